@@ -1,0 +1,61 @@
+"""`Step`: what the cacher hands one trainer rank for one batch, and the interface it is read through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.plan import ConsumerPlan, OwnerPlan
+from bagpipe.schema import DataSchema
+
+__all__ = ["Phase", "PlanSpan", "Step", "StepSource"]
+
+Phase = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSpan:
+    """When the cacher worked on a batch: nanoseconds of the machine's monotonic clock, for the trace."""
+
+    read_start_ns: int
+    plan_start_ns: int
+    plan_end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """One batch for one rank.
+
+    Attributes:
+        batch: the rank's examples.
+        consumer: what the rank reads for them.
+        owner: what happens to the rank's own cache.
+        num_global_examples: examples in the global batch; the loss is their mean.
+        span: when the cacher worked on it.
+    """
+
+    batch: Batch
+    consumer: ConsumerPlan
+    owner: OwnerPlan
+    num_global_examples: int
+    span: PlanSpan
+
+
+class StepSource(Protocol):
+    """Where a trainer gets its steps from: an embedded cacher, or a daemon."""
+
+    schema: DataSchema
+
+    def steps(self, phase: Phase) -> Iterator[Step]:
+        """Steps of a phase in batch order, from batch 0. Bounded: a slow reader slows the cacher, nothing piles up.
+
+        Raises:
+            InputError: the data is bad; all steps before the bad block have been yielded.
+        """
+        ...
+
+    def skipped_rows(self) -> int:
+        """Malformed rows skipped so far (`data.bad_rows = skip`)."""
+        ...

@@ -1,0 +1,218 @@
+"""The configuration of a job: typed sections, one dataclass each. `config_cli` reads them from a TOML file and flags.
+
+Every default that is a number says where it comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = [
+    "CacheConfig",
+    "CacherConfig",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "OracleConfig",
+    "PipelineConfig",
+    "RunConfig",
+    "StoreConfig",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What to train on.
+
+    Attributes:
+        path: file or folder; not used by the synthetic format.
+        format: criteo-tsv, parquet or synthetic.
+        schema: TOML file that names the columns (parquet, synthetic) or overrides tables (criteo-tsv).
+        batch_size: examples in a global batch.
+        limit: use only the first so many examples (before the evaluation split); 0: all.
+        epochs: passes over the training examples.
+        eval_fraction: share of the examples, taken from the end, held out for evaluation.
+        shuffle: visit blocks, and examples inside a block, in an order drawn from (run.seed, epoch).
+        bad_rows: stop at a malformed row, or skip and count it.
+        workers: parser processes.
+    """
+
+    path: str = ""
+    format: str = "synthetic"
+    schema: str = ""
+    batch_size: int = 1024
+    limit: int = 0
+    epochs: int = 1
+    eval_fraction: float = 0.1
+    shuffle: bool = False
+    bad_rows: str = "stop"
+    workers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleConfig:
+    """How far ahead to look, and what to evict.
+
+    Attributes:
+        lookahead: batches in the window, the current one included.
+        policy: belady-window or paper.
+    """
+
+    lookahead: int = 32
+    policy: str = "belady-window"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The trainer's row cache.
+
+    Attributes:
+        rows: rows per rank; 0 is direct mode: fetch a batch's rows, train, write all back.
+        prefetch_depth: batches fetched from the store ahead of the one being trained.
+        dtype: number type of the cached rows; run (the same as run.dtype), float32 or float64.
+    """
+
+    rows: int = 100_000
+    prefetch_depth: int = 4
+    dtype: str = "run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """The embedding store.
+
+    Attributes:
+        url: redis://, unix:// or memory://; several servers separated by commas. Empty: a private embedded server.
+        namespace: prefix of all keys.
+        buckets: bucket hashes in a new namespace, a power of two.
+        timeout_s: deadline of one exchange with the store.
+    """
+
+    url: str = ""
+    namespace: str = "bagpipe"
+    buckets: int = 64
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacherConfig:
+    """The Oracle Cacher.
+
+    Attributes:
+        url: address of a running cacher; empty: the job starts one for itself.
+        assign: how examples are assigned to ranks.
+    """
+
+    url: str = ""
+    assign: str = "contiguous"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model.
+
+    Attributes:
+        name: dlrm, dcnv2, deepfm or wide-deep.
+        embedding_dim: weights per row, where the schema does not say.
+        bottom_mlp: widths of the dense (bottom) tower.
+        top_mlp: widths of the top tower, before the final logit.
+        factory: "module:function" returning a model of the user's own; overrides name.
+    """
+
+    name: str = "dlrm"
+    embedding_dim: int = 16
+    bottom_mlp: tuple[int, ...] = (64, 32)
+    top_mlp: tuple[int, ...] = (128, 64)
+    factory: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimizers.
+
+    Attributes:
+        rows: row optimizer: sgd, adagrad, rowwise_adagrad or adam.
+        rows_lr: its learning rate.
+        dense: dense optimizer: sgd, adagrad or adam.
+        dense_lr: its learning rate.
+        eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
+    """
+
+    rows: str = "adagrad"
+    rows_lr: float = 0.02
+    dense: str = "adagrad"
+    dense_lr: float = 0.02
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """The dense pipeline: one stage and one micro-batch until the dense part is split.
+
+    Attributes:
+        schedule: none, or the name of a schedule.
+        stages: pipeline stages.
+        microbatches: micro-batches per batch.
+    """
+
+    schedule: str = "none"
+    stages: int = 1
+    microbatches: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints.
+
+    Attributes:
+        dir: folder of the checkpoints; empty: none.
+        every: steps between checkpoints; 0: none.
+        resume: auto, never, or a step.
+    """
+
+    dir: str = ""
+    every: int = 0
+    resume: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The run.
+
+    Attributes:
+        seed: seed of initial values and of the data order.
+        device: cpu, cuda or cuda:N.
+        dtype: float32 or float64.
+        steps: stop after so many batches; 0: all.
+        threads: compute threads of torch; fixed, because results depend on it.
+        trace: write a Perfetto-readable trace here.
+        tensorboard: write TensorBoard scalars into this folder.
+        dir: folder of the job's private files; empty: a temporary one.
+    """
+
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    steps: int = 0
+    threads: int = 1
+    trace: str = ""
+    tensorboard: str = ""
+    dir: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All sections of a job's configuration."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    oracle: OracleConfig = field(default_factory=OracleConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    cacher: CacherConfig = field(default_factory=CacherConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run: RunConfig = field(default_factory=RunConfig)

@@ -1,0 +1,28 @@
+"""Errors that say whose fault it is. Programs turn them into exit codes; nothing else decides exit codes.
+
+| class        | whose fault                            | exit code |
+|--------------|----------------------------------------|-----------|
+| `InputError` | configuration, data, or a refused store | 2         |
+| `StoreError` | the store failed while the job ran      | 1         |
+| `JobError`   | the job failed while it ran             | 1         |
+"""
+
+from __future__ import annotations
+
+__all__ = ["CapacityError", "InputError", "JobError", "StoreError"]
+
+
+class InputError(Exception):
+    """The user's configuration, data or store cannot be used: one line saying what was expected and what came."""
+
+
+class CapacityError(InputError):
+    """A batch needs more unique rows than the cache has slots."""
+
+
+class StoreError(Exception):
+    """The embedding store failed, timed out, or answered something it must not."""
+
+
+class JobError(Exception):
+    """The job cannot go on for a reason that is neither the input's nor the store's."""

@@ -1,0 +1,125 @@
+"""`CachePlan`: everything the engine needs to know about one batch's rows, decided ahead of time. Pure data.
+
+    occurrence p ──inverse[p]──> unique row u ──slots[u]──> slot in the owner's cache
+    unique row u ──order[offsets[u]:offsets[u+1]]──> its occurrences (the transpose, in CSR form)
+
+*Occurrences* are numbered as the ids lie in memory after the batch's features are put in the order of
+`OracleSpec.features` (table by table): segment after segment, each segment being one feature of one table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NO_BATCH", "CachePlan", "ConsumerPlan", "FeatureRef", "OracleSpec", "OwnerPlan", "RowList"]
+
+#: "No batch": a batch index smaller than every real one.
+NO_BATCH = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureRef:
+    """One occurrence segment: feature number `feature` of the batch looked up in table number `table`."""
+
+    feature: int
+    table: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleSpec:
+    """What the oracle is asked to plan for.
+
+    Attributes:
+        table_rows: per table number: ids lie in ``[0, rows)``, or None for any 64-bit id.
+        features: occurrence segments, sorted by table number. A feature may appear under several tables.
+        num_slots: cache rows per rank; 0 is direct mode (no cache).
+        lookahead: batches seen ahead, the batch being planned included; at least 1.
+        policy: name of an eviction policy.
+        world_size: number of ranks.
+    """
+
+    table_rows: tuple[int | None, ...]
+    features: tuple[FeatureRef, ...]
+    num_slots: int
+    lookahead: int
+    policy: str = "belady-window"
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowList:
+    """Rows of several tables, grouped by table number.
+
+    Attributes:
+        table_offsets: int64 ``[num_tables + 1]``; rows of table t are ``ids[table_offsets[t]:table_offsets[t+1]]``.
+        ids: int64 ``[num_rows]``.
+    """
+
+    table_offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConsumerPlan:
+    """What one rank reads for its examples of the batch.
+
+    Attributes:
+        unique: the distinct rows, grouped by table; U of them.
+        inverse: int32 ``[num_occurrences]``, position of each occurrence among the unique rows.
+        offsets: int32 ``[U + 1]``, CSR row pointers.
+        order: int32 ``[num_occurrences]``, occurrence numbers grouped by unique row, ascending within a row.
+        slots: int32 ``[U]``, slot of each unique row in its owner's cache.
+        owners: uint16 ``[U]``, rank whose cache holds the row.
+        sync_now: bool ``[U]``, the row is needed by the next batch (of any rank), so its update must land first.
+    """
+
+    unique: RowList
+    inverse: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    order: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    owners: NDArray[np.uint16]
+    sync_now: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnerPlan:
+    """What happens to one rank's cache before it can serve the batch.
+
+    Attributes:
+        fetch: rows that enter the cache for this batch.
+        fetch_slots: int32 ``[len(fetch)]``, slot each of them gets.
+        fetch_new: bool ``[len(fetch)]``, the oracle has never planned this row before: on a namespace that was empty
+            when the job began it cannot be in the store and need not be read.
+        evict: rows that leave the cache before the fetched ones are inserted.
+        evict_slots: int32 ``[len(evict)]``, slot each of them leaves.
+        evict_after: the batch whose row update must be done before the evicted rows are read out of their slots:
+            the last use of any of them; `NO_BATCH` if none.
+        fetch_after: the batch whose evicted rows must be acknowledged by the store before the fetch may be sent:
+            the latest eviction of any fetched row; `NO_BATCH` if none.
+        num_slots: slots in use at most, up to and including this batch (direct mode has no fixed number).
+    """
+
+    fetch: RowList
+    fetch_slots: NDArray[np.int32]
+    fetch_new: NDArray[np.bool_]
+    evict: RowList
+    evict_slots: NDArray[np.int32]
+    evict_after: int
+    fetch_after: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CachePlan:
+    """The plan of one batch: one consumer and one owner record per rank."""
+
+    batch_index: int
+    consumers: tuple[ConsumerPlan, ...]
+    owners: tuple[OwnerPlan, ...]

@@ -1,0 +1,113 @@
+"""The embedding store's interface: batched, ids in, row records out. One conformance suite covers every implementation.
+
+A *row record* is ``[weights | optimizer state]`` of one id: a fixed-width vector in the schema's dtype.
+A store knows nothing of initial values: a row never written is simply not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.schema import RowSchema
+
+__all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
+
+Rows = NDArray[Any]  # float32 or float64, [num_rows, row_width]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Rows of one table in the order of the ids asked for.
+
+    Attributes:
+        rows: ``[n, row_width]`` in the schema's dtype; rows that were not found are zero.
+        found: bool ``[n]``.
+    """
+
+    rows: Rows
+    found: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """Rows of one table to write: ids int64 ``[n]`` (distinct), rows ``[n, row_width]``."""
+
+    table: int
+    ids: NDArray[np.int64]
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatistics:
+    """Totals since the store was opened; bytes are those of the wire (0 for an in-memory store)."""
+
+    rows_read: int = 0
+    rows_found: int = 0
+    rows_written: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A namespace of rows. Use as a context manager: constructors only check, `__enter__` connects.
+
+    One thread may read while another writes; two threads must not read (or write) at once.
+    `check` compares the namespace's schema record and creates nothing; `claim` writes the record if there is none.
+    """
+
+    schema: RowSchema
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def check(self) -> bool:
+        """True if the namespace holds a matching schema record, False if it holds none.
+
+        Raises:
+            InputError: the record differs (names both values), or the server can drop rows, or refuses us.
+        """
+        ...
+
+    def claim(self) -> bool:
+        """Write the schema record if the namespace has none. True if this call created it (so no row exists yet)."""
+        ...
+
+    def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
+        """Rows of one table (table number of the schema)."""
+        ...
+
+    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
+        """`read` for several tables in one exchange; results in the order of the requests.
+
+        Raises:
+            StoreError: the server failed, answered something else, or not within the deadline.
+        """
+        ...
+
+    def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
+        """Write absolute rows of one table; returns when the store has acknowledged them."""
+        ...
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        """`write` for several tables in one exchange. Idempotent: writing the same rows again changes nothing.
+
+        Raises:
+            StoreError: as for `read_many`; the rows may or may not have been written.
+        """
+        ...
+
+    def ids(self, table: int) -> NDArray[np.int64]:
+        """All ids of a table that have a row, ascending. O(rows of the table) time and 8 B each; not for hot paths."""
+        ...
+
+    def statistics(self) -> StoreStatistics: ...
