@@ -42,5 +42,5 @@ class Batch:
     def feature_offsets(self) -> NDArray[np.int64]:
         """int64 ``[num_features + 1]``: where each feature's ids start in `values`."""
         offsets = np.zeros(self.num_features + 1, dtype=np.int64)
-        np.cumsum(self.lengths.sum(axis=1, dtype=np.int64), out=offsets[1:])
+        np.cumsum(self.lengths.sum(axis=1, dtype=np.int32), out=offsets[1:])
         return offsets

@@ -1,0 +1,154 @@
+"""Which row leaves next: a bucket queue over slots, and the policies that rank them.
+
+Every evictable slot has a *rank*; the highest rank leaves first. A policy turns (next use, last use, use count) into
+ranks; the queue keeps slots in buckets by rank and drops out-of-date entries only when it meets them:
+
+    push(slots, ranks) ──> bucket[rank] = [chunk, chunk, …]      rank_of_slot[slot] = rank
+    pop(k)             ──> highest bucket first; an entry counts only if rank_of_slot still says this rank
+
+Both are O(entries) in numpy; Python loops run over distinct ranks of a batch, never over slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NEVER", "NEVER_RANK", "POLICIES", "EvictionQueue", "Policy"]
+
+#: Next use of a row that the window does not use again.
+NEVER = np.iinfo(np.int32).max
+#: Ranks at or above this belong to rows with no use in the window (batch indices stay below it).
+NEVER_RANK = 1 << 30
+_OLDEST_RANK = (1 << 31) - 1
+_NOT_QUEUED = -1
+
+
+class IdleRank(Protocol):
+    def __call__(self, last_use: NDArray[np.int32], num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """An eviction policy. Rows that the window uses again leave farthest next use first (Belady 1966), after all others.
+
+    Attributes:
+        idle_rank: ranks of rows that the window does not use again, from the batch of their last use and the number
+            of batches that used them while they were resident (255 at most); at least `NEVER_RANK`.
+        drop_idle: such rows leave at once, room or not.
+    """
+
+    idle_rank: IdleRank
+    drop_idle: bool = False
+
+
+#: Batches of extra recency that each doubling of the use count is worth to a row the window does not use again.
+FREQUENCY_BONUS_BATCHES = 64
+
+
+def _recency_and_frequency(last_use: NDArray[np.int32], num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]:
+    _, doublings = np.frexp(num_uses.astype(np.float32))
+    ranks: NDArray[np.int32] = _OLDEST_RANK - (last_use + FREQUENCY_BONUS_BATCHES * doublings)
+    return ranks
+
+
+POLICIES: Mapping[str, Policy] = {
+    "belady-window": Policy(idle_rank=_recency_and_frequency),
+    "paper": Policy(idle_rank=_recency_and_frequency, drop_idle=True),
+}
+
+
+class EvictionQueue:
+    """Slots by rank. Entries out of date are skipped when met, and swept when they outnumber the slots 4 to 1."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._rank_of_slot = np.full(num_slots, _NOT_QUEUED, dtype=np.int32)
+        self._stamp_of_slot = np.zeros(num_slots, dtype=np.int32)
+        self._buckets: dict[int, list[NDArray[np.int64]]] = {}
+        self._heap: list[int] = []
+        self._num_entries = 0
+
+    @property
+    def num_entries(self) -> int:
+        """Entries held, out-of-date ones included; at most 4 per slot plus one batch."""
+        return self._num_entries
+
+    def push(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
+        """Make slots evictable, or change their rank. Fastest if the ranks of a call lie close together."""
+        self._rank_of_slot[slots] = ranks
+        self._append(slots, ranks)
+        if self._num_entries > 4 * self._rank_of_slot.shape[0] + slots.shape[0]:
+            self._sweep()
+
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Make slots not evictable."""
+        self._rank_of_slot[slots] = _NOT_QUEUED
+
+    def is_queued(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        queued: NDArray[np.bool_] = self._rank_of_slot[slots] != _NOT_QUEUED
+        return queued
+
+    def pop(self, count: int, min_rank: int = 0) -> NDArray[np.int64]:
+        """Up to `count` slots of the highest ranks, none below `min_rank`; they are no longer queued."""
+        popped: list[NDArray[np.int64]] = []
+        while count > 0 and self._heap and -self._heap[0] >= min_rank:
+            rank = -self._heap[0]
+            slots = self._valid(np.concatenate(self._drop_bucket(rank)), rank)
+            if slots.shape[0] > count:
+                self._append(slots[count:], np.full(slots.shape[0] - count, rank, dtype=np.int32))
+                slots = slots[:count]
+            self._rank_of_slot[slots] = _NOT_QUEUED
+            popped.append(slots)
+            count -= slots.shape[0]
+        return np.concatenate(popped) if popped else np.empty(0, dtype=np.int64)
+
+    def pop_idle(self) -> NDArray[np.int64]:
+        """All slots of rows that the window does not use again; they are no longer queued."""
+        return self.pop(self._rank_of_slot.shape[0], min_rank=NEVER_RANK)
+
+    def _append(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
+        if not slots.shape[0]:
+            return
+        lowest = int(ranks.min())
+        span = int(ranks.max()) - lowest
+        # A 16-bit key lets numpy's stable sort be a radix sort; ranks of a batch span at most the window.
+        keys = (ranks - lowest).astype(np.uint16) if span < 1 << 16 else ranks
+        by_rank = np.argsort(keys, kind="stable")
+        slots, ranks = slots[by_rank], ranks[by_rank]
+        borders = np.flatnonzero(ranks[1:] != ranks[:-1]) + 1
+        starts = [0, *borders.tolist()]
+        for start, stop in zip(starts, [*starts[1:], slots.shape[0]], strict=True):
+            rank = int(ranks[start])
+            bucket = self._buckets.get(rank)
+            if bucket is None:
+                bucket = self._buckets[rank] = []
+                heapq.heappush(self._heap, -rank)
+            bucket.append(slots[start:stop])
+        self._num_entries += slots.shape[0]
+
+    def _drop_bucket(self, rank: int) -> list[NDArray[np.int64]]:
+        """Take the bucket at the top of the heap out of the queue."""
+        heapq.heappop(self._heap)
+        chunks = self._buckets.pop(rank)
+        self._num_entries -= sum(chunk.shape[0] for chunk in chunks)
+        return chunks
+
+    def _valid(self, slots: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
+        """Entries whose slot still has this rank, each slot once."""
+        slots = slots[self._rank_of_slot[slots] == rank]
+        stamps = np.arange(slots.shape[0], dtype=np.int32)
+        self._stamp_of_slot[slots] = stamps
+        once: NDArray[np.int64] = slots[self._stamp_of_slot[slots] == stamps]
+        return once
+
+    def _sweep(self) -> None:
+        self._buckets.clear()
+        self._heap.clear()
+        self._num_entries = 0
+        slots = np.flatnonzero(self._rank_of_slot != _NOT_QUEUED)
+        self._append(slots, self._rank_of_slot[slots])

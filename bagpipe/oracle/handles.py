@@ -1,0 +1,233 @@
+"""Handles: small dense numbers for the rows the oracle has to remember (in the window or in the cache).
+
+    (table, id) ──lookup_or_add──> handle in [0, num_handles) ──release──> free again
+
+All other oracle state is arrays indexed by handle, so its size follows window + cache, not the vocabulary.
+Two maps implement the same interface: `DenseHandles` (bounded vocabularies: the handle is the row's number, so those
+arrays are as long as the vocabulary, 13 B a row) and `HashHandles` (any 64-bit ids, open addressing in numpy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.oracle.plan import RowList
+
+__all__ = ["DenseHandles", "HashHandles"]
+
+_EMPTY, _DELETED = -1, -2
+
+
+def _table_numbers(rows: RowList) -> NDArray[np.int16]:
+    """int16 ``[len(rows)]``: the table number of each row."""
+    counts = np.diff(rows.table_offsets)
+    return np.repeat(np.arange(counts.shape[0], dtype=np.int16), counts)
+
+
+class _Pool:
+    """Hands out handles and remembers which row each one stands for.
+
+    Attributes:
+        ids: int64 by handle. tables: int16 by handle. Entries of free handles are meaningless.
+    """
+
+    def __init__(self, num_handles: int = 1024) -> None:
+        self.ids = np.zeros(num_handles, dtype=np.int64)
+        self.tables = np.zeros(num_handles, dtype=np.int16)
+        self._free = np.arange(num_handles - 1, -1, -1, dtype=np.int64)
+        self._num_free = num_handles
+        self._on_grow: list[Callable[[int], None]] = []
+
+    @property
+    def num_handles(self) -> int:
+        """Handles that exist; arrays indexed by handle need this length."""
+        return int(self.ids.shape[0])
+
+    @property
+    def num_used(self) -> int:
+        return self.num_handles - self._num_free
+
+    def on_grow(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(num_handles)` whenever the number of handles grows."""
+        self._on_grow.append(callback)
+
+    def take(self, tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """New handles for rows that have none."""
+        count = ids.shape[0]
+        if count > self._num_free:
+            self._grow(self.num_used + count)
+        handles = self._free[self._num_free - count : self._num_free][::-1].copy()
+        self._num_free -= count
+        self.ids[handles] = ids
+        self.tables[handles] = tables
+        return handles
+
+    def give_back(self, handles: NDArray[np.int64]) -> None:
+        count = handles.shape[0]
+        self._free[self._num_free : self._num_free + count] = handles
+        self._num_free += count
+
+    def _grow(self, needed: int) -> None:
+        old = self.num_handles
+        new = max(2 * old, needed)
+        self.ids = np.resize(self.ids, new)
+        self.tables = np.resize(self.tables, new)
+        free = np.empty(new, dtype=np.int64)
+        added = new - old
+        free[:added] = np.arange(new - 1, old - 1, -1)
+        free[added : added + self._num_free] = self._free[: self._num_free]
+        self._free = free
+        self._num_free += added
+        for callback in self._on_grow:
+            callback(new)
+
+
+class DenseHandles:
+    """Bounded vocabularies: a row's handle is its number, table after table. One byte a row remembers planned rows."""
+
+    def __init__(self, table_rows: tuple[int, ...]) -> None:
+        self._base = np.zeros(len(table_rows) + 1, dtype=np.int64)
+        np.cumsum(table_rows, out=self._base[1:])
+        self._planned = np.zeros(self.num_handles, dtype=np.bool_)
+
+    @property
+    def num_handles(self) -> int:
+        """Handles that exist; arrays indexed by handle need this length."""
+        return int(self._base[-1])
+
+    def on_grow(self, callback: Callable[[int], None]) -> None:
+        """Never called: the vocabulary does not grow."""
+
+    def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
+        """Handles of distinct rows, int64 ``[len(rows)]``."""
+        return np.repeat(self._base[:-1], np.diff(rows.table_offsets)) + rows.ids
+
+    def rows(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Table numbers and ids."""
+        tables = np.searchsorted(self._base, handles, side="right") - 1
+        return tables.astype(np.int16), handles - self._base[tables]
+
+    def release(self, handles: NDArray[np.int64]) -> None:
+        """Nothing to forget."""
+
+    def first_time(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for rows this was never called with before."""
+        first = ~self._planned[handles]
+        self._planned[handles] = True
+        return first
+
+
+class HashHandles:
+    """(table, id) -> handle by linear probing over whole arrays: a probe round moves only the unresolved keys on.
+
+    Rows once planned are remembered in a fixed bit filter (default 2**27 bits, 16 MiB). A collision makes a new row
+    look like a known one, which costs one needless read and nothing else.
+    """
+
+    def __init__(self, *, planned_bits: int = 1 << 27) -> None:
+        self._pool = _Pool()
+        self._cells = np.full(4096, _EMPTY, dtype=np.int64)
+        self._num_filled = 0  # cells that are not _EMPTY, deleted ones included
+        self._planned = np.zeros(planned_bits // 8, dtype=np.uint8)
+
+    def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
+        """Handles of distinct rows, int64 ``[len(rows)]``; rows without one get one."""
+        tables = _table_numbers(rows)
+        hashes = _mix(tables, rows.ids)
+        handles = self._find(tables, rows.ids, hashes)
+        missing = np.flatnonzero(handles < 0)
+        if missing.size:
+            if 2 * (self._num_filled + missing.size) > self._cells.shape[0]:
+                self._rebuild(missing.size)
+            new = self._pool.take(tables[missing], rows.ids[missing])
+            self._insert(new, hashes[missing])
+            handles[missing] = new
+        return handles
+
+    @property
+    def num_handles(self) -> int:
+        """Handles that exist; arrays indexed by handle need this length."""
+        return self._pool.num_handles
+
+    def on_grow(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(num_handles)` whenever the number of handles grows."""
+        self._pool.on_grow(callback)
+
+    def rows(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Table numbers and ids."""
+        return self._pool.tables[handles], self._pool.ids[handles]
+
+    def release(self, handles: NDArray[np.int64]) -> None:
+        """Forget the rows of these handles."""
+        mask = np.uint64(self._cells.shape[0] - 1)
+        cells = (_mix(self._pool.tables[handles], self._pool.ids[handles]) & mask).astype(np.int64)
+        wanted = handles
+        while wanted.size:
+            here = self._cells[cells] == wanted
+            self._cells[cells[here]] = _DELETED
+            wanted = wanted[~here]
+            cells = (cells[~here] + 1) & int(mask)
+        self._pool.give_back(handles)
+
+    def first_time(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for rows this was never called with before; may be False for a new row, never True for a known one."""
+        hashes = _mix(self._pool.tables[handles], self._pool.ids[handles]) >> np.uint64(20)
+        bits = hashes % np.uint64(self._planned.shape[0] * 8)
+        places = (bits >> np.uint64(3)).astype(np.int64)
+        masks = np.left_shift(np.uint8(1), (bits & np.uint64(7)).astype(np.uint8))
+        first: NDArray[np.bool_] = (self._planned[places] & masks) == 0
+        np.bitwise_or.at(self._planned, places, masks)
+        return first
+
+    def _find(
+        self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]
+    ) -> NDArray[np.int64]:
+        mask = self._cells.shape[0] - 1
+        found = np.full(ids.shape[0], _EMPTY, dtype=np.int64)
+        active = np.arange(ids.shape[0])
+        cells = (hashes & np.uint64(mask)).astype(np.int64)
+        while active.size:
+            handles = self._cells[cells]
+            known = np.maximum(handles, 0)
+            match = (handles >= 0) & (self._pool.ids[known] == ids[active]) & (self._pool.tables[known] == tables[active])
+            found[active[match]] = handles[match]
+            onward = ~match & (handles != _EMPTY)
+            active = active[onward]
+            cells = (cells[onward] + 1) & mask
+        return found
+
+    def _insert(self, handles: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
+        mask = self._cells.shape[0] - 1
+        cells = (hashes & np.uint64(mask)).astype(np.int64)
+        while handles.size:
+            is_free = self._cells[cells] == _EMPTY
+            # Several keys may claim one free cell: the last write stays, the others see it and move on.
+            self._cells[cells[is_free]] = handles[is_free]
+            homeless = self._cells[cells] != handles
+            self._num_filled += int(handles.size - np.count_nonzero(homeless))
+            handles = handles[homeless]
+            cells = (cells[homeless] + 1) & mask
+
+    def _rebuild(self, extra: int) -> None:
+        """Lay the live handles out again with room for `extra` more; deleted cells vanish."""
+        live = self._cells[self._cells >= 0]
+        size = self._cells.shape[0]
+        while 4 * (live.size + extra) > size:
+            size *= 2
+        self._cells = np.full(size, _EMPTY, dtype=np.int64)
+        self._num_filled = 0
+        self._insert(live, _mix(self._pool.tables[live], self._pool.ids[live]))
+
+
+def _mix(tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A 64-bit mix of (table, id): the finaliser of splitmix64 (Steele, Lea, Flood 2014) over id + table * golden."""
+    x = ids.view(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x

@@ -1,0 +1,56 @@
+"""Random batches for tests of the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+
+#: Ids with every awkward bit pattern a 64-bit id can have.
+WIDE_IDS = [0, 1, 2, -1, -2, 2**63 - 1, -(2**63), 2**45, 2**50 + 3, 2**50 + 4]
+
+
+def make_batch(index: int, bags: Sequence[Sequence[Sequence[int]]]) -> Batch:
+    """A batch from ``bags[feature][example] = [ids]``."""
+    num_examples = len(bags[0])
+    return Batch(
+        index=index,
+        dense=np.zeros((num_examples, 0), dtype=np.float32),
+        values=np.array([i for feature in bags for bag in feature for i in bag], dtype=np.int64),
+        lengths=np.array([[len(bag) for bag in feature] for feature in bags], dtype=np.int32).reshape(
+            len(bags), num_examples
+        ),
+        labels=np.zeros(num_examples, dtype=np.float32),
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn, *, max_batches: int = 14) -> tuple[OracleSpec, list[Batch]]:
+    """A spec (lookahead, policy, slots from the smallest that fits upwards) and a run of batches for it."""
+    num_features = draw(st.integers(1, 3))
+    wide = draw(st.booleans())
+    ids = st.sampled_from(WIDE_IDS) if wide else st.integers(0, draw(st.sampled_from([3, 9, 40])))
+    bag = st.lists(ids, max_size=3)
+    num_examples = draw(st.integers(1, 4))
+    feature = st.lists(bag, min_size=num_examples, max_size=num_examples)
+    runs = draw(st.lists(st.lists(feature, min_size=num_features, max_size=num_features), max_size=max_batches))
+    batches = [make_batch(index, bags) for index, bags in enumerate(runs)]
+    # Two features may share a table; a feature may feed two tables.
+    tables = sorted(draw(st.lists(st.integers(0, 2), min_size=num_features, max_size=num_features)))
+    refs = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(tables)]
+    if draw(st.booleans()):
+        refs.append(FeatureRef(feature=0, table=3))
+    num_tables = max(ref.table for ref in refs) + 1
+    largest = max([len({(r.table, i) for r in refs for b in bags[r.feature] for i in b}) for bags in runs], default=0)
+    spec = OracleSpec(
+        table_rows=(None if wide else 41,) * num_tables,
+        features=tuple(refs),
+        num_slots=draw(st.sampled_from([0, max(largest, 1), largest + 1, largest + 3, 2 * largest + 2, 200])),
+        lookahead=draw(st.sampled_from([1, 2, 3, 8, 64])),
+        policy=draw(st.sampled_from(["belady-window", "paper"])),
+    )
+    return spec, batches
