@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from bagpipe.batch import Batch
-from bagpipe.oracle.plan import ConsumerPlan, OwnerPlan
+from bagpipe.oracle.plan import ConsumerPlan, OracleSpec, OwnerPlan
 from bagpipe.schema import DataSchema
 
 __all__ = ["Phase", "PlanSpan", "Step", "StepSource"]
@@ -48,8 +48,13 @@ class StepSource(Protocol):
 
     schema: DataSchema
 
-    def steps(self, phase: Phase) -> Iterator[Step]:
+    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Iterator[Step]:
         """Steps of a phase in batch order, from batch 0. Bounded: a slow reader slows the cacher, nothing piles up.
+
+        Args:
+            phase: the training or the held-out examples.
+            spec: what to plan for.
+            max_steps: only the first so many steps (planned as if all came); 0: all.
 
         Raises:
             InputError: the data is bad; all steps before the bad block have been yielded.

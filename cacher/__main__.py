@@ -1,0 +1,3 @@
+from cacher.cli import main
+
+main()

@@ -1,0 +1,173 @@
+"""The models that can be trained by name, all from torchrec's modules, and a user's own by "module:function".
+
+Every builder takes (schema, model config) and returns a module called as ``model(dense, sparse)`` that gives logits
+``[num_examples]`` or ``[num_examples, 1]``. Embedding collections are built on the meta device: their rows live in the
+store. A data set without dense columns is given one constant column, because the torchrec models need one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.models.deepfm import SimpleDeepFMNN
+from torchrec.models.dlrm import DLRM, DLRM_DCN
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.mlp import MLP
+
+from bagpipe.config import ModelConfig
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema
+
+__all__ = ["MODELS", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
+
+#: Layers and rank of DCN-v2's cross network, as in MLPerf's DLRM-DCNv2 reference (3 layers, rank 512), the rank capped
+#: by the width of the input.
+DCN_LAYERS = 3
+DCN_RANK = 512
+
+_POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
+
+
+def num_dense_inputs(schema: DataSchema) -> int:
+    """Columns of the dense input: those of the data, or one constant."""
+    return max(1, len(schema.dense))
+
+
+def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0) -> EmbeddingBagCollection:
+    """One embedding-bag table per table of the schema, on the meta device.
+
+    Args:
+        schema: the data; tables with pooling ``none`` are summed here.
+        embedding_dim: where a table names no dimension.
+        extra_dim: added to every dimension.
+    """
+    tables = [
+        EmbeddingBagConfig(
+            name=table.name,
+            embedding_dim=(table.dim or embedding_dim) + extra_dim,
+            # An unbounded table has no number of rows; torchrec wants one and nothing here uses it.
+            num_embeddings=table.rows or 1,
+            feature_names=[feature.name for feature in schema.features if feature.table == table.name],
+            pooling=_POOLING.get(table.pooling, PoolingType.SUM),
+        )
+        for table in schema.tables
+    ]
+    is_weighted = any(feature.weighted for feature in schema.features)
+    return EmbeddingBagCollection(tables=tables, is_weighted=is_weighted, device=torch.device("meta"))
+
+
+def _dlrm(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    dim = _common_dim(schema, config)
+    return DLRM(
+        embedding_bag_collection=embedding_bags(schema, dim),
+        dense_in_features=num_dense_inputs(schema),
+        dense_arch_layer_sizes=[*config.bottom_mlp, dim],
+        over_arch_layer_sizes=[*config.top_mlp, 1],
+    )
+
+
+def _dcnv2(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    dim = _common_dim(schema, config)
+    return DLRM_DCN(
+        embedding_bag_collection=embedding_bags(schema, dim),
+        dense_in_features=num_dense_inputs(schema),
+        dense_arch_layer_sizes=[*config.bottom_mlp, dim],
+        over_arch_layer_sizes=[*config.top_mlp, 1],
+        dcn_num_layers=DCN_LAYERS,
+        dcn_low_rank_dim=min(DCN_RANK, (len(schema.features) + 1) * dim),
+    )
+
+
+def _deepfm(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    model = SimpleDeepFMNN(
+        num_dense_features=num_dense_inputs(schema),
+        embedding_bag_collection=embedding_bags(schema, _common_dim(schema, config)),
+        hidden_layer_size=config.bottom_mlp[0],
+        deep_fm_dimension=config.top_mlp[0],
+    )
+    # torchrec ends DeepFM with a sigmoid; the loss here is taken on logits, which is exact for large ones.
+    model.over_arch.model[-1] = nn.Identity()
+    return model
+
+
+def _wide_deep(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    return WideDeep(schema, config)
+
+
+class WideDeep(nn.Module):
+    """Wide & Deep (Cheng et al. 2016): a linear model of the sparse features beside an MLP over their embeddings.
+
+    A row's first weight is its linear (wide) weight, the others are its embedding, so one row serves both parts.
+    """
+
+    def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
+        super().__init__()
+        self.embeddings = embedding_bags(schema, config.embedding_dim, extra_dim=1)
+        dims = [table.embedding_dim for table in self.embeddings.embedding_bag_configs() for _ in table.feature_names]
+        self.wide_dense = nn.Linear(num_dense_inputs(schema), 1)
+        self.deep = MLP(num_dense_inputs(schema) + sum(dims) - len(dims), list(config.top_mlp))
+        self.head = nn.Linear(config.top_mlp[-1], 1)
+        starts = torch.tensor([0, *dims[:-1]]).cumsum(0)
+        is_wide = torch.zeros(sum(dims), dtype=torch.bool)
+        is_wide[starts] = True
+        self.register_buffer("wide_columns", is_wide.nonzero().flatten(), persistent=False)
+        self.register_buffer("deep_columns", (~is_wide).nonzero().flatten(), persistent=False)
+
+    def forward(self, dense: Tensor, sparse: Any) -> Tensor:  # noqa: ANN401 (a KeyedJaggedTensor, untyped)
+        """Logits ``[num_examples, 1]``."""
+        pooled = self.embeddings(sparse).values()
+        wide = pooled.index_select(1, self.wide_columns).sum(1, keepdim=True) + self.wide_dense(dense)
+        deep: Tensor = self.head(self.deep(torch.cat([dense, pooled.index_select(1, self.deep_columns)], dim=1)))
+        return wide + deep
+
+
+MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
+    "dlrm": _dlrm,
+    "dcnv2": _dcnv2,
+    "deepfm": _deepfm,
+    "wide-deep": _wide_deep,
+}
+
+
+def build_model(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The model the configuration names.
+
+    Raises:
+        InputError: no such model or factory, or a schema it cannot take.
+    """
+    if config.factory:
+        return _from_factory(schema, config)
+    if config.name not in MODELS:
+        raise InputError(f"model.name must be one of {', '.join(MODELS)}, got {config.name!r}")
+    return MODELS[config.name](schema, config)
+
+
+def _from_factory(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    module_name, colon, function_name = config.factory.partition(":")
+    if not colon or not module_name or not function_name:
+        raise InputError(f'model.factory must be "module:function", got {config.factory!r}')
+    try:
+        factory = getattr(importlib.import_module(module_name), function_name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # the factory's own import is broken, which its author must see in full
+        raise InputError(f"model.factory: no module {module_name!r} on the path") from None
+    if not callable(factory):
+        raise InputError(f"model.factory: module {module_name!r} has no function {function_name!r}")
+    model = factory(schema, config)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model.factory: expected {config.factory!r} to return a module, got {type(model).__name__}")
+    return model
+
+
+def _common_dim(schema: DataSchema, config: ModelConfig) -> int:
+    """The one dimension of all tables, which models with an interaction between them need."""
+    dims = {table.dim or config.embedding_dim for table in schema.tables}
+    if len(dims) != 1:
+        raise InputError(f"model {config.name} needs tables of one dimension, the schema has {sorted(dims)}")
+    return dims.pop()

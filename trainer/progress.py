@@ -1,0 +1,71 @@
+"""The progress bar and TensorBoard scalars of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from bagpipe.engine import Progress
+
+__all__ = ["ProgressReporter"]
+
+#: Reading the loss waits for the device, so it is read at most this often.
+INTERVAL_S = 0.5
+
+
+class ProgressReporter:
+    """Shows samples/s, loss, hit rate and exposed embedding time; call it after every batch.
+
+    Args:
+        tensorboard_dir: where scalars go; empty: none.
+    """
+
+    def __init__(self, tensorboard_dir: str) -> None:
+        self._tensorboard_dir = tensorboard_dir
+        self._bar: tqdm[Any] | None = None
+        self._writer: Any = None
+        self._last_s = 0.0
+        self._last_samples = 0
+
+    def __enter__(self) -> Self:
+        self._bar = tqdm(unit=" samples", unit_scale=True, desc="train", disable=None, mininterval=INTERVAL_S)
+        if self._tensorboard_dir:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(self._tensorboard_dir)  # type: ignore[no-untyped-call]
+        self._last_s = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def __call__(self, totals: Callable[[], Progress]) -> None:
+        now_s = time.monotonic()
+        if self._bar is None or now_s - self._last_s < INTERVAL_S:
+            return
+        progress = totals()
+        samples_per_s = (progress.samples - self._last_samples) / (now_s - self._last_s)
+        loss = float(progress.loss_sum) / progress.samples
+        exposed = progress.exposed_s / progress.elapsed_s if progress.elapsed_s else 0.0
+        self._bar.update(progress.samples - self._last_samples)
+        self._bar.set_postfix_str(f"loss {loss:.4f}, hits {progress.hit_rate:.1%}, exposed {exposed:.1%}")
+        if self._writer is not None:
+            for name, value in (
+                ("train/loss", loss),
+                ("train/samples_per_s", samples_per_s),
+                ("cache/hit_rate", progress.hit_rate),
+                ("cache/exposed_share", exposed),
+                ("store/rows_fetched", progress.rows_fetched),
+                ("store/rows_written", progress.rows_written),
+            ):
+                self._writer.add_scalar(name, value, progress.steps)
+        self._last_s, self._last_samples = now_s, progress.samples

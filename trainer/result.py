@@ -1,0 +1,85 @@
+"""The result of a run: the JSON object that scripts read, and the lines a person reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagpipe.errors import InputError
+
+__all__ = ["Result", "check_writable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run did.
+
+    Attributes:
+        steps, samples: training batches and examples.
+        seconds: wall time of training, the final write-back included.
+        samples_per_s: samples / seconds.
+        loss: mean training loss.
+        auc, ne: on the held-out examples; None without them, or if they hold one class only.
+        rows_unique: unique rows, summed over the batches.
+        rows_fetched: rows read from the store. rows_written: rows written to it.
+        hit_rate: share of the unique rows that were in the cache when their batch came.
+        exposed_embedding_s: time the compute lane waited for rows.
+        step_s_p50: median time between two batches' ends.
+        dense_digest, embedding_digest: see `bagpipe.digest`.
+        peak_rss_bytes: largest resident size of the trainer process.
+        skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
+        stopped: the run was interrupted and stopped cleanly.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_s: float
+    loss: float | None
+    auc: float | None
+    ne: float | None
+    rows_unique: int
+    rows_fetched: int
+    rows_written: int
+    hit_rate: float
+    exposed_embedding_s: float
+    step_s_p50: float | None
+    dense_digest: str
+    embedding_digest: str
+    peak_rss_bytes: int
+    skipped_rows: int
+    stopped: bool
+
+    def write(self, path: str) -> None:
+        """Write the JSON object; a reader never sees half of it."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, target)
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        auc = "n/a" if self.auc is None else f"{self.auc:.5f}"
+        ne = "n/a" if self.ne is None else f"{self.ne:.5f}"
+        loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
+        p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
+        return [
+            f"{self.steps} steps, {self.samples} samples in {self.seconds:.2f} s ({self.samples_per_s:.0f} samples/s)",
+            f"loss {loss}   AUC {auc}   NE {ne}   step p50 {p50}",
+            f"rows: {self.rows_unique} used, {self.hit_rate:.1%} from the cache, {self.rows_fetched} fetched, "
+            f"{self.rows_written} written   exposed {self.exposed_embedding_s:.2f} s",
+            f"dense digest     {self.dense_digest}",
+            f"embedding digest {self.embedding_digest}",
+        ]
+
+
+def check_writable(path: str, key: str) -> None:
+    """Raise InputError now rather than lose a result later."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{key}: folder {folder} does not exist")
+    if not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise InputError(f"{key}: cannot write {path}")
