@@ -1,0 +1,117 @@
+"""Initial weights: a pure function of (seed, table name, id, column), the same bits on every device.
+
+    (seed, table name) ──blake2b──> table key ──+ id, mix 64──> row key (two 32-bit halves)
+    low half + column * C ──mix 32, high half in the middle──> 24 bits k ──> (k - 2**23) * scale
+
+Only wrapping integer arithmetic and one correctly rounded multiplication are used, so there is nothing a device or a
+vector width could do differently. Optimizer state starts at zero. The mixers are the well-known finalisers of
+splitmix64 (Steele, Lea, Flood 2014) and "lowbias32" (Wellons, 2018).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bagpipe.schema import RowSchema, RowTable
+
+__all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "table_key"]
+
+TORCH_DTYPE = {"float32": torch.float32, "float64": torch.float64}
+
+#: 24 bits are drawn: every integer in [-2**23, 2**23) is exact in float32.
+_HALF_RANGE = 1 << 23
+_COLUMN_STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: consecutive columns land far apart
+
+
+def _signed(value: int, bits: int) -> int:
+    """The two's-complement reading of the low `bits` bits: torch has no unsigned arithmetic, but it wraps."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+_MIX_64 = (_signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64))
+_MIX_32 = (_signed(0x7FEB352D, 32), _signed(0x846CA68B, 32))
+
+
+def table_key(seed: int, name: str) -> int:
+    """64-bit key of a table, as a signed integer: blake2b of the seed (int64, little-endian) and the name."""
+    digest = hashlib.blake2b(_signed(seed, 64).to_bytes(8, "little", signed=True) + name.encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _xor_shift_(x: Tensor, shift: int, bits: int, scratch: Tensor) -> None:
+    """``x ^= x >> shift`` with a logical shift: torch's is arithmetic, so the copied sign bits are masked off."""
+    torch.bitwise_right_shift(x, shift, out=scratch)
+    scratch.bitwise_and_((1 << (bits - shift)) - 1)
+    x.bitwise_xor_(scratch)
+
+
+def _row_keys(ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Two int32 halves (low, high) of each row's 64-bit key."""
+    x = ids + keys
+    scratch = torch.empty_like(x)
+    _xor_shift_(x, 30, 64, scratch)
+    x.mul_(_MIX_64[0])
+    _xor_shift_(x, 27, 64, scratch)
+    x.mul_(_MIX_64[1])
+    _xor_shift_(x, 31, 64, scratch)
+    return x.to(torch.int32), (x >> 32).to(torch.int32)
+
+
+class InitialWeights:
+    """Keys and scales of a schema's tables on one device.
+
+    Args:
+        schema: fixes seed, table names, bounds and dtype.
+        device: where ids come from and weights go to.
+    """
+
+    def __init__(self, schema: RowSchema, device: torch.device) -> None:
+        self.dtype = TORCH_DTYPE[schema.dtype]
+        self.device = device
+        keys = [table_key(schema.seed, table.name) for table in schema.tables]
+        # bound * 2**-23 is exact in double; the one rounding is the one to the run's dtype.
+        scales = [table.init_bound / _HALF_RANGE for table in schema.tables]
+        self._keys = torch.tensor(keys, dtype=torch.int64, device=device)
+        self._scales = torch.tensor(scales, dtype=self.dtype, device=device)
+
+    def fill_(self, out: Tensor, tables: Tensor, ids: Tensor) -> None:
+        """Write the initial weights of rows into `out`.
+
+        Args:
+            out: ``[n, dim]`` in the schema's dtype, any strides.
+            tables: int64 ``[n]`` table numbers; all tables have dimension `dim`.
+            ids: int64 ``[n]``.
+        """
+        low, high = _row_keys(ids, self._keys.index_select(0, tables))
+        # The step wraps modulo 2**32 in the cast, exactly as the products would in unsigned arithmetic.
+        columns = (torch.arange(out.shape[1], device=out.device) * _COLUMN_STEP).to(torch.int32)
+        x = low.unsqueeze(1) + columns
+        scratch = torch.empty_like(x)
+        _xor_shift_(x, 16, 32, scratch)
+        x.mul_(_MIX_32[0])
+        x.bitwise_xor_(high.unsqueeze(1))
+        _xor_shift_(x, 15, 32, scratch)
+        x.mul_(_MIX_32[1])
+        _xor_shift_(x, 16, 32, scratch)
+        # The arithmetic shift keeps the sign: it reads the top 24 bits as k - 2**23 with the top bit flipped,
+        # which is the same uniform integer in [-2**23, 2**23).
+        x.bitwise_right_shift_(8)
+        torch.mul(x.to(self.dtype), self._scales.index_select(0, tables).unsqueeze(1), out=out)
+
+
+def initial_weights(
+    table: RowTable, ids: NDArray[np.int64], *, seed: int, dtype: str = "float32", device: str = "cpu"
+) -> Tensor:
+    """Initial weights ``[n, dim]`` of rows of one table, uniform in ``[-init_bound, init_bound)``."""
+    schema = RowSchema(tables=(table,), optimizer="sgd", dtype=dtype, seed=seed)
+    where = torch.device(device)
+    out = torch.empty(len(ids), table.dim, dtype=TORCH_DTYPE[dtype], device=where)
+    id_tensor = torch.from_numpy(np.array(ids, dtype=np.int64)).to(where)
+    InitialWeights(schema, where).fill_(out, torch.zeros_like(id_tensor), id_tensor)
+    return out

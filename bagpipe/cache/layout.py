@@ -1,0 +1,115 @@
+"""`StepLayout`: which occurrence segments are looked up together. Static, made once per model.
+
+    tables:    0     1     2     3           consecutive tables of one collection with equal dimension and pooling
+    segments:  s0 s1 s2    s3    s4    ──>   are one `LookupRun`: one gather, one lookup, one segment sum
+    runs:      └─── run 0 ───┘   └ run 1 ┘
+
+The fewer runs the better, so a model's tables should be numbered with equal ones side by side (`convert` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from bagpipe.errors import InputError
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import RowTable
+
+__all__ = ["LookupRun", "Mode", "StepLayout", "TableLookup", "build_layout"]
+
+Mode = Literal["sum", "mean", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLookup:
+    """How one table is read.
+
+    Attributes:
+        collection: number of the embedding collection that holds the table.
+        mode: how a bag becomes one vector; ``none``: every occurrence keeps its own.
+        weighted: every occurrence is multiplied by a weight (sum only).
+    """
+
+    collection: int = 0
+    mode: Mode = "sum"
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weighted and self.mode != "sum":
+            raise InputError(f"per-id weights need sum pooling, got pooling {self.mode!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupRun:
+    """Consecutive tables that are read together.
+
+    Attributes:
+        index: number of the run.
+        lookup: how all its tables are read.
+        dim: weights per row.
+        first_table, end_table: its tables, half open.
+        first_segment, end_segment: its occurrence segments, half open.
+    """
+
+    index: int
+    lookup: TableLookup
+    dim: int
+    first_table: int
+    end_table: int
+    first_segment: int
+    end_segment: int
+
+    @property
+    def num_segments(self) -> int:
+        return self.end_segment - self.first_segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLayout:
+    """Occurrence segments (`OracleSpec.features`) and the runs they form."""
+
+    features: tuple[FeatureRef, ...]
+    runs: tuple[LookupRun, ...]
+
+    def collection_runs(self, collection: int) -> tuple[LookupRun, ...]:
+        """The runs of one collection, in order."""
+        return tuple(run for run in self.runs if run.lookup.collection == collection)
+
+
+def build_layout(
+    tables: Sequence[RowTable], features: Sequence[FeatureRef], lookups: Sequence[TableLookup]
+) -> StepLayout:
+    """Group tables into runs.
+
+    Args:
+        tables: tables by table number.
+        features: occurrence segments, sorted by table number.
+        lookups: how each table is read, by table number.
+
+    Raises:
+        InputError: segments are not sorted by table.
+    """
+    segment_tables = [feature.table for feature in features]
+    if segment_tables != sorted(segment_tables):
+        raise InputError(f"features must be sorted by table number, got table numbers {segment_tables}")
+    runs: list[LookupRun] = []
+    table = segment = 0
+    for (lookup, dim), group in groupby(zip(lookups, (table.dim for table in tables), strict=True)):
+        end_table = table + len(list(group))
+        end_segment = segment + sum(table <= number < end_table for number in segment_tables)
+        runs.append(
+            LookupRun(
+                index=len(runs),
+                lookup=lookup,
+                dim=dim,
+                first_table=table,
+                end_table=end_table,
+                first_segment=segment,
+                end_segment=end_segment,
+            )
+        )
+        table, segment = end_table, end_segment
+    return StepLayout(features=tuple(features), runs=tuple(runs))

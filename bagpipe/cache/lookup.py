@@ -1,0 +1,148 @@
+"""Forward and backward of one run: unique rows to pooled vectors, and pooled gradients back to unique rows.
+
+    forward    vectors[g]  = sum over occurrences p of bag g:  c[p] * weights[inverse[p]]
+    backward   gradient[u] = sum over occurrences p of row u:  c[p] * grad_vectors[bag of p]   (c = 1, 1/len, weight)
+
+Both are the same operation with the roles of bags and rows exchanged: `embedding_bag` walks each sum from its first
+to its last term, in the order the plan gives. So nothing is sorted, nothing is added atomically, and the result does
+not depend on threads, slots or cache size. Autograd only delivers the gradient of the vectors here; the segment sum
+runs once per batch, when the rows are updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.step import RunContext, StepContext
+from bagpipe.errors import JobError
+
+__all__ = ["ActiveRun", "ActiveStep", "lookup", "row_gradient"]
+
+_MODE_NUMBER = {"sum": 0, "mean": 1}  # torch.embedding_bag's own numbers
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveRun:
+    """One run of the batch being computed.
+
+    Attributes:
+        context: index tensors.
+        weights: ``[U, dim]``, the unique rows' weights when the batch began.
+        gradients: what backward delivered, one entry per lookup of the run: gradient of its vectors ``[G, dim]``, and
+            the factor of each of the context's `sources` (None: all ones).
+        closed: the rows were updated, so nothing may arrive any more.
+    """
+
+    context: RunContext
+    weights: Tensor
+    gradients: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ActiveStep:
+    """The batch being computed: what the embedding modules read."""
+
+    context: StepContext
+    runs: tuple[ActiveRun, ...]
+
+
+def lookup(run: ActiveRun, weights: Tensor | None = None) -> Tensor:
+    """Vectors of a run, differentiable: the gradient goes to the run, and to `weights` if they want one.
+
+    Args:
+        run: the active run.
+        weights: ``[n]`` per-id weights, occurrences numbered as in the plan; weighted runs only.
+
+    Returns:
+        ``[num_examples, num_segments * dim]``, or ``[n, dim]`` without pooling.
+    """
+    # Autograd calls backward only where an input wants a gradient. Rows are not parameters: the anchor wants one.
+    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled())
+    vectors: Tensor = _Lookup.apply(anchor, run, weights)  # type: ignore[no-untyped-call]
+    return vectors
+
+
+def row_gradient(run: ActiveRun, first: int, end: int) -> Tensor:
+    """``[end - first, dim]``: summed gradient of the run's unique rows ``first`` to ``end``, which backward reached.
+
+    Rows are summed one by one, so blocks of them give the bits of all at once.
+    """
+    context = run.context
+    start, stop = int(context.row_starts[first]), int(context.row_starts[end])
+    sources = context.sources[start:stop]
+    offsets = context.row_offsets[first : end + 1]
+    if start:
+        offsets = offsets - start
+    total: Tensor | None = None
+    for gradient, factors in run.gradients:
+        part = _segment_sum(gradient, sources, offsets, None if factors is None else factors[start:stop])
+        total = part if total is None else total.add_(part)
+    if total is None:
+        raise JobError("the gradient of rows was asked for, but backward never reached them")
+    return total
+
+
+def _segment_sum(
+    vectors: Tensor, sources: Tensor, offsets: Tensor, factors: Tensor | None = None, mode: str = "sum"
+) -> Tensor:
+    """``out[i] = sum(factors[p] * vectors[sources[p]] for p in range(offsets[i], offsets[i + 1]))``, in that order."""
+    return torch.embedding_bag(
+        vectors, sources, offsets, False, _MODE_NUMBER[mode], False, factors, include_last_offset=True
+    )[0]
+
+
+def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
+    context = run.context
+    if context.bag_offsets is None:
+        vectors = run.weights.index_select(0, context.inverse)
+    else:
+        factors = None if weights is None else weights.index_select(0, _present(context.bag_order))
+        vectors = _segment_sum(run.weights, context.inverse, context.bag_offsets, factors, mode=context.run.lookup.mode)
+    if context.run.lookup.mode == "none":
+        return vectors
+    return vectors.view(-1, context.run.num_segments * context.run.dim)
+
+
+def _weights_gradient(run: ActiveRun, gradient: Tensor) -> Tensor:
+    """``[n]``: gradient of the per-id weights, the product of each id's row with the gradient of its bag."""
+    context = run.context
+    rows = run.weights.index_select(0, context.inverse)
+    per_bag_order = rows.mul_(gradient.index_select(0, _present(context.bags))).sum(1)
+    out = torch.empty_like(per_bag_order)
+    return out.index_copy_(0, _present(context.bag_order).long(), per_bag_order)
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise JobError("a run planned without per-id weights was looked up with weights")
+    return tensor
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, run: ActiveRun, weights: Tensor | None) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(weights)
+        return _forward(run, weights)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None]:
+        run: ActiveRun = ctx.run
+        if run.closed:
+            raise JobError("backward came after the batch's rows were updated")
+        (weights,) = ctx.saved_tensors
+        # Kept by reference, never written: it may be shared with other nodes of the graph.
+        vectors = gradient.contiguous().view(-1, run.context.run.dim)
+        factors = run.context.coefficients
+        if weights is not None:
+            factors = weights.detach().index_select(0, _present(run.context.occurrences))
+        run.gradients.append((vectors, factors))
+        if weights is not None and ctx.needs_input_grad[2]:
+            return None, None, _weights_gradient(run, vectors)
+        return None, None, None

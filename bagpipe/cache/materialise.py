@@ -1,0 +1,58 @@
+"""Give memory and initial values to the parameters of a model that was built on the meta device.
+
+Children come before their parents, as in construction: a parent's `reset_parameters` may set what it holds of a child.
+Values come from torch's global generator, so the caller seeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bagpipe.errors import InputError
+
+__all__ = ["materialise"]
+
+
+def materialise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Make every parameter and buffer of `model` real, then move it to `device` with floating numbers in `dtype`.
+
+    Values are drawn in the dtype the model was built with, so a float64 run starts from the numbers of a float32 one.
+
+    Raises:
+        InputError: a module holds meta tensors and has no `reset_parameters`.
+    """
+    for name, module in _children_first("", model):
+        held = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        meta = sorted(key for key, tensor in held.items() if tensor.is_meta)
+        plain = sorted(key for key, value in vars(module).items() if isinstance(value, Tensor) and value.is_meta)
+        if not meta and not plain:
+            continue
+        reset = _reset_of(module)
+        where = f"module {name!r}" if name else "the model itself"
+        if plain or reset is None:
+            raise InputError(
+                f"{where} ({type(module).__name__}) holds {', '.join(meta + plain)} on the meta device and "
+                "cannot be given values: expected parameters with a reset_parameters() method, "
+                "or build that part on a real device"
+            )
+        module.to_empty(device=device, recurse=False)
+        reset()
+    model.to(device=device, dtype=dtype)
+
+
+def _children_first(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for key, child in module.named_children():
+        yield from _children_first(f"{name}.{key}" if name else key, child)
+    yield name, module
+
+
+def _reset_of(module: nn.Module) -> Callable[[], object] | None:
+    """The module's initialiser; torch's attention and transformer call theirs `_reset_parameters`."""
+    for attribute in ("reset_parameters", "_reset_parameters"):
+        reset = getattr(module, attribute, None)
+        if callable(reset):
+            return reset  # type: ignore[no-any-return]
+    return None

@@ -1,0 +1,103 @@
+"""Row optimizers: each batch updates each of its rows once, in place, from the row's summed gradient.
+
+A row record is ``[weights | state]``. Definitions are torch's (`torch.optim.SGD`, `Adagrad` and `SparseAdam` on
+sparse gradients) and torchrec's (`RowWiseAdagrad`), with `eps` always explicit.
+
+Rule of this file: every operation is one correctly rounded elementwise step (add, subtract, multiply, divide, square
+root). Fused forms (``add_(x, alpha=…)``, ``addcmul_``, ``addcdiv_``) are avoided: a CPU kernel's vector body contracts
+``a * b + c`` into one rounding and its scalar tail may not, so a row's result would depend on its place in the block.
+As it is, a row's result depends on the row alone, and rows may be updated in any grouping: in chunks that fit the CPU's
+cache, or those the next batch needs first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bagpipe.schema import OPTIMIZER_STATE_WIDTH
+
+__all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer"]
+
+#: torch's defaults for Adam and SparseAdam.
+ADAM_BETAS = (0.9, 0.999)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptimizer:
+    """One row optimizer.
+
+    Attributes:
+        name: key of `OPTIMIZER_STATE_WIDTH`.
+        state_width: elements of state for a dimension.
+        apply: ``apply(rows, grad, lr, eps, step)``. `rows` ``[n, dim + state_width(dim)]`` is updated in place, `grad`
+            ``[n, dim]`` is used as scratch, `step` counts batches from 1.
+    """
+
+    name: str
+    state_width: Callable[[int], int]
+    apply: Callable[[Tensor, Tensor, float, float, int], None]
+
+
+def _sgd(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+    rows[:, : grad.shape[1]].sub_(grad.mul_(lr))
+
+
+def _adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+    dim = grad.shape[1]
+    square_sum = rows[:, dim:]
+    std = grad * grad
+    square_sum.add_(std)
+    torch.sqrt(square_sum, out=std)
+    std.add_(eps)
+    rows[:, :dim].sub_(grad.div_(std).mul_(lr))
+
+
+def _rowwise_adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+    dim = grad.shape[1]
+    square_sum = rows[:, dim:]
+    square_sum.add_(_row_sums_(grad * grad).div_(dim))
+    rows[:, :dim].sub_(grad.div_(square_sum.sqrt().add_(eps)).mul_(lr))
+
+
+def _adam(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+    dim = grad.shape[1]
+    beta1, beta2 = ADAM_BETAS
+    weights, first, second = rows[:, :dim], rows[:, dim : 2 * dim], rows[:, 2 * dim :]
+    square = grad * grad
+    first.add_(grad.sub_(first).mul_(1 - beta1))
+    second.add_(square.sub_(second).mul_(1 - beta2))
+    torch.sqrt(second, out=square)
+    square.add_(eps)
+    # The rounding of lr, betas and their powers is Python's double arithmetic: the same everywhere.
+    step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+    torch.div(first, square, out=grad)
+    weights.sub_(grad.mul_(step_size))
+
+
+def _row_sums_(x: Tensor) -> Tensor:
+    """Row sums ``[n, 1]`` of `x` ``[n, dim]`` by halving: one fixed order on every device. Overwrites `x`."""
+    width = x.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        x[:, : width - half].add_(x[:, half:width])
+        width = half
+    return x[:, :1]
+
+
+_APPLY: Mapping[str, Callable[[Tensor, Tensor, float, float, int], None]] = {
+    "sgd": _sgd,
+    "adagrad": _adagrad,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "adam": _adam,
+}
+
+#: Row optimizers by name.
+ROW_OPTIMIZERS: Mapping[str, RowOptimizer] = {
+    name: RowOptimizer(name=name, state_width=OPTIMIZER_STATE_WIDTH[name], apply=apply)
+    for name, apply in _APPLY.items()
+}

@@ -1,0 +1,160 @@
+"""`BatchReader`: what an embedding collection asks of the cache in its forward. Knows no torchrec, only its shapes.
+
+    KeyedJaggedTensor-like input ──check: is it the batch that was begun?──> vectors of each run of the collection
+
+Rows were planned from the batch's ids, so the input must carry those ids: same keys' ids, same number, same order. Keys
+may be left out (a model that splits its input) and reordered, but ids may not be hashed, filtered or padded on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.layout import LookupRun, StepLayout
+from bagpipe.cache.lookup import ActiveStep, lookup
+from bagpipe.cache.rows import RowCache
+from bagpipe.cache.step import StepContext
+from bagpipe.errors import InputError, JobError
+
+__all__ = ["BatchReader", "Column", "JaggedInput"]
+
+
+class JaggedInput(Protocol):
+    """The part of torchrec's KeyedJaggedTensor that is used."""
+
+    def keys(self) -> list[str]: ...
+    def values(self) -> Tensor: ...
+    def lengths(self) -> Tensor: ...
+    def weights_or_none(self) -> Tensor | None: ...
+    def stride(self) -> int: ...
+    def variable_stride_per_key(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Where one embedding name of a collection comes from.
+
+    Attributes:
+        name: the embedding name: the feature's, or ``feature@table`` where tables share it.
+        feature_name: the feature's name.
+        feature: the feature's number in the batch.
+        run: position of its run among the collection's.
+        segment: position of its segment in the run.
+        dim: its width.
+    """
+
+    name: str
+    feature_name: str
+    feature: int
+    run: int
+    segment: int
+    dim: int
+
+
+class BatchReader:
+    """One collection's way to the batch.
+
+    Args:
+        number: the collection's number in the layout.
+        feature_names: features of the batch, in its key order.
+        layout: the model's layout.
+        columns: the collection's embedding names, in its own order.
+
+    Attributes:
+        cache: where the batch is; None until bound.
+    """
+
+    def __init__(
+        self, *, number: int, feature_names: Sequence[str], layout: StepLayout, columns: Sequence[Column]
+    ) -> None:
+        self.columns = tuple(columns)
+        self.runs = layout.collection_runs(number)
+        self.cache: RowCache | None = None
+        self._features = layout.features
+        self._feature_names = tuple(feature_names)
+        self._feature_numbers = {name: position for position, name in enumerate(feature_names)}
+        self._needed = {column.feature for column in columns}
+        self._ids_checked = False
+
+    def bind(self, cache: RowCache) -> None:
+        """Read from `cache` from now on."""
+        self.cache = cache
+        self._ids_checked = False
+
+    def begin(self, inputs: JaggedInput) -> tuple[ActiveStep, dict[int, int]]:
+        """The batch being computed, and per feature number where its ids start in `inputs`.
+
+        Raises:
+            JobError: no cache is bound, or no batch was begun.
+            InputError: `inputs` is not that batch.
+        """
+        if self.cache is None:
+            raise JobError("the model is not bound to a cache: call Converted.bind(cache) before its forward")
+        step = self.cache.current
+        if step is None:
+            raise JobError("no batch was begun: the cache must begin a batch before the model's forward")
+        starts = self._check(step.context, inputs)
+        if not self._ids_checked:
+            self._check_ids(step.context, inputs.values(), starts)
+            self._ids_checked = True
+        return step, starts
+
+    def vectors(self, step: ActiveStep, run: LookupRun, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+        """``[num_examples, num_segments * dim]`` of a run (``[n, dim]`` without pooling), differentiable."""
+        weights = self._weights(step, run, inputs, starts) if run.lookup.weighted else None
+        return lookup(step.runs[run.index], weights)
+
+    def _weights(self, step: ActiveStep, run: LookupRun, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+        """``[n]`` per-id weights of a run, segment after segment, differentiable."""
+        weights = inputs.weights_or_none()
+        if weights is None:
+            raise InputError("a weighted embedding collection needs weights in its input, there are none")
+        active = step.runs[run.index]
+        refs = self._features[run.first_segment : run.end_segment]
+        parts = [
+            weights.narrow(0, starts[ref.feature], size)
+            for ref, size in zip(refs, active.context.segment_sizes, strict=True)
+        ]
+        return torch.cat(parts).to(active.weights.dtype)
+
+    def _check(self, context: StepContext, inputs: JaggedInput) -> dict[int, int]:
+        """Keys, examples and number of ids: host values only, so nothing waits for an accelerator."""
+        keys = list(inputs.keys())
+        unknown = [key for key in keys if key not in self._feature_numbers]
+        numbers = [self._feature_numbers[key] for key in keys if key not in unknown]
+        lacking = [self._feature_names[number] for number in sorted(self._needed.difference(numbers))]
+        if unknown or lacking:
+            raise InputError(
+                f"embedding input must have the batch's features; it lacks {lacking} and has unknown {unknown}"
+            )
+        if inputs.variable_stride_per_key() or inputs.stride() != context.num_examples:
+            raise InputError(
+                f"embedding input must have the batch's {context.num_examples} examples for every feature, "
+                f"got {inputs.lengths().numel()} bags for {len(keys)} features"
+            )
+        ends = list(accumulate((context.feature_sizes[number] for number in numbers), initial=0))
+        if ends[-1] != inputs.values().numel():
+            raise InputError(
+                f"embedding input must hold the batch's own ids, unchanged: expected {ends[-1]} ids, "
+                f"got {inputs.values().numel()}"
+            )
+        return dict(zip(numbers, ends[:-1], strict=True))
+
+    def _check_ids(self, context: StepContext, values: Tensor, starts: dict[int, int]) -> None:
+        """Compare the ids themselves: on the first batch only, since on an accelerator this waits for it."""
+        planned_starts = list(accumulate(context.feature_sizes, initial=0))
+        ids = values.detach().cpu().numpy()
+        for feature, start in starts.items():
+            size, planned_start = context.feature_sizes[feature], planned_starts[feature]
+            planned = context.values[planned_start : planned_start + size]
+            if not bool((ids[start : start + size] == planned).all()):
+                raise InputError(
+                    f"embedding input has other ids for feature {self._feature_names[feature]!r} than the batch: "
+                    "ids must reach the collection unchanged (hash them in the data schema, not in the model)"
+                )

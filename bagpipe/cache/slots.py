@@ -1,0 +1,131 @@
+"""`SlotTable`: which row each slot holds, and whether the store has its newest value. Pure numpy.
+
+    free ──claim──> clean ──mark_dirty──> dirty ──release──> free, to be written
+                      ↑___________mark_clean___________|
+
+Threads: one lane claims, another marks dirty, a third releases. They write distinct elements of shared arrays, since a
+plan never names a slot for two purposes at once, so no lock is needed; `grow` and `clear` want the lanes idle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import JobError
+from bagpipe.oracle.plan import RowList
+
+__all__ = ["FREE", "SlotTable", "row_tables"]
+
+#: Table number of a slot that holds nothing.
+FREE = -1
+
+Slots = NDArray[np.int32] | NDArray[np.int64]
+
+
+def row_tables(rows: RowList) -> NDArray[np.int32]:
+    """int32 ``[num_rows]``, table number of each row."""
+    sizes = np.diff(rows.table_offsets)
+    return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+
+
+class SlotTable:
+    """Residency of `num_slots` slots.
+
+    Attributes:
+        slot_table: int32 ``[num_slots]``, table number, or `FREE`.
+        slot_id: int64 ``[num_slots]``, id; meaningless where the slot is free.
+        dirty: bool ``[num_slots]``, the row was updated since it was inserted or last written.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.slot_table = np.full(num_slots, FREE, dtype=np.int32)
+        self.slot_id = np.zeros(num_slots, dtype=np.int64)
+        self.dirty = np.zeros(num_slots, dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.slot_table)
+
+    @property
+    def num_resident(self) -> int:
+        return int(np.count_nonzero(self.slot_table != FREE))
+
+    @property
+    def num_dirty(self) -> int:
+        return int(np.count_nonzero(self.dirty))
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for at least `num_slots` slots; what is there stays."""
+        more = num_slots - len(self)
+        if more > 0:
+            self.slot_table = np.concatenate([self.slot_table, np.full(more, FREE, dtype=np.int32)])
+            self.slot_id = np.concatenate([self.slot_id, np.zeros(more, dtype=np.int64)])
+            self.dirty = np.concatenate([self.dirty, np.zeros(more, dtype=np.bool_)])
+
+    def claim(self, rows: RowList, slots: Slots) -> None:
+        """Put rows into free slots, clean.
+
+        Raises:
+            JobError: a slot is not free.
+        """
+        taken = self.slot_table[slots] != FREE
+        if taken.any():
+            slot = int(slots[int(np.argmax(taken))])
+            raise JobError(f"slot {slot} was planned for a new row but still holds {self._describe(slot)}")
+        self.slot_table[slots] = row_tables(rows)
+        self.slot_id[slots] = rows.ids
+        self.dirty[slots] = False
+
+    def check(self, rows: RowList, slots: Slots) -> None:
+        """Check that the slots hold exactly these rows.
+
+        Raises:
+            JobError: names the first row that is not where the plan says.
+        """
+        tables = row_tables(rows)
+        wrong = (self.slot_table[slots] != tables) | (self.slot_id[slots] != rows.ids)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            slot = int(slots[row])
+            raise JobError(
+                f"slot {slot} was planned to hold table {int(tables[row])} id {int(rows.ids[row])}, "
+                f"but holds {self._describe(slot)}"
+            )
+
+    def release(self, slots: Slots) -> NDArray[np.bool_]:
+        """Free slots; returns which of them were dirty, bool ``[n]``."""
+        was_dirty = self.dirty[slots]
+        self.slot_table[slots] = FREE
+        self.dirty[slots] = False
+        return was_dirty
+
+    def mark_dirty(self, slots: Slots) -> None:
+        self.dirty[slots] = True
+
+    def mark_clean(self, slots: Slots) -> None:
+        self.dirty[slots] = False
+
+    def dirty_slots(self) -> NDArray[np.int64]:
+        """int64, the dirty slots ordered by (table, id): an order that does not depend on slot numbers."""
+        slots = np.flatnonzero(self.dirty)
+        return slots[np.lexsort((self.slot_id[slots], self.slot_table[slots]))]
+
+    def rows_at(self, slots: Slots, num_tables: int) -> RowList:
+        """The rows in `slots`, which must be ordered by table."""
+        bounds = np.searchsorted(self.slot_table[slots], np.arange(num_tables + 1))
+        return RowList(table_offsets=bounds.astype(np.int64), ids=self.slot_id[slots])
+
+    def clear(self) -> None:
+        """Forget every row.
+
+        Raises:
+            JobError: a dirty row would be lost.
+        """
+        lost = self.num_dirty
+        if lost:
+            raise JobError(f"{lost} updated rows would be lost: flush the cache before clearing it")
+        self.slot_table.fill(FREE)
+
+    def _describe(self, slot: int) -> str:
+        table = int(self.slot_table[slot])
+        return "nothing" if table == FREE else f"table {table} id {int(self.slot_id[slot])}"

@@ -1,0 +1,230 @@
+"""`StepContext`: a batch's plan as the tensors that forward and backward index with. Made ahead, in any thread.
+
+    plan (numpy, segment after segment)                       tensors of one run
+    inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
+    order, offsets (CSR)  ──occurrence -> its bag──>          sources, row_offsets   backward: bags -> rows
+
+Rule of this file: *bags are numbered example-major*, bag ``b * num_segments + s``. Occurrences come feature by feature,
+but the model wants ``[num_examples, num_segments * dim]``; permuting 4-byte positions here, ahead of time, saves
+transposing the pooled vectors in every forward and their gradient in every backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bagpipe.batch import Batch
+from bagpipe.cache.initial import TORCH_DTYPE
+from bagpipe.cache.layout import LookupRun, StepLayout
+from bagpipe.errors import JobError
+from bagpipe.oracle.plan import ConsumerPlan, RowList
+
+__all__ = ["RunContext", "StepContext", "prepare_step"]
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunContext:
+    """Index tensors of one run, on the run's device; n occurrences, U unique rows, G gradient rows.
+
+    A gradient row is a bag (G = num_examples * num_segments) or, without pooling, an occurrence (G = n).
+
+    Attributes:
+        run: the tables and segments.
+        rows: the unique rows, on the host.
+        slots: int32 ``[U]``, on the host.
+        slot_index: int64 ``[U]``, the same on the device.
+        inverse: int32 ``[n]``, unique row of each occurrence: bag by bag, or as in the plan without pooling.
+        bag_offsets: int32 ``[G + 1]``, where each bag starts in `inverse`; None if every bag holds exactly one id, and
+            without pooling.
+        row_starts: int32 ``[U + 1]``, on the host: `row_offsets`.
+        row_offsets: int32 ``[U + 1]``, where each unique row's occurrences start in `sources`.
+        sources: int32 ``[n]``, gradient row of each occurrence, grouped by unique row.
+        coefficients: ``[n]`` in the run's dtype, factor of each of `sources` (mean: 1 / bag length); None: all ones.
+        occurrences: int32 ``[n]``, occurrence (as in the plan) of each of `sources`; weighted runs only.
+        bag_order: int32 ``[n]``, occurrence (as in the plan) of each of `inverse`; weighted runs only.
+        bags: int32 ``[n]``, bag of each of `inverse`; weighted runs only.
+        segment_sizes: occurrences of each segment.
+    """
+
+    run: LookupRun
+    rows: RowList
+    slots: Int32
+    slot_index: Tensor
+    inverse: Tensor
+    bag_offsets: Tensor | None
+    row_starts: Int32
+    row_offsets: Tensor
+    sources: Tensor
+    coefficients: Tensor | None
+    occurrences: Tensor | None
+    bag_order: Tensor | None
+    bags: Tensor | None
+    segment_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepContext:
+    """One batch, ready to be looked up.
+
+    Attributes:
+        batch_index: the batch's position in its phase.
+        num_examples: examples.
+        values: int64 ``[num_occurrences]``, the batch's ids, to check that a model passes them on unchanged.
+        feature_sizes: per feature of the batch, its number of ids.
+        runs: one per run of the layout.
+    """
+
+    batch_index: int
+    num_examples: int
+    values: NDArray[np.int64]
+    feature_sizes: tuple[int, ...]
+    runs: tuple[RunContext, ...]
+
+
+def prepare_step(
+    layout: StepLayout, batch: Batch, consumer: ConsumerPlan, *, dtype: str, device: torch.device
+) -> StepContext:
+    """Turn one batch's plan into index tensors on `device`.
+
+    Args:
+        layout: the model's runs.
+        batch: the rank's examples.
+        consumer: what it reads for them.
+        dtype: the run's dtype, ``float32`` or ``float64``.
+
+    Raises:
+        JobError: the plan has a different number of occurrences than the batch.
+    """
+    sizes = batch.lengths.sum(axis=1, dtype=np.int64)
+    ends = np.zeros(len(layout.features) + 1, dtype=np.int64)
+    np.cumsum(sizes[[ref.feature for ref in layout.features]], out=ends[1:])
+    if ends[-1] != len(consumer.inverse):
+        raise JobError(
+            f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
+        )
+    runs = tuple(_run_context(run, layout, batch, consumer, ends, TORCH_DTYPE[dtype], device) for run in layout.runs)
+    return StepContext(
+        batch_index=batch.index,
+        num_examples=batch.num_examples,
+        values=batch.values,
+        feature_sizes=tuple(sizes.tolist()),
+        runs=runs,
+    )
+
+
+def _run_context(
+    run: LookupRun,
+    layout: StepLayout,
+    batch: Batch,
+    consumer: ConsumerPlan,
+    ends: NDArray[np.int64],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> RunContext:
+    """One run's share of the plan: every index is made relative to the run's first row and first occurrence."""
+    table_offsets = consumer.unique.table_offsets[run.first_table : run.end_table + 1]
+    first_row, end_row = int(table_offsets[0]), int(table_offsets[-1])
+    first, end = int(ends[run.first_segment]), int(ends[run.end_segment])
+    inverse = consumer.inverse[first:end] - np.int32(first_row)
+    order = consumer.order[first:end] - np.int32(first)
+    row_offsets = consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row]
+    # Table numbers stay those of the schema: tables before the run hold no rows of this list.
+    offsets = np.clip(consumer.unique.table_offsets - first_row, 0, end_row - first_row)
+    rows = RowList(table_offsets=offsets, ids=consumer.unique.ids[first_row:end_row])
+    slots = consumer.slots[first_row:end_row]
+    pooling = _pooling(run, layout, batch, inverse, order)
+
+    def tensor(array: NDArray[np.generic] | None) -> Tensor | None:
+        return None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
+
+    def required(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    coefficients = tensor(pooling.coefficients)
+    return RunContext(
+        run=run,
+        rows=rows,
+        slots=slots,
+        slot_index=required(slots.astype(np.int64)),
+        inverse=required(pooling.inverse),
+        bag_offsets=tensor(pooling.bag_offsets),
+        row_starts=row_offsets,
+        row_offsets=required(row_offsets),
+        sources=required(pooling.sources),
+        coefficients=None if coefficients is None else coefficients.to(dtype),
+        occurrences=required(order) if run.lookup.weighted else None,
+        bag_order=tensor(pooling.bag_order),
+        bags=tensor(pooling.bags),
+        segment_sizes=tuple(np.diff(ends[run.first_segment : run.end_segment + 1]).tolist()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pooling:
+    """The host arrays of `RunContext` that depend on the pooling."""
+
+    inverse: Int32
+    sources: Int32
+    bag_offsets: Int32 | None = None
+    coefficients: NDArray[np.float64] | None = None
+    bag_order: Int32 | None = None
+    bags: Int32 | None = None
+
+
+def _pooling(run: LookupRun, layout: StepLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
+    if run.lookup.mode == "none":
+        return _Pooling(inverse=inverse, sources=order)
+    num_segments, num_examples = run.num_segments, batch.num_examples
+    features = [ref.feature for ref in layout.features[run.first_segment : run.end_segment]]
+    lengths = batch.lengths if features == list(range(batch.num_features)) else batch.lengths[features]
+    num_bags = num_segments * num_examples
+    bag_numbers = np.arange(num_bags, dtype=np.int32).reshape(num_examples, num_segments).T  # [segment, example]
+    one_hot = len(inverse) == num_bags and bool((lengths == 1).all())
+    if one_hot:
+        # Occurrence p is segment p // num_examples of example p % num_examples: a plain transposition.
+        bag_of = np.ascontiguousarray(bag_numbers).reshape(-1)
+        permuted = np.ascontiguousarray(inverse.reshape(num_segments, num_examples).T).reshape(-1)
+        bag_offsets = bag_order = bags = None
+        if run.lookup.weighted:
+            bags = np.arange(num_bags, dtype=np.int32)
+            bag_offsets = np.arange(num_bags + 1, dtype=np.int32)
+            bag_order = np.arange(num_bags, dtype=np.int32).reshape(num_segments, num_examples).T.reshape(-1)
+        return _Pooling(
+            inverse=permuted, sources=bag_of[order], bag_offsets=bag_offsets, bag_order=bag_order, bags=bags
+        )
+    return _multi_hot(run, lengths, bag_numbers, inverse, order)
+
+
+def _multi_hot(run: LookupRun, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
+    """Bags of any length: move each bag's occurrences from its segment-major place to its example-major one."""
+    segment_lengths = lengths.reshape(-1)
+    bag_of = np.repeat(bag_numbers.reshape(-1), segment_lengths)
+    starts = np.zeros(len(segment_lengths) + 1, dtype=np.int32)
+    np.cumsum(segment_lengths, out=starts[1:])
+    bag_lengths = np.ascontiguousarray(lengths.T).reshape(-1)
+    bag_offsets = np.zeros(len(bag_lengths) + 1, dtype=np.int32)
+    np.cumsum(bag_lengths, out=bag_offsets[1:])
+    # Occurrence i of the permuted order is the (i - bag_offsets[bag])-th of its bag.
+    shifts = starts[:-1].reshape(lengths.shape).T.reshape(-1) - bag_offsets[:-1]
+    bag_order = np.repeat(shifts, bag_lengths)
+    bag_order += np.arange(len(inverse), dtype=np.int32)
+    coefficients = None
+    if run.lookup.mode == "mean":
+        with np.errstate(divide="ignore"):  # an empty bag has no occurrence that could use its coefficient
+            coefficients = np.repeat(1.0 / segment_lengths, segment_lengths)[order]
+    weighted = run.lookup.weighted
+    return _Pooling(
+        inverse=inverse[bag_order],
+        sources=bag_of[order],
+        bag_offsets=bag_offsets,
+        coefficients=coefficients,
+        bag_order=bag_order if weighted else None,
+        bags=np.repeat(np.arange(len(bag_lengths), dtype=np.int32), bag_lengths) if weighted else None,
+    )

@@ -1,0 +1,363 @@
+"""Drop-in replacements for torchrec's embedding collections, whose rows live in a `RowCache`.
+
+    model with EmbeddingBagCollection / EmbeddingCollection (meta device)
+        ──convert──> Converted: model with cached collections, row_tables, features, layout
+        ──bind(cache)──> forward(KeyedJaggedTensor) reads the rows of the batch begun in the cache
+
+The forward contracts are torchrec's: the same keys in the same order, ``feature@table`` where tables share a feature.
+Differences: ids must be the batch's own (the rows were planned from them), results have the run's dtype, and there is
+no ``embedding_bags.<table>.weight``: rows are not parameters. They are updated by the cache and kept in the store, and
+appear neither in ``parameters()`` nor in ``state_dict()``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from bagpipe.cache.initial import TORCH_DTYPE
+from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
+from bagpipe.cache.materialise import materialise
+from bagpipe.cache.reader import BatchReader, Column
+from bagpipe.cache.rows import RowCache
+from bagpipe.errors import InputError
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import DataSchema, RowTable
+
+with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
+    warnings.simplefilter("ignore")
+    from torchrec.modules.embedding_configs import DataType, PoolingType
+    from torchrec.modules.embedding_modules import (
+        EmbeddingBagCollection,
+        EmbeddingBagCollectionInterface,
+        EmbeddingCollection,
+        EmbeddingCollectionInterface,
+        get_embedding_names_by_table,
+    )
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["UNBOUNDED_INIT_BOUND", "CachedEmbeddingBagCollection", "CachedEmbeddingCollection", "Converted", "convert"]
+
+#: A torchrec collection or table config: torchrec ships no types.
+Untyped: TypeAlias = Any
+
+#: Initial bound of a table without a vocabulary, where torchrec's sqrt(1 / num_embeddings) means nothing.
+UNBOUNDED_INIT_BOUND = 0.01
+
+_MODES: dict[PoolingType, Mode] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
+
+
+class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ignore[misc]
+    """`torchrec.EmbeddingBagCollection` whose rows come from the cache: KeyedJaggedTensor -> KeyedTensor."""
+
+    def __init__(self, *, configs: list[Any], is_weighted: bool, reader: BatchReader, device: torch.device) -> None:
+        super().__init__()
+        self.reader = reader
+        self._configs = configs
+        self._is_weighted = is_weighted
+        self._device = device
+        self._names = [column.name for column in reader.columns]
+        self._dims = [column.dim for column in reader.columns]
+        self._parts = _parts(reader)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled vectors ``[num_examples, sum of dims]``.
+
+        Raises:
+            InputError: `features` is not the batch that the cache has begun.
+        """
+        reader = self.reader
+        step, starts = reader.begin(features)
+        pooled = [reader.vectors(step, run, features, starts) for run in reader.runs]
+        # `split` has one backward for all its parts; slices would each allocate a gradient of the whole run.
+        segments = {
+            part.run: torch.split(pooled[part.run], reader.runs[part.run].dim, dim=1)
+            for part in self._parts
+            if part.segment is not None
+        }
+        parts = [pooled[part.run] if part.segment is None else segments[part.run][part.segment] for part in self._parts]
+        values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return KeyedTensor(keys=self._names, length_per_key=self._dims, values=values)
+
+    def embedding_bag_configs(self) -> list[Any]:
+        return self._configs
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+
+class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[misc]
+    """`torchrec.EmbeddingCollection` whose rows come from the cache: KeyedJaggedTensor -> {name: JaggedTensor}."""
+
+    def __init__(self, *, configs: list[Any], need_indices: bool, reader: BatchReader, device: torch.device) -> None:
+        super().__init__()
+        self.reader = reader
+        self._configs = configs
+        self._need_indices = need_indices
+        self._device = device
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Per embedding name the vectors ``[ids of the feature, dim]``, in the order of the ids.
+
+        Raises:
+            InputError: `features` is not the batch that the cache has begun.
+        """
+        reader = self.reader
+        step, starts = reader.begin(features)
+        vectors = [
+            torch.split(reader.vectors(step, run, features, starts), list(step.runs[run.index].context.segment_sizes))
+            for run in reader.runs
+        ]
+        lengths = features.lengths().view(len(features.keys()), -1)
+        key_numbers = {key: number for number, key in enumerate(features.keys())}
+        out = {}
+        for column in reader.columns:
+            values = vectors[column.run][column.segment]
+            ids = features.values().narrow(0, starts[column.feature], len(values)) if self._need_indices else None
+            out[column.name] = JaggedTensor(
+                values=values, lengths=lengths[key_numbers[column.feature_name]], weights=ids
+            )
+        return out
+
+    def embedding_configs(self) -> list[Any]:
+        return self._configs
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        return int(self._configs[0].embedding_dim)
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        names: list[list[str]] = get_embedding_names_by_table(self._configs)
+        return names
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """A model whose embedding rows come from a cache.
+
+    Attributes:
+        model: the model, its collections replaced (the model given, unless that was itself a collection).
+        row_tables: cached tables, by table number; for `RowSchema.tables`.
+        features: occurrence segments, sorted by table number; for `OracleSpec.features`.
+        layout: how a batch is read; for `prepare_step`.
+        readers: one per collection.
+    """
+
+    model: nn.Module
+    row_tables: tuple[RowTable, ...]
+    features: tuple[FeatureRef, ...]
+    layout: StepLayout
+    readers: tuple[BatchReader, ...]
+
+    def bind(self, cache: RowCache) -> None:
+        """Make the collections read from `cache`.
+
+        Raises:
+            InputError: the cache was made for other tables.
+        """
+        if cache.schema.tables != self.row_tables:
+            expected, got = ([table.name for table in tables] for tables in (self.row_tables, cache.schema.tables))
+            raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
+        for reader in self.readers:
+            reader.bind(cache)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A run's pooled vectors, or those of one of its segments (`segment` is its position in the run)."""
+
+    run: int
+    segment: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """One table of one collection."""
+
+    config: Any
+    lookup: TableLookup
+
+
+def convert(
+    model: nn.Module, schema: DataSchema, *, device: torch.device | str = "cpu", dtype: str = "float32"
+) -> Converted:
+    """Take a model built with torchrec modules, usually on the meta device, and make it read its rows from a cache.
+
+    Every `EmbeddingBagCollection` and `EmbeddingCollection` is replaced, however deep; values their tables may already
+    have are not used. Other parameters on the meta device are allocated and reset (seed torch's generator before).
+
+    Tables are numbered collection by collection, those with equal pooling and dimension side by side.
+
+    Args:
+        model: the model; it is changed in place.
+        schema: the data, whose feature names the tables' configs use. A table whose data has no vocabulary
+            (``rows = None``) is unbounded, whatever its config's `num_embeddings`.
+        device: where the dense part goes.
+        dtype: ``float32`` or ``float64``, of the dense part and of the rows.
+
+    Raises:
+        InputError: no collection, a table name used twice, a feature the data does not have, a table smaller than its
+            vocabulary, or a table setting that is not supported.
+    """
+    where = torch.device(device)
+    kinds = (EmbeddingBagCollection, EmbeddingCollection)
+    collections: list[Any] = [module for module in model.modules() if isinstance(module, kinds)]
+    if not collections:
+        raise InputError(f"expected a model with torchrec embedding collections, {type(model).__name__} has none")
+    members = [member for number, module in enumerate(collections) for member in _members(number, module)]
+    names = [member.config.name for member in members]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"table names must be unique over all collections, {name!r} appears more than once")
+    feature_numbers = {feature.name: number for number, feature in enumerate(schema.features)}
+    tables = tuple(_row_table(member.config, schema) for member in members)
+    features = tuple(
+        FeatureRef(feature=feature_numbers[name], table=number)
+        for number, member in enumerate(members)
+        for name in member.config.feature_names
+    )
+    layout = build_layout(tables, features, [member.lookup for member in members])
+    replaced: dict[nn.Module, nn.Module] = {}
+    readers = []
+    for number, module in enumerate(collections):
+        columns = _columns(number, _configs(module), names, layout, feature_numbers)
+        reader = BatchReader(number=number, feature_names=tuple(feature_numbers), layout=layout, columns=columns)
+        readers.append(reader)
+        replaced[module] = _replacement(module, reader, where)
+    for parent in list(model.modules()):
+        for key, child in list(parent.named_children()):
+            if child in replaced:
+                setattr(parent, key, replaced[child])
+    model = replaced.get(model, model)
+    materialise(model, where, TORCH_DTYPE[dtype])
+    return Converted(model=model, row_tables=tables, features=features, layout=layout, readers=tuple(readers))
+
+
+def _configs(module: Untyped) -> list[Any]:
+    configs: list[Any] = (
+        module.embedding_bag_configs() if isinstance(module, EmbeddingBagCollection) else module.embedding_configs()
+    )
+    return configs
+
+
+def _replacement(module: Untyped, reader: BatchReader, device: torch.device) -> nn.Module:
+    new: nn.Module
+    if isinstance(module, EmbeddingBagCollection):
+        new = CachedEmbeddingBagCollection(
+            configs=_configs(module), is_weighted=module.is_weighted(), reader=reader, device=device
+        )
+    else:
+        new = CachedEmbeddingCollection(
+            configs=_configs(module), need_indices=module.need_indices(), reader=reader, device=device
+        )
+    new.train(module.training)
+    return new
+
+
+def _members(number: int, module: Untyped) -> list[_Member]:
+    """A collection's tables, those that are read alike side by side, else in their order."""
+    groups: dict[tuple[Mode, int], list[_Member]] = {}
+    pooled = isinstance(module, EmbeddingBagCollection)
+    weighted = bool(pooled and module.is_weighted())
+    for config in _configs(module):
+        mode: Mode = _MODES[config.pooling] if pooled else "none"
+        if weighted and mode != "sum":
+            raise InputError(f"table {config.name!r}: a weighted collection needs sum pooling, got {mode}")
+        lookup = TableLookup(collection=number, mode=mode, weighted=weighted)
+        groups.setdefault((mode, config.embedding_dim), []).append(_Member(config=config, lookup=lookup))
+    return [member for group in groups.values() for member in group]
+
+
+def _row_table(config: Untyped, schema: DataSchema) -> RowTable:
+    known = {feature.name: feature for feature in schema.features}
+    unknown = [name for name in config.feature_names if name not in known]
+    if unknown:
+        raise InputError(f"table {config.name!r} reads feature {unknown[0]!r}, the data has {list(known)}")
+    if config.data_type != DataType.FP32:
+        raise InputError(
+            f"table {config.name!r}: data_type must be FP32 (the run's dtype decides), got {config.data_type}"
+        )
+    rows: int | None = 0
+    for name in config.feature_names:
+        data_rows = schema.table(known[name].table).rows
+        rows = None if rows is None or data_rows is None else max(rows, data_rows)
+    if rows is not None and config.num_embeddings < rows:
+        raise InputError(
+            f"table {config.name!r}: num_embeddings must be at least the data's {rows}, got {config.num_embeddings}"
+        )
+    return RowTable(
+        name=config.name, dim=config.embedding_dim, rows=rows, init_bound=_init_bound(config, bounded=rows is not None)
+    )
+
+
+def _init_bound(config: Untyped, *, bounded: bool) -> float:
+    """Initial weights are uniform in ``[-bound, bound)``; a config that asks for something else is refused."""
+    default_init = isinstance(config.init_fn, functools.partial) and config.init_fn.func is nn.init.uniform_
+    if config.init_fn is not None and not default_init:
+        raise InputError(
+            f"table {config.name!r}: init_fn is not supported, since initial rows are a pure function of "
+            "(seed, table, id, column); expected weight_init_max or nothing"
+        )
+    low, high = config.weight_init_min, config.weight_init_max
+    if (high is not None and high <= 0) or (low is not None and (high is None or low != -high)):
+        raise InputError(
+            f"table {config.name!r}: expected weight_init_max above 0 and weight_init_min = -weight_init_max, "
+            f"or neither, got {high} and {low}"
+        )
+    if high is not None:
+        return float(high)
+    return math.sqrt(1 / config.num_embeddings) if bounded else UNBOUNDED_INIT_BOUND
+
+
+def _columns(
+    number: int, configs: list[Any], table_names: Sequence[str], layout: StepLayout, feature_numbers: dict[str, int]
+) -> list[Column]:
+    """A collection's embedding names in torchrec's order, each with the place of its segment."""
+    columns = []
+    for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
+        table = table_names.index(config.name)
+        first = next(place for place, ref in enumerate(layout.features) if ref.table == table)
+        runs = layout.collection_runs(number)
+        run = next(place for place, run in enumerate(runs) if run.first_table <= table < run.end_table)
+        for offset, (name, feature_name) in enumerate(zip(names, config.feature_names, strict=True)):
+            columns.append(
+                Column(
+                    name=name,
+                    feature_name=feature_name,
+                    feature=feature_numbers[feature_name],
+                    run=run,
+                    segment=first + offset - runs[run].first_segment,
+                    dim=config.embedding_dim,
+                )
+            )
+    return columns
+
+
+def _parts(reader: BatchReader) -> tuple[_Part, ...]:
+    """The output's columns as parts of the runs: whole runs where a run's segments follow each other in order."""
+    parts: list[_Part] = []
+    for run, columns in groupby(reader.columns, key=lambda column: column.run):
+        segments = [column.segment for column in columns]
+        if segments == list(range(reader.runs[run].num_segments)):
+            parts.append(_Part(run=run))
+        else:
+            parts.extend(_Part(run=run, segment=segment) for segment in segments)
+    return tuple(parts)

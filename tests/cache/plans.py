@@ -1,0 +1,179 @@
+"""Plans for tests, made the plain way: `numpy.unique` per table; a batch evicts the rows it does not use itself.
+
+The slot of a row is drawn at random, so a test that passes does not rest on slot numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.batch import Batch
+from bagpipe.cache.layout import StepLayout
+from bagpipe.cache.rows import RowCache
+from bagpipe.cache.step import StepContext, prepare_step
+from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import ReadResult, WriteRequest
+
+
+def row_list(ids_by_table: Sequence[NDArray[np.int64]]) -> RowList:
+    offsets = np.zeros(len(ids_by_table) + 1, dtype=np.int64)
+    np.cumsum([len(ids) for ids in ids_by_table], out=offsets[1:])
+    return RowList(table_offsets=offsets, ids=np.concatenate([*ids_by_table, np.zeros(0, dtype=np.int64)]))
+
+
+def random_batch(
+    rng: np.random.Generator,
+    *,
+    index: int = 0,
+    num_examples: int,
+    num_ids: Sequence[int],
+    max_length: int,
+    weighted: bool = False,
+    min_length: int = 0,
+) -> Batch:
+    """Random bags of `min_length` to `max_length` ids; feature f draws from ``[0, num_ids[f])``."""
+    lengths = rng.integers(min_length, max_length + 1, size=(len(num_ids), num_examples), dtype=np.int32)
+    values = [rng.integers(0, limit, size=row.sum()) for limit, row in zip(num_ids, lengths, strict=True)]
+    num_values = int(lengths.sum())
+    return Batch(
+        index=index,
+        dense=rng.standard_normal((num_examples, 2)).astype(np.float32),
+        values=np.concatenate(values).astype(np.int64),
+        lengths=lengths,
+        weights=rng.standard_normal(num_values).astype(np.float32) if weighted else None,
+        labels=rng.integers(0, 2, size=num_examples).astype(np.float32),
+    )
+
+
+def consumer_plan(
+    batch: Batch, features: Sequence[FeatureRef], num_tables: int, slots: Callable[[int], NDArray[np.int32]]
+) -> ConsumerPlan:
+    """The plan of a batch; `slots(n)` gives the slots of its n unique rows."""
+    starts = batch.feature_offsets()
+    unique_ids, inverses = [], []
+    num_unique = 0
+    for table in range(num_tables):
+        parts = [batch.values[starts[ref.feature] : starts[ref.feature + 1]] for ref in features if ref.table == table]
+        occurrences = np.concatenate([*parts, np.zeros(0, dtype=np.int64)])
+        ids, inverse = np.unique(occurrences, return_inverse=True)
+        unique_ids.append(ids)
+        inverses.append(inverse + num_unique)
+        num_unique += len(ids)
+    inverse = np.concatenate(inverses)
+    offsets = np.zeros(num_unique + 1, dtype=np.int32)
+    np.cumsum(np.bincount(inverse, minlength=num_unique), out=offsets[1:])
+    return ConsumerPlan(
+        unique=row_list(unique_ids),
+        inverse=inverse.astype(np.int32),
+        offsets=offsets,
+        order=np.argsort(inverse, kind="stable").astype(np.int32),
+        slots=slots(num_unique),
+        owners=np.zeros(num_unique, dtype=np.uint16),
+        sync_now=np.ones(num_unique, dtype=np.bool_),
+    )
+
+
+def owner_plan(
+    fetch: RowList,
+    fetch_slots: NDArray[np.int32],
+    evict: RowList,
+    evict_slots: NDArray[np.int32],
+    *,
+    new: NDArray[np.bool_] | None = None,
+    num_slots: int | None = None,
+) -> OwnerPlan:
+    used = [int(slots.max()) + 1 for slots in (fetch_slots, evict_slots) if len(slots)]
+    return OwnerPlan(
+        fetch=fetch,
+        fetch_slots=fetch_slots,
+        fetch_new=np.zeros(len(fetch), dtype=np.bool_) if new is None else new,
+        evict=evict,
+        evict_slots=evict_slots,
+        evict_after=NO_BATCH,
+        fetch_after=NO_BATCH,
+        num_slots=max(used, default=0) if num_slots is None else num_slots,
+    )
+
+
+class DictStore:
+    """Rows by (table, id), to stand between two batches."""
+
+    def __init__(self, schema: RowSchema) -> None:
+        self.schema = schema
+        self.rows: dict[tuple[int, int], NDArray[Any]] = {}
+
+    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
+        results = []
+        for table, ids in requests:
+            rows = np.zeros((len(ids), self.schema.row_width(table)), dtype=self.schema.dtype)
+            found = np.array([(table, int(row_id)) in self.rows for row_id in ids], dtype=np.bool_)
+            for place in np.flatnonzero(found):
+                rows[place] = self.rows[table, int(ids[place])]
+            rows.flags.writeable = False  # a store may hand out views of what it received
+            results.append(ReadResult(rows, found))
+        return results
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        for request in requests:
+            for row_id, row in zip(request.ids.tolist(), request.rows, strict=True):
+                self.rows[request.table, row_id] = row.copy()
+
+
+@dataclass
+class Job:
+    """A cache, a store, and batches going through them one after the other."""
+
+    cache: RowCache
+    store: DictStore
+    layout: StepLayout
+    seed: int = 0
+    num_spare_slots: int = 7
+
+    def steps(self, batches: Sequence[Batch]) -> Iterator[StepContext]:
+        """Per batch: evict the last one's rows that it does not use, fetch what it lacks, begin it."""
+        rng = np.random.default_rng(self.seed)
+        schema = self.cache.schema
+        num_tables = len(schema.tables)
+        resident: dict[tuple[int, int], int] = {}
+        for batch in batches:
+            plan = consumer_plan(batch, self.layout.features, num_tables, lambda n: np.zeros(n, dtype=np.int32))
+            tables = np.repeat(np.arange(num_tables), np.diff(plan.unique.table_offsets)).tolist()
+            keys = list(zip(tables, plan.unique.ids.tolist(), strict=True))
+            leaving = sorted(set(resident) - set(keys))
+            leaving_slots = np.array([resident.pop(key) for key in leaving], dtype=np.int32)
+            entering = [key for key in keys if key not in resident]
+            num_slots = len(keys) + self.num_spare_slots
+            free = np.setdiff1d(np.arange(max(num_slots, len(self.cache.slots))), list(resident.values()))
+            entering_slots = rng.permutation(free)[: len(entering)].astype(np.int32)
+            resident.update(zip(entering, entering_slots.tolist(), strict=True))
+            owner = owner_plan(_rows(entering, num_tables), entering_slots, _rows(leaving, num_tables), leaving_slots)
+            self.store.write_many(self.cache.evict(owner))
+            results = self.store.read_many(self.cache.fetch_requests(owner, skip_new=False))
+            self.cache.insert(owner, results, skip_new=False)
+            slots = np.array([resident[key] for key in keys], dtype=np.int32)
+            plan = dataclasses.replace(plan, slots=slots)
+            context = prepare_step(self.layout, batch, plan, dtype=schema.dtype, device=self.cache.device)
+            self.cache.begin(context)
+            yield context
+
+    def finish(self) -> dict[tuple[int, int], NDArray[Any]]:
+        """Flush; all rows of the store."""
+        for requests in self.cache.flush(chunk_rows=5):
+            self.store.write_many(requests)
+        return self.store.rows
+
+
+def _rows(keys: Sequence[tuple[int, int]], num_tables: int) -> RowList:
+    return row_list(
+        [
+            np.array([row_id for table, row_id in keys if table == number], dtype=np.int64)
+            for number in range(num_tables)
+        ]
+    )

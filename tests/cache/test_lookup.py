@@ -1,0 +1,159 @@
+"""Forward and backward of a run against `nn.EmbeddingBag` and indexing, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.batch import Batch
+from bagpipe.cache.layout import TableLookup, build_layout
+from bagpipe.cache.lookup import ActiveRun, lookup, row_gradient
+from bagpipe.cache.step import prepare_step
+from bagpipe.errors import JobError
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import RowTable
+from tests.cache.plans import consumer_plan, random_batch
+
+NUM_IDS, DIM = 11, 6
+CASES = {
+    "one-hot": (TableLookup(), 1, 1),
+    "sum": (TableLookup(), 0, 4),
+    "mean": (TableLookup(mode="mean"), 0, 4),
+    "mean-one-hot": (TableLookup(mode="mean"), 1, 1),
+    "weighted": (TableLookup(weighted=True), 0, 4),
+    "weighted-one-hot": (TableLookup(weighted=True), 1, 1),
+    "sequence": (TableLookup(mode="none"), 0, 4),
+    "all-empty": (TableLookup(), 0, 0),
+}
+SEGMENT_TABLES = (0, 0, 1)
+
+
+def gradient_of(run: ActiveRun) -> Tensor:
+    """All rows' gradients; taken in two blocks they must be the same bits."""
+    num_rows = len(run.context.rows)
+    together = row_gradient(run, 0, num_rows)
+    blocks = [row_gradient(run, 0, num_rows // 2), row_gradient(run, num_rows // 2, num_rows)]
+    assert torch.equal(together, torch.cat(blocks))
+    return together
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tensor]) -> ActiveRun:
+    """The run of a batch whose rows come from whole tables ``weights[table][id]``."""
+    tables = [RowTable(name="a", dim=DIM), RowTable(name="b", dim=DIM)]
+    features = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(SEGMENT_TABLES)]
+    layout = build_layout(tables, features, [lookup_of_tables] * 2)
+    plan = consumer_plan(batch, layout.features, 2, lambda n: np.arange(n, dtype=np.int32))
+    (run,) = prepare_step(layout, batch, plan, dtype="float64", device=torch.device("cpu")).runs
+    ids, offsets = torch.from_numpy(run.rows.ids), run.rows.table_offsets
+    rows = [weights[table].detach()[ids[offsets[table] : offsets[table + 1]]] for table in range(2)]
+    return ActiveRun(context=run, weights=torch.cat(rows))
+
+
+def reference(mode: TableLookup, batch: Batch, weights: Sequence[Tensor], per_id: Tensor | None) -> Tensor:
+    starts = batch.feature_offsets()
+    out = []
+    for feature, table in enumerate(SEGMENT_TABLES):
+        ids = torch.from_numpy(batch.values[starts[feature] : starts[feature + 1]])
+        if mode.mode == "none":
+            out.append(weights[table][ids])
+            continue
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths[feature])]))
+        out.append(
+            nn.functional.embedding_bag(
+                ids,
+                weights[table],
+                offsets,
+                mode=mode.mode,
+                per_sample_weights=None if per_id is None else per_id[starts[feature] : starts[feature + 1]],
+                include_last_offset=True,
+            )
+        )
+    return torch.cat(out, dim=0 if mode.mode == "none" else 1)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_equals_embedding_bag(case: str) -> None:
+    mode, min_length, max_length = CASES[case]
+    rng = np.random.default_rng(5)
+    batch = random_batch(
+        rng, num_examples=9, num_ids=[NUM_IDS] * 3, min_length=min_length, max_length=max_length, weighted=mode.weighted
+    )
+    weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    run = make_run(mode, batch, weights)
+    ours = theirs = None
+    if batch.weights is not None:
+        ours = torch.from_numpy(batch.weights).double().requires_grad_()
+        theirs = ours.detach().clone().requires_grad_()
+    vectors = lookup(run, ours)
+    expected = reference(mode, batch, weights, theirs)
+    close(vectors, expected)
+
+    factor = torch.randn_like(expected)
+    (vectors * factor).sum().backward()
+    (expected * factor).sum().backward()
+    gradient = gradient_of(run)
+    offsets = run.context.rows.table_offsets
+    for table, weight in enumerate(weights):
+        ids = torch.from_numpy(run.context.rows.ids[offsets[table] : offsets[table + 1]])
+        assert weight.grad is not None
+        close(gradient[offsets[table] : offsets[table + 1]], weight.grad[ids])
+    if ours is not None and theirs is not None:
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        close(ours.grad, theirs.grad)
+
+
+def test_two_lookups_of_one_run_add_up() -> None:
+    batch = random_batch(np.random.default_rng(1), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3, weighted=True)
+    weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)]
+    gradients = []
+    for scales in ([1.0], [2.0], [1.0, 2.0]):
+        run = make_run(TableLookup(weighted=True), batch, weights)
+        assert batch.weights is not None
+        per_id = torch.from_numpy(batch.weights).double()
+        total = sum((lookup(run, per_id * scale).sum() for scale in scales), torch.zeros(()))
+        total.backward()
+        gradients.append(gradient_of(run))
+    first, second, both = gradients
+    close(both, first + second)
+
+
+def test_gradient_that_is_not_contiguous() -> None:
+    """``sum().backward()`` delivers an expanded scalar; a slice of a wider concatenation has wide rows."""
+    batch = random_batch(np.random.default_rng(2), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3)
+    weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)]
+    expanded = make_run(TableLookup(), batch, weights)
+    lookup(expanded).sum().backward()
+    sliced = make_run(TableLookup(), batch, weights)
+    vectors = lookup(sliced)
+    wide = torch.cat([torch.zeros(4, 3, dtype=torch.float64), vectors], dim=1)
+    (wide * torch.ones_like(wide)).sum().backward()
+    first, second = gradient_of(expanded), gradient_of(sliced)
+    assert torch.equal(first, second)
+
+
+def test_without_gradients() -> None:
+    batch = random_batch(np.random.default_rng(2), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3)
+    run = make_run(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
+    with torch.no_grad():
+        assert not lookup(run).requires_grad
+    assert run.gradients == []
+    with pytest.raises(JobError, match="backward never reached them"):
+        row_gradient(run, 0, 1)
+
+
+def test_late_backward_is_refused() -> None:
+    batch = random_batch(np.random.default_rng(2), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3)
+    run = make_run(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
+    vectors = lookup(run)
+    run.closed = True
+    with pytest.raises(JobError, match="after the batch's rows were updated"):
+        vectors.sum().backward()

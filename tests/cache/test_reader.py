@@ -1,0 +1,109 @@
+"""A collection's view of the batch, without torchrec: any object of the right shape will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bagpipe.batch import Batch
+from bagpipe.cache.layout import TableLookup, build_layout
+from bagpipe.cache.reader import BatchReader, Column
+from bagpipe.cache.rows import RowCache
+from bagpipe.errors import InputError, JobError
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import RowSchema, RowTable
+from tests.cache.plans import DictStore, Job, random_batch
+
+TABLE = RowTable(name="a", dim=4)
+LAYOUT = build_layout([TABLE], [FeatureRef(feature=1, table=0)], [TableLookup()])
+COLUMN = Column(name="y", feature_name="y", feature=1, run=0, segment=0, dim=4)
+
+
+@dataclass
+class Jagged:
+    names: list[str]
+    ids: Tensor
+    sizes: Tensor
+    variable: bool = False
+
+    def keys(self) -> list[str]:
+        return self.names
+
+    def values(self) -> Tensor:
+        return self.ids
+
+    def lengths(self) -> Tensor:
+        return self.sizes.reshape(-1)
+
+    def weights_or_none(self) -> Tensor | None:
+        return None
+
+    def stride(self) -> int:
+        return int(self.sizes.shape[1])
+
+    def variable_stride_per_key(self) -> bool:
+        return self.variable
+
+
+def begun() -> tuple[BatchReader, Batch]:
+    """A reader of feature y of a batch with features x and y, which its cache has begun."""
+    batch = random_batch(np.random.default_rng(0), num_examples=4, num_ids=(5, 5), max_length=3)
+    schema = RowSchema(tables=(TABLE,), optimizer="sgd")
+    cache = RowCache(schema, 0)
+    reader = BatchReader(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
+    reader.bind(cache)
+    next(Job(cache, DictStore(schema), LAYOUT).steps([batch]))
+    return reader, batch
+
+
+def test_the_batch_is_accepted() -> None:
+    reader, batch = begun()
+    first = int(batch.lengths[0].sum())
+    whole = Jagged(["x", "y"], torch.from_numpy(batch.values), torch.from_numpy(batch.lengths))
+    step, starts = reader.begin(whole)
+    assert starts == {0: 0, 1: first}
+    only = Jagged(["y"], torch.from_numpy(batch.values[first:]), torch.from_numpy(batch.lengths[1:]))
+    assert reader.begin(only)[1] == {1: 0}
+    assert reader.vectors(step, reader.runs[0], only, {1: 0}).shape == (4, 4)
+
+
+def test_anything_else_is_refused() -> None:
+    reader, batch = begun()
+    ids, lengths = torch.from_numpy(batch.values), torch.from_numpy(batch.lengths)
+    for jagged, message in (
+        (Jagged(["x", "z"], ids, lengths), r"lacks \['y'\] and has unknown \['z'\]"),
+        (Jagged(["x", "y"], ids[1:], lengths), f"expected {len(ids)} ids, got {len(ids) - 1}"),
+        (Jagged(["x", "y"], ids, lengths[:, 1:]), "4 examples for every feature, got 6 bags for 2 features"),
+        (Jagged(["x", "y"], ids, lengths, variable=True), "4 examples for every feature"),
+        (Jagged(["x", "y"], ids.flip(0) + 1, lengths), "other ids for feature 'x' than the batch"),
+    ):
+        with pytest.raises(InputError, match=message):
+            reader.begin(jagged)
+
+
+def test_ids_are_compared_once_per_cache() -> None:
+    """Comparing ids waits for an accelerator, so it is done for the first batch only."""
+    reader, batch = begun()
+    lengths = torch.from_numpy(batch.lengths)
+    reader.begin(Jagged(["x", "y"], torch.from_numpy(batch.values), lengths))
+    changed = Jagged(["x", "y"], torch.from_numpy(batch.values) + 1, lengths)
+    reader.begin(changed)
+    cache = reader.cache
+    assert cache is not None
+    reader.bind(cache)
+    with pytest.raises(InputError, match="other ids"):
+        reader.begin(changed)
+
+
+def test_not_begun() -> None:
+    reader = BatchReader(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
+    nothing = Jagged([], torch.zeros(0), torch.zeros(0, 0))
+    with pytest.raises(JobError, match="not bound to a cache"):
+        reader.begin(nothing)
+    reader.bind(RowCache(RowSchema(tables=(TABLE,), optimizer="sgd"), 0))
+    with pytest.raises(JobError, match="no batch was begun"):
+        reader.begin(nothing)

@@ -1,0 +1,143 @@
+"""Plan to index tensors: a table a person can read, and the definition checked on random batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.batch import Batch
+from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
+from bagpipe.cache.step import RunContext, prepare_step
+from bagpipe.errors import JobError
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import RowTable
+from tests.cache.plans import consumer_plan, random_batch
+
+CPU = torch.device("cpu")
+
+
+def slots(num_rows: int) -> np.ndarray:
+    return np.arange(num_rows, dtype=np.int32)
+
+
+def layout_of(segment_tables: list[int], lookup: TableLookup) -> StepLayout:
+    tables = [RowTable(name=str(table), dim=4) for table in range(max(segment_tables) + 1)]
+    features = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(segment_tables)]
+    return build_layout(tables, features, [lookup] * len(tables))
+
+
+def prepare(batch: Batch, layout: StepLayout) -> RunContext:
+    plan = consumer_plan(batch, layout.features, 1 + max(ref.table for ref in layout.features), slots)
+    (run,) = prepare_step(layout, batch, plan, dtype="float64", device=CPU).runs
+    return run
+
+
+def make_batch(lengths: list[list[int]], values: list[int]) -> Batch:
+    num_examples = len(lengths[0])
+    return Batch(
+        index=0,
+        dense=np.zeros((num_examples, 0), dtype=np.float32),
+        values=np.array(values, dtype=np.int64),
+        lengths=np.array(lengths, dtype=np.int32),
+        labels=np.zeros(num_examples, dtype=np.float32),
+    )
+
+
+def test_golden_multi_hot() -> None:
+    """Two features of one table, three examples.
+
+    occurrence    0   1   2   3   4   5
+    feature       f0  f0  f0  f1  f1  f1
+    example       0   0   2   0   1   1
+    id            7   5   7   5   5   9        unique rows: 5 7 9
+    bag           0   0   4   1   3   3        = example * 2 + feature
+    """
+    batch = make_batch([[2, 0, 1], [1, 2, 0]], [7, 5, 7, 5, 5, 9])
+    run = prepare(batch, layout_of([0, 0], TableLookup(mode="mean")))
+    assert run.rows.ids.tolist() == [5, 7, 9]
+    assert run.inverse.tolist() == [1, 0, 0, 0, 2, 1]  # example by example
+    assert run.bag_offsets is not None
+    assert run.bag_offsets.tolist() == [0, 2, 3, 3, 5, 6, 6]
+    assert run.row_offsets.tolist() == [0, 3, 5, 6]
+    assert run.sources.tolist() == [0, 1, 3, 0, 4, 3]  # bags of row 5, of row 7, of row 9
+    assert run.coefficients is not None
+    assert run.coefficients.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0, 0.5]
+    assert run.segment_sizes == (3, 3)
+
+
+def test_golden_one_hot() -> None:
+    """One id in every bag: no offsets, positions transposed."""
+    batch = make_batch([[1, 1, 1], [1, 1, 1]], [4, 6, 4, 4, 4, 8])
+    run = prepare(batch, layout_of([0, 0], TableLookup()))
+    assert run.rows.ids.tolist() == [4, 6, 8]
+    assert run.inverse.tolist() == [0, 0, 1, 0, 0, 2]
+    assert run.bag_offsets is None
+    assert run.sources.tolist() == [0, 4, 1, 3, 2, 5]
+    assert run.row_offsets.tolist() == [0, 4, 5, 6]
+
+
+def test_second_run_counts_from_its_own_start() -> None:
+    batch = make_batch([[1, 1], [2, 0]], [3, 3, 1, 2])
+    tables = [RowTable(name="a", dim=4), RowTable(name="b", dim=8)]
+    features = [FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)]
+    layout = build_layout(tables, features, [TableLookup(), TableLookup(mode="none")])
+    plan = consumer_plan(batch, layout.features, 2, slots)
+    context = prepare_step(layout, batch, plan, dtype="float32", device=CPU)
+    second = context.runs[1]
+    assert (second.rows.table_offsets.tolist(), second.rows.ids.tolist()) == ([0, 0, 2], [1, 2])
+    assert second.slots.tolist() == [1, 2]
+    assert second.inverse.tolist() == second.sources.tolist() == [0, 1]
+    assert second.row_offsets.tolist() == [0, 1, 2]
+    assert context.feature_sizes == (2, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_examples=st.integers(1, 7),
+    segment_tables=st.lists(st.integers(0, 2), min_size=1, max_size=5).map(sorted),
+    max_length=st.integers(1, 4),
+    min_length=st.integers(0, 1),
+    mode=st.sampled_from(["sum", "mean", "weighted"]),
+)
+def test_definition(
+    seed: int, num_examples: int, segment_tables: list[int], max_length: int, min_length: int, mode: str
+) -> None:
+    """Every (bag, row) pair of the batch appears once in the forward and once in the backward indices."""
+    rng = np.random.default_rng(seed)
+    batch = random_batch(
+        rng,
+        num_examples=num_examples,
+        num_ids=[6] * len(segment_tables),
+        max_length=max_length,
+        min_length=min_length,
+    )
+    lookup = TableLookup(weighted=True) if mode == "weighted" else TableLookup(mode=mode)  # type: ignore[arg-type]
+    layout = layout_of(segment_tables, lookup)
+    run = prepare(batch, layout)
+    bag_of = np.repeat(np.arange(batch.lengths.size).reshape(num_examples, -1).T.reshape(-1), batch.lengths.reshape(-1))
+    num_bags = batch.lengths.size
+    forward_bags = np.arange(num_bags)
+    if run.bag_offsets is not None:
+        forward_bags = np.repeat(forward_bags, np.diff(run.bag_offsets.numpy()))
+    pairs = sorted(zip(forward_bags.tolist(), run.inverse.tolist(), strict=True))
+    rows = np.repeat(np.arange(len(run.rows)), np.diff(run.row_offsets.numpy()))
+    assert pairs == sorted(zip(run.sources.tolist(), rows.tolist(), strict=True))
+    row_tables = np.repeat(np.arange(len(run.rows.table_offsets) - 1), np.diff(run.rows.table_offsets))
+    expected = sorted(zip(bag_of.tolist(), batch.values.tolist(), strict=True))
+    assert sorted(zip(forward_bags.tolist(), run.rows.ids[run.inverse.numpy()].tolist(), strict=True)) == expected
+    for bag, row in pairs:
+        assert row_tables[row] == segment_tables[bag % len(segment_tables)]
+    if run.bag_order is not None and run.occurrences is not None and run.bags is not None:
+        assert bag_of[run.bag_order.numpy()].tolist() == forward_bags.tolist() == run.bags.tolist()
+        assert bag_of[run.occurrences.numpy()].tolist() == run.sources.tolist()
+
+
+def test_plan_of_another_batch() -> None:
+    layout = layout_of([0], TableLookup())
+    plan = consumer_plan(make_batch([[1, 1]], [3, 4]), layout.features, 1, slots)
+    with pytest.raises(JobError, match="the plan has 2 id occurrences, the batch has 3"):
+        prepare_step(layout, make_batch([[1, 2]], [3, 4, 5]), plan, dtype="float32", device=CPU)
