@@ -1,0 +1,3 @@
+from bagpipe.cli import main
+
+raise SystemExit(main())

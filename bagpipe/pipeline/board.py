@@ -1,0 +1,144 @@
+"""`Board`: what the lanes know of each other: how far every op is, who waits for what, the end of the data, the error.
+
+    lane: wait(op, need) ──blocks while done[op] < need──> True, or False if the data ends before the lane's batch
+    lane: advance(op)    ──done[op] += 1──> wakes exactly the lanes that now may go on
+    anyone: fail(error)  ──> every waiting lane raises Aborted; the first error is kept
+
+Each op belongs to one lane and finishes its units in order, so one number per op says everything. A lane that must wait
+registers what it needs under the lock and sleeps on a gate of its own; whoever makes the need true takes the
+registration out, under the same lock, and opens the gate. So no wake-up is lost (need and registration are checked
+under one lock), no lane wakes in vain, and at any moment the registered lanes are exactly those that cannot go on:
+when all living lanes are registered, none ever will, and the board calls the deadlock instead of hanging.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagpipe.errors import JobError
+
+__all__ = ["NO_END", "Aborted", "Board"]
+
+#: Batch number of the end while nobody knows it.
+NO_END = sys.maxsize
+
+
+class Aborted(BaseException):
+    """Tells a lane to stop because of an error elsewhere. Never leaves the pipeline package."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    lane: int
+    op: int
+    need: int
+    batch: int
+
+
+class Board:
+    """Progress of one run.
+
+    Args:
+        op_names: per op number, for messages.
+        lane_names: per lane number, for messages.
+        end: number of batches, `NO_END` if unknown.
+
+    Attributes:
+        done: per op, units finished since the start. Read freely: it only grows, so what is seen is at worst old.
+        end: batches >= end do not exist. Read freely: it only shrinks.
+        error: the first error, if any.
+        peak_waiting: lanes waiting at once, at most.
+    """
+
+    def __init__(self, op_names: Sequence[str], lane_names: Sequence[str], end: int = NO_END) -> None:
+        self.done = [0] * len(op_names)
+        self.end = end
+        self.error: BaseException | None = None
+        self.peak_waiting = 0
+        self.op_names = op_names
+        self._lane_names = lane_names
+        self._lock = threading.Lock()
+        self._gates = [threading.Lock() for _ in lane_names]
+        for gate in self._gates:
+            gate.acquire()  # a closed gate; release opens it for one passage
+        self._waiting: list[list[_Waiter]] = [[] for _ in op_names]
+        self._num_waiting = 0
+        self._num_alive = len(lane_names)
+
+    def advance(self, op: int) -> None:
+        """One more unit of `op` is done. Called only by the op's own lane."""
+        with self._lock:
+            self.done[op] += 1
+            waiting = self._waiting[op]
+            if waiting:
+                self._release(op, [w for w in waiting if w.need <= self.done[op]])
+
+    def wait(self, lane: int, op: int, need: int, batch: int) -> bool:
+        """Block lane until `need` units of `op` are done.
+
+        Returns:
+            False if `batch`, the one the lane is about to work on, lies at or behind the end instead.
+
+        Raises:
+            Aborted: something failed, here or elsewhere; also if no lane can ever go on.
+        """
+        with self._lock:
+            if self.error is not None:
+                raise Aborted
+            if batch >= self.end:
+                return False
+            if self.done[op] >= need:
+                return True
+            self._waiting[op].append(_Waiter(lane, op, need, batch))
+            self._num_waiting += 1
+            self.peak_waiting = max(self.peak_waiting, self._num_waiting)
+            self._call_deadlock()
+        self._gates[lane].acquire()
+        if self.error is not None:
+            raise Aborted
+        return batch < self.end
+
+    def finish(self, end: int) -> None:
+        """There are only `end` batches: lanes waiting to work on a later one return."""
+        with self._lock:
+            self.end = min(self.end, end)
+            for op, waiting in enumerate(self._waiting):
+                self._release(op, [w for w in waiting if w.batch >= self.end])
+
+    def leave(self) -> None:
+        """A lane has ended."""
+        with self._lock:
+            self._num_alive -= 1
+            self._call_deadlock()
+
+    def fail(self, error: BaseException) -> bool:
+        """Keep the first error and wake everyone. True if this was the first."""
+        with self._lock:
+            return self._fail(error)
+
+    def _fail(self, error: BaseException) -> bool:
+        first = self.error is None
+        if first:
+            self.error = error
+        for op, waiting in enumerate(self._waiting):
+            self._release(op, list(waiting))
+        return first
+
+    def _release(self, op: int, waiters: Sequence[_Waiter]) -> None:
+        for waiter in waiters:
+            self._waiting[op].remove(waiter)
+            self._num_waiting -= 1
+            self._gates[waiter.lane].release()
+
+    def _call_deadlock(self) -> None:
+        if self.error is None and self._num_alive and self._num_waiting == self._num_alive:
+            waits = [
+                f"{self._lane_names[w.lane]} at batch {w.batch} waits for {self.op_names[w.op]} "
+                f"({self.done[w.op]} done, {w.need} needed)"
+                for waiting in self._waiting
+                for w in waiting
+            ]
+            self._fail(JobError(f"deadlock: {'; '.join(waits)}"))

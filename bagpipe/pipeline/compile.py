@@ -1,0 +1,188 @@
+"""Compiling a loop for the runner: every edge becomes a number to compare, once, before anything runs.
+
+    Loop, handlers, hazards ──compile_loop──> LanePlan per lane: steps, each with its handler and requirements
+
+An op finishes its units in lane order, so "these units of batch b are done" is ``done[op] >= b * units + position``:
+one comparison per requirement and action. Left out are requirements that the lane's own order meets, and those an
+earlier step of the same turn already waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bagpipe.pipeline.interpret import Handler, find_handler
+from bagpipe.schedule.check import check_loop
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.program import Edge, Hazards, OpKey, Resource
+
+__all__ = ["CompiledLoop", "HazardRequirement", "LanePlan", "Requirement", "Step", "compile_loop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Batch b needs ``(b - delay) * units + position`` units of op number `op`, if ``b >= delay``."""
+
+    op: int
+    delay: int
+    units: int
+    position: int
+
+    def covers(self, other: Requirement) -> bool:
+        """Whether whoever waited for this need not wait for `other`."""
+        return self.op == other.op and (self.delay, -self.position) <= (other.delay, -other.position)
+
+
+@dataclass(frozen=True, slots=True)
+class HazardRequirement:
+    """Batch b needs ``source(b) * units + position`` units of op number `op`, if ``source(b) >= 0``."""
+
+    name: str
+    source: Callable[[int], int]
+    op: int
+    units: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One template, ready to run.
+
+    Attributes:
+        text: stage and op, ``0X_GET``.
+        op: op number.
+        units, unit, offset: index of turn t is ``(t + offset) * units + unit``.
+        handler: what to call with the index.
+        requirements, hazards: what must be done first.
+        is_source: the step that takes batches from outside.
+        ends_batch: the last unit of the sink.
+    """
+
+    text: str
+    op: int
+    units: int
+    unit: int
+    offset: int
+    handler: Handler
+    requirements: tuple[Requirement, ...]
+    hazards: tuple[HazardRequirement, ...]
+    is_source: bool
+    ends_batch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """One lane's steps, in order."""
+
+    resource: Resource
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLoop:
+    """All lanes; op number -> text and units per batch; the first turn (ramps begin before 0)."""
+
+    lanes: tuple[LanePlan, ...]
+    op_names: tuple[str, ...]
+    op_units: tuple[int, ...]
+    first_turn: int
+    sink: int
+
+
+def compile_loop(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) -> CompiledLoop:
+    """Check the loop and resolve all its names.
+
+    Raises:
+        ScheduleError: the loop is invalid; a handler or hazard is missing, or given and not in the loop.
+    """
+    check_loop(loop)
+    _check_names(loop, handlers, hazards)
+    keys: list[OpKey] = list(dict.fromkeys(template.key for _, template in loop.templates))
+    compiler = _Compiler(loop, {key: number for number, key in enumerate(keys)})
+    steps: dict[str, list[Step]] = {lane: [] for lane in loop.lanes}
+    for number, (lane, template) in enumerate(loop.templates):
+        units = loop.units_per_batch(template.key)
+        steps[lane].append(
+            Step(
+                text=template.text,
+                op=compiler.op_numbers[template.key],
+                units=units,
+                unit=template.unit,
+                offset=template.offset,
+                handler=find_handler(handlers, template.stage, template.op),
+                requirements=compiler.requirements(number, steps[lane]),
+                hazards=compiler.hazards(number, hazards),
+                is_source=template.key == loop.source,
+                ends_batch=template.key == loop.sink and compiler.position(number) == units,
+            )
+        )
+    return CompiledLoop(
+        lanes=tuple(LanePlan(loop.resource(lane), tuple(own)) for lane, own in steps.items()),
+        op_names=tuple(f"{stage}{op}" for stage, op in keys),
+        op_units=tuple(loop.units_per_batch(key) for key in keys),
+        first_turn=loop.first_turn(),
+        sink=compiler.op_numbers[loop.sink],
+    )
+
+
+def _check_names(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) -> None:
+    known = {name for _, template in loop.templates for name in (template.op, template.text)}
+    for name in handlers:
+        if name not in known:
+            raise ScheduleError(f"handler {name!r} is for no op of the loop; its ops: {', '.join(sorted(known))}")
+    wanted = {edge.hazard for edge in loop.edges if edge.kind == "hazard"}
+    if wanted != set(hazards):
+        raise ScheduleError(f"expected hazards {sorted(wanted)}, got {sorted(hazards)}")
+
+
+class _Compiler:
+    def __init__(self, loop: Loop, op_numbers: Mapping[OpKey, int]) -> None:
+        self.op_numbers = op_numbers
+        self._loop = loop
+        self._templates = loop.templates
+        self._into: dict[int, list[tuple[Edge, int]]] = {}
+        for edge in loop.edges:
+            for src, dst in loop.connections(edge):
+                self._into.setdefault(dst, []).append((edge, src))
+
+    def position(self, number: int) -> int:
+        """How many units of its op and batch are done when template `number` is."""
+        key = self._templates[number][1].key
+        return sum(template.key == key for _, template in self._templates[: number + 1])
+
+    def requirements(self, number: int, earlier: list[Step]) -> tuple[Requirement, ...]:
+        """What template `number` needs besides its lane's order and what `earlier` steps of the lane waited for."""
+        lane, template = self._templates[number]
+        found: list[Requirement] = []
+        for edge, src in self._into.get(number, ()):
+            # A dependency inside a lane holds by the lane's order: the loop has been checked to be live.
+            if edge.kind != "hazard" and self._templates[src][0] != lane:
+                assert edge.delay is not None, "only a hazard has no delay"
+                found.append(Requirement(self._op(src), edge.delay, *self._need(src)))
+        met = [r for step in earlier if step.offset == template.offset for r in step.requirements]
+        kept: list[Requirement] = []
+        for requirement in found:
+            if not any(other.covers(requirement) for other in (*met, *kept)):
+                kept = [other for other in kept if not requirement.covers(other)] + [requirement]
+        return tuple(kept)
+
+    def hazards(self, number: int, hazards: Hazards) -> tuple[HazardRequirement, ...]:
+        """One requirement per hazard and source op: all source units the template's own unit overlaps."""
+        found: dict[tuple[str, int], HazardRequirement] = {}
+        for edge, src in self._into.get(number, ()):
+            if edge.kind == "hazard":
+                op, (units, position) = self._op(src), self._need(src)
+                known = found.get((edge.hazard, op))
+                if known is None or known.position < position:
+                    requirement = HazardRequirement(edge.hazard, hazards[edge.hazard], op, units, position)
+                    found[edge.hazard, op] = requirement
+        return tuple(found.values())
+
+    def _op(self, number: int) -> int:
+        return self.op_numbers[self._templates[number][1].key]
+
+    def _need(self, number: int) -> tuple[int, int]:
+        template: Template = self._templates[number][1]
+        return self._loop.units_per_batch(template.key), self.position(number)

@@ -1,0 +1,43 @@
+"""The sequential interpreter: one action after the other, in a topological order. What the runner must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.graph import Graph
+from bagpipe.schedule.program import Hazards, Program
+
+__all__ = ["Handler", "find_handler", "interpret"]
+
+#: Does one action: gets its index, a batch or a micro-batch number as the op's unit says.
+Handler = Callable[[int], None]
+
+
+def find_handler(handlers: Mapping[str, Handler], stage: int, op: str) -> Handler:
+    """The handler of ``1F`` if there is one, else that of ``F``.
+
+    Raises:
+        ScheduleError: neither exists.
+    """
+    handler = handlers.get(f"{stage}{op}", handlers.get(op))
+    if handler is None:
+        raise ScheduleError(f"no handler for {stage}{op}; handlers given: {', '.join(handlers) or 'none'}")
+    return handler
+
+
+def interpret(program: Program, handlers: Mapping[str, Handler], hazards: Hazards | None = None) -> None:
+    """Run every action of the program in the calling thread.
+
+    Args:
+        program: the program; an overlap's parts run one after the other, actions without an index get -1.
+        handlers: as for `Runner`.
+        hazards: as for `Graph`.
+
+    Raises:
+        ScheduleError: the program deadlocks or a handler is missing. Errors of handlers pass through.
+    """
+    graph = Graph(program, hazards)
+    for node in graph.order():
+        for atom in graph.actions[node].atoms:
+            find_handler(handlers, atom.stage, atom.op)(-1 if atom.index is None else atom.index)

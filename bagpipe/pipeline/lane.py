@@ -1,0 +1,172 @@
+"""`Lane`: the thread of one lane. It walks its steps for batch after batch, waits, acts, and says how far it is.
+
+per step:  requirements, hazards ──Board.wait──> events ──Stream.wait──> handler(index) ──> event, trace, Board.advance
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bagpipe.errors import JobError
+from bagpipe.pipeline.board import Aborted, Board
+from bagpipe.pipeline.compile import LanePlan, Step
+from bagpipe.pipeline.report import LaneReport, StepTimes
+from bagpipe.pipeline.stream import Event, Stream
+from bagpipe.pipeline.trace import Trace
+
+__all__ = ["EndOfBatches", "EventRing", "Lane"]
+
+#: Batches whose events are kept per op. A hazard that reaches further back waits for the oldest event kept, which is
+#: later on the same stream and so implies it; with the loop's read-ahead bound that event has long happened.
+_EVENT_BATCHES = 64
+
+
+class EndOfBatches(Exception):
+    """Raised by the source's handler: the batch it was asked for does not exist."""
+
+
+class EventRing:
+    """The latest events of one op: unit n is at ``n % size``. Written by the op's lane, read by any."""
+
+    def __init__(self, units_per_batch: int) -> None:
+        self._events: list[Event | None] = [None] * (_EVENT_BATCHES * units_per_batch)
+
+    def put(self, unit: int, event: Event | None) -> None:
+        self._events[unit % len(self._events)] = event
+
+    def get(self, unit: int, done: int) -> Event | None:
+        """The event of `unit`, or a later one of the same stream, which implies it. `done` units have been put."""
+        size = len(self._events)
+        return self._events[max(unit, done - size) % size]
+
+
+class Lane:
+    """One lane's thread: everything it touches by itself, so nothing here needs a lock."""
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        plan: LanePlan,
+        first_turn: int,
+        board: Board,
+        stream: Stream,
+        rings: list[EventRing],
+        trace: Trace | None,
+        steps: StepTimes,
+        on_batch: Callable[[int], None] | None,
+        stop_requested: Callable[[], bool],
+        left: Callable[[int], None],
+    ) -> None:
+        self.name = plan.resource.name
+        self.stream = stream
+        self._number = number
+        self._plan = plan
+        self._first_turn = first_turn
+        self._last_offset = min((step.offset for step in plan.steps), default=0)
+        self._board = board
+        self._rings = rings
+        self._trace = trace
+        self._steps = steps
+        self._on_batch = on_batch
+        self._stop_requested = stop_requested
+        self._left = left
+        self._busy_ns = 0
+        self._actions = 0
+        self._waits_ns = [0] * len(rings)
+        self._at, self._index = "turn ", first_turn
+
+    def main(self) -> None:
+        """The thread's body."""
+        try:
+            with self.stream.current():
+                self._walk()
+        except Aborted:
+            pass
+        except BaseException as error:
+            if self._board.fail(error):
+                error.add_note(f"in lane {self.name}, at {self._at}{self._index}")
+        finally:
+            self._board.leave()
+            self._left(self._number)
+
+    def report(self, op_names: tuple[str, ...]) -> LaneReport:
+        waits_s = {name: ns / 1e9 for name, ns in zip(op_names, self._waits_ns, strict=True) if ns}
+        return LaneReport(
+            busy_s=self._busy_ns / 1e9, wait_s=sum(waits_s.values()), waits_s=waits_s, actions=self._actions
+        )
+
+    def _walk(self) -> None:
+        board, steps, turn = self._board, self._plan.steps, self._first_turn
+        while steps and turn + self._last_offset < board.end:
+            for step in steps:
+                batch = turn + step.offset
+                if 0 <= batch < board.end and self._ready(step, batch):
+                    # Asked after the wait, so that a request made meanwhile still keeps the batch from being read.
+                    if step.is_source and self._stop_requested():
+                        board.finish(batch)
+                    else:
+                        self._act(step, batch)
+            turn += 1
+
+    def _ready(self, step: Step, batch: int) -> bool:
+        """Wait for everything the step needs. False if the data ends before the batch."""
+        self._at, self._index = step.text, batch * step.units + step.unit
+        for r in step.requirements:
+            if batch >= r.delay and not self._await(r.op, (batch - r.delay) * r.units + r.position, batch):
+                return False
+        for h in step.hazards:
+            source = h.source(batch)
+            if source > batch:
+                raise JobError(f"hazard {h.name} makes batch {batch} wait for the later batch {source}")
+            if source >= 0 and not self._await(h.op, source * h.units + h.position, batch):
+                return False
+        if self._board.error is not None:
+            raise Aborted
+        return batch < self._board.end
+
+    def _await(self, op: int, need: int, batch: int) -> bool:
+        board = self._board
+        if board.done[op] < need:
+            start_ns = time.monotonic_ns()
+            reached = board.wait(self._number, op, need, batch)
+            self._waited(op, need - 1, start_ns)
+            if not reached:
+                return False
+        event = self._rings[op].get(need - 1, board.done[op])
+        if event is not None:
+            start_ns = time.monotonic_ns()
+            self.stream.wait(event)  # blocks a host lane until the device is there
+            self._waited(op, need - 1, start_ns)
+        return True
+
+    def _waited(self, op: int, unit: int, start_ns: int) -> None:
+        end_ns = time.monotonic_ns()
+        self._waits_ns[op] += end_ns - start_ns
+        if self._trace is not None:
+            self._trace.note(self.name, f"wait {self._board.op_names[op]} #", unit, start_ns, end_ns, "wait")
+
+    def _act(self, step: Step, batch: int) -> None:
+        index = batch * step.units + step.unit
+        start_ns = time.monotonic_ns()
+        try:
+            step.handler(index)
+        except EndOfBatches:
+            if not step.is_source:
+                raise
+            self._board.finish(batch)
+            return
+        event = self.stream.record() if self.stream.records else None
+        end_ns = time.monotonic_ns()
+        if event is not None:
+            self._rings[step.op].put(self._board.done[step.op], event)
+        self._busy_ns += end_ns - start_ns
+        self._actions += 1
+        if self._trace is not None:
+            self._trace.note(self.name, step.text, index, start_ns, end_ns)
+        if step.ends_batch:
+            self._steps.mark(end_ns)
+        self._board.advance(step.op)
+        if step.ends_batch and self._on_batch is not None:
+            self._on_batch(batch)

@@ -1,0 +1,185 @@
+"""`Runner`: walks a loop, one thread per lane, for as many batches as the source has.
+
+    lane thread, turn t:  for each step: wait until its requirements are done ──> handler(index) ──> board.advance(op)
+
+* **End.** The source's handler raises `EndOfBatches` for batch b: every lane finishes the batches before b and returns.
+* **Stop.** `request_stop()` makes the source take no further batch; what was read is finished. A second request aborts.
+* **Error.** The first one wins. The other lanes stop at their next action; `run` joins them and raises it, with its own
+  traceback and a note naming lane and action.
+* **Hang.** A thread inside a handler cannot be stopped from outside, so handlers that talk to the world have their own
+  deadlines. After an error `run` waits `grace_s` for the lanes, then raises all the same and names those still inside.
+* **Deadlock.** If all lanes wait for each other (a wrong hazard can do that), the board says so; nothing hangs.
+
+Thread-local settings (such as torch's grad mode) are those of a new thread; handlers that need others set them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from bagpipe.errors import JobError
+from bagpipe.pipeline.board import NO_END, Board
+from bagpipe.pipeline.compile import CompiledLoop, LanePlan, compile_loop
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.lane import EndOfBatches, EventRing, Lane
+from bagpipe.pipeline.report import Report, StepTimes
+from bagpipe.pipeline.stream import NullStreams, Streams
+from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.program import Hazards
+
+__all__ = ["EndOfBatches", "Interrupted", "Runner"]
+
+
+class Interrupted(JobError):
+    """The run was aborted by a second request to stop."""
+
+
+class Runner:
+    """Runs a loop once.
+
+    Args:
+        loop: the loop; checked here.
+        handlers: ``1F`` or ``F`` -> function of the action's index (a batch, or a micro-batch counted over all
+            batches).
+        hazards: hazard name -> function of a batch giving the batch to wait for, -1 for none. Called in the waiting
+            lane,
+            after the step's other requirements are met, so the source has read the batch.
+        streams: streams of the lanes; default: host lanes only.
+        trace: records every action and wait.
+        on_batch: called with the batch number after a batch's sink, in the sink's lane.
+        grace_s: how long `run` waits for the lanes after an error; above the handlers' own deadlines, of which the
+            store's 30 s is the longest.
+
+    Raises:
+        ScheduleError: the loop is invalid, or a handler or hazard is missing or unknown.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        handlers: Mapping[str, Handler],
+        hazards: Hazards | None = None,
+        *,
+        streams: Streams | None = None,
+        trace: Trace | None = None,
+        on_batch: Callable[[int], None] | None = None,
+        grace_s: float = 60.0,
+    ) -> None:
+        self._compiled: CompiledLoop = compile_loop(loop, handlers, hazards or {})
+        self._streams = streams or NullStreams()
+        self._trace = trace
+        self._on_batch = on_batch
+        self._grace_s = grace_s
+        self._board = Board(self._compiled.op_names, [lane.resource.name for lane in self._compiled.lanes])
+        self._lanes: list[Lane] = []
+        self._steps = StepTimes()
+        # Both queues are bounded by nature: one message per lane and per request to stop.
+        self._stop_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._start_ns: int | None = None
+        self._end_ns: int | None = None
+
+    def request_stop(self) -> None:
+        """Stop reading batches and finish those read; the second call aborts. From any thread or signal handler.
+
+        A signal handler runs in the midst of whatever the main thread is doing, so it may take no lock that the main
+        thread may hold; SimpleQueue.put is made for that.
+        """
+        self._stop_requests.put(None)
+        self._inbox.put(None)
+
+    @property
+    def stop_requested(self) -> bool:
+        return not self._stop_requests.empty()
+
+    def run(self, num_batches: int | None = None) -> Report:
+        """Run to the end of the data, or for `num_batches` at most. Only once per runner.
+
+        Raises:
+            Whatever a handler raised first; JobError for a deadlock; Interrupted after a second request to stop.
+        """
+        if self._start_ns is not None:
+            raise RuntimeError("a Runner runs once; make a new one")
+        if num_batches is not None and num_batches < 0:
+            raise ScheduleError(f"expected a number of batches of at least 0, got {num_batches}")
+        self._start_ns = time.monotonic_ns()
+        self._board.end = NO_END if num_batches is None else num_batches
+        rings = [EventRing(units) for units in self._compiled.op_units]
+        self._lanes = [self._make_lane(number, plan, rings) for number, plan in enumerate(self._compiled.lanes)]
+        threads = [threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True) for lane in self._lanes]
+        self._live(threads)
+        self._end_ns = time.monotonic_ns()
+        if self._board.error is not None:
+            raise self._board.error
+        for lane in self._lanes:
+            lane.stream.synchronize()
+        self._end_ns = time.monotonic_ns()
+        return self.snapshot()
+
+    def snapshot(self) -> Report:
+        """The report so far; any thread may ask while the run goes on, and after it failed."""
+        board, compiled = self._board, self._compiled
+        end_ns = self._end_ns or time.monotonic_ns()
+        return Report(
+            batches=board.done[compiled.sink] // compiled.op_units[compiled.sink],
+            wall_s=(end_ns - (self._start_ns or end_ns)) / 1e9,
+            stopped=self.stop_requested,
+            lanes={lane.name: lane.report(compiled.op_names) for lane in self._lanes},
+            steps=self._steps.report(),
+            done=dict(zip(compiled.op_names, board.done, strict=True)),
+            peak_waiting=board.peak_waiting,
+        )
+
+    def _make_lane(self, number: int, plan: LanePlan, rings: list[EventRing]) -> Lane:
+        return Lane(
+            number=number,
+            plan=plan,
+            first_turn=self._compiled.first_turn,
+            board=self._board,
+            stream=self._streams.stream(plan.resource),
+            rings=rings,
+            trace=self._trace,
+            steps=self._steps,
+            on_batch=self._on_batch,
+            stop_requested=lambda: self.stop_requested,
+            left=self._inbox.put,
+        )
+
+    def _live(self, threads: list[threading.Thread]) -> None:
+        """Start the threads and see them out. On return they have ended, or had `grace_s` to after an error."""
+        inside: set[int] = set()
+        try:
+            for number, thread in enumerate(threads):
+                thread.start()
+                inside.add(number)
+            while inside:
+                self._take_message(inside, None)
+                if self._board.error is not None:
+                    break
+        except BaseException as error:  # the caller's own: Ctrl-C without our signal handlers, no memory for a thread
+            self._board.fail(error)
+        deadline = time.monotonic() + self._grace_s
+        while inside and (left_s := deadline - time.monotonic()) > 0:
+            self._take_message(inside, left_s)
+        if inside and self._board.error is not None:
+            stuck = ", ".join(self._lanes[number].name for number in sorted(inside))
+            self._board.error.add_note(f"still inside a handler {self._grace_s:g} s later: {stuck}")
+        for number, thread in enumerate(threads):
+            if thread.ident is not None and number not in inside:
+                thread.join()
+
+    def _take_message(self, inside: set[int], timeout_s: float | None) -> None:
+        """One message: the number of a lane that has left, or None: somebody asked to stop."""
+        try:
+            message = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        if message is not None:
+            inside.discard(message)
+        elif self._stop_requests.qsize() > 1:
+            self._board.fail(Interrupted("aborted by a second request to stop"))

@@ -1,0 +1,153 @@
+"""`Graph`: a program's actions and everything each waits for, resolved from lane order, edges and SEND/RECV pairs.
+
+    Program, hazards ──> nodes (actions), predecessors ──> topological order, or the cycle that forbids one
+
+Check, simulator and interpreter all read this one graph, so they cannot disagree about what a program means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Edge, Hazards, Program, overlapping_units
+
+__all__ = ["Graph", "Predecessor", "partner"]
+
+#: SEND op -> (RECV op, step to the receiver's stage; None: the peer the action names).
+_PARTNERS: Mapping[str, tuple[str, int | None]] = {
+    "SEND_F": ("RECV_F", 1),
+    "SEND_B": ("RECV_B", -1),
+    "SENDX_F": ("RECVX_F", None),
+    "SENDX_B": ("RECVX_B", None),
+}
+
+_Name = tuple[int, str, int | None]
+
+
+def partner(send: Action) -> Action:
+    """The RECV that takes what `send` sends. SEND carries the sender's stage, RECV the receiver's."""
+    op, step = _PARTNERS[send.op]
+    stage = send.peer if send.peer is not None else send.stage + (step or 0)
+    return Action(stage=stage, op=op, index=send.index, peer=None if send.peer is None else send.stage, pipe=send.pipe)
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """Node `node` must finish first; `edge` is None for lane order and SEND/RECV pairs."""
+
+    node: int
+    edge: Edge | None = None
+
+
+class Graph:
+    """Actions as nodes 0 … n-1, lane after lane.
+
+    Args:
+        program: the program.
+        hazards: what the plan says, per hazard name; a hazard not named here uses its edge's constant delay.
+
+    Raises:
+        ScheduleError: an action waits for one that no lane performs, or for a later batch.
+    """
+
+    def __init__(self, program: Program, hazards: Hazards | None = None) -> None:
+        self.program = program
+        self.actions: list[Action] = []
+        self.lane_of: list[str] = []
+        self.lane_before: list[int | None] = []
+        for lane, actions in program.lanes.items():
+            for position, action in enumerate(actions):
+                self.lane_before.append(len(self.actions) - 1 if position else None)
+                self.lane_of.append(lane)
+                self.actions.append(action)
+        self._nodes: dict[_Name, list[int]] = {}
+        for node, action in enumerate(self.actions):
+            for atom in action.atoms:
+                for op in (atom.op, *OPS[atom.op].provides):
+                    self._nodes.setdefault((atom.stage, op, atom.index), []).append(node)
+        self._edges_into: dict[tuple[int, str], list[Edge]] = {}
+        for edge in program.edges:
+            self._edges_into.setdefault(edge.dst_key, []).append(edge)
+        self._receivers = {
+            partner(a): n for n, action in enumerate(self.actions) for a in action.atoms if a.op in _PARTNERS
+        }
+        self.predecessors = [self._find_predecessors(node, hazards or {}) for node in range(len(self.actions))]
+
+    def _find_predecessors(self, node: int, hazards: Hazards) -> tuple[Predecessor, ...]:
+        before = self.lane_before[node]
+        found = {} if before is None else {before: Predecessor(before)}
+        for atom in self.actions[node].atoms:
+            sender = self._receivers.get(atom)
+            if sender is not None:
+                found.setdefault(sender, Predecessor(sender))
+            for op in (atom.op, *OPS[atom.op].provides):
+                for edge in self._edges_into.get((atom.stage, op), ()):
+                    for source in self._sources(edge, atom, hazards):
+                        if source != node:  # parts of one overlap do not wait for each other
+                            found[source] = Predecessor(source, edge)
+        return tuple(found.values())
+
+    def _sources(self, edge: Edge, atom: Action, hazards: Hazards) -> Iterator[int]:
+        if atom.index is None:
+            return
+        units = self.program.units_per_batch(edge.dst_key)
+        src_units = self.program.units_per_batch(edge.src_key)
+        batch, unit = divmod(atom.index, units)
+        src_batch = _source_batch(edge, batch, hazards)
+        if src_batch < 0:
+            return
+        same_pipe = OPS[edge.src].unit == OPS[edge.dst].unit == "micro"
+        for src_unit in overlapping_units(unit, units, src_units):
+            index = src_batch * src_units + src_unit
+            nodes = self._nodes.get((edge.src_stage, edge.src, index), [])
+            nodes = [n for n in nodes if not same_pipe or any(a.pipe == atom.pipe for a in self.actions[n].atoms)]
+            if not nodes and self.program.semantics != "partial":
+                raise ScheduleError(f"{atom.text} waits for {edge.src_stage}{edge.src}{index}, which no lane performs")
+            yield from nodes
+
+    def order(self) -> list[int]:
+        """Nodes in a topological order, breadth first, so that lanes advance evenly.
+
+        Raises:
+            ScheduleError: there is none; the message spells the cycle.
+        """
+        missing = [len(predecessors) for predecessors in self.predecessors]
+        successors: list[list[int]] = [[] for _ in self.actions]
+        for node, predecessors in enumerate(self.predecessors):
+            for predecessor in predecessors:
+                successors[predecessor.node].append(node)
+        ready = [node for node, count in enumerate(missing) if count == 0]
+        order: list[int] = []
+        for node in ready:  # grows while it is walked: breadth first
+            order.append(node)
+            for successor in successors[node]:
+                missing[successor] -= 1
+                if missing[successor] == 0:
+                    ready.append(successor)
+        if len(order) < len(self.actions):
+            raise ScheduleError(f"deadlock: {self._spell_cycle(missing)}")
+        return order
+
+    def _spell_cycle(self, missing: list[int]) -> str:
+        """``0X_GET1 waits for 0X_STORE1 waits for … waits for 0X_GET1``. Nodes with missing > 0 hold a cycle."""
+        node = next(node for node, count in enumerate(missing) if count)
+        path: list[int] = []
+        while node not in path:
+            path.append(node)
+            node = next(p.node for p in self.predecessors[node] if missing[p.node])
+        cycle = [*path[path.index(node) :], node]
+        return " waits for ".join(self.actions[n].text for n in cycle)
+
+
+def _source_batch(edge: Edge, batch: int, hazards: Hazards) -> int:
+    """The batch of `edge.src` that batch `batch` of `edge.dst` waits for; negative: none."""
+    if edge.kind == "hazard" and edge.hazard in hazards:
+        source = hazards[edge.hazard](batch)
+        if source > batch:
+            raise ScheduleError(f"hazard {edge.hazard} makes batch {batch} wait for the later batch {source}")
+        return source
+    return -1 if edge.delay is None else batch - edge.delay

@@ -1,0 +1,174 @@
+"""`Loop`: the steady state of a pipeline. Every lane performs its templates for batch 0, 1, 2, … without end.
+
+    Loop.lanes: resource -> templates of one batch ──unroll(n)──> Program of n batches
+                                                   └─runner────> the same, for as many batches as the source has
+
+Nothing in a lane says how far it runs ahead of another: dependencies hold it back, capacity edges bound it. A
+template's batch offset shifts it inside its lane: offset 2 does batch b + 2 in the lane's turn b, which is how one
+thread, with one lane, runs a software pipeline. Offsets leave a ramp: turns before 0 do only what has a batch >= 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Edge, OpKey, Program, Resource, Semantics, Stage, overlapping_units
+
+__all__ = ["Loop", "LoopDependency", "Template"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """One action of every batch.
+
+    Attributes:
+        op: a name in `OPS`.
+        stage: stage number.
+        unit: which of the batch's units (micro-batch within the batch); 0 for batch ops.
+        offset: turn b of the lane does batch ``b + offset``.
+    """
+
+    op: str
+    stage: int = 0
+    unit: int = 0
+    offset: int = 0
+
+    @property
+    def key(self) -> OpKey:
+        return (self.stage, self.op)
+
+    @property
+    def text(self) -> str:
+        return f"{self.stage}{self.op}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDependency:
+    """Template `dst` in turn t waits for `src` in turn ``t - turns``; `edge` is None for the lane's own order."""
+
+    src: int
+    dst: int
+    turns: int
+    edge: Edge | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A pipeline in steady state.
+
+    Attributes:
+        lanes: resource name -> templates of one batch, in execution order.
+        source: the op that takes batches from outside; when it has no more, the loop ends.
+        sink: the op whose last unit ends a batch's step.
+        edges, stages, resources, semantics: as in `Program`.
+    """
+
+    lanes: Mapping[str, tuple[Template, ...]]
+    source: OpKey
+    sink: OpKey
+    edges: tuple[Edge, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    semantics: Semantics = "sync"
+
+    def units_per_batch(self, key: OpKey) -> int:
+        """How many templates of (stage, op) make up one batch."""
+        stage, op = key
+        if OPS[op].unit == "batch":
+            return 1
+        return next((s.micro_per_batch for s in self.stages if s.number == stage), 1)
+
+    def resource(self, lane: str) -> Resource:
+        """The lane's resource; a cpu lane when none is listed."""
+        return next((resource for resource in self.resources if resource.name == lane), Resource(name=lane))
+
+    @property
+    def templates(self) -> tuple[tuple[str, Template], ...]:
+        """(lane, template), lane after lane; a template's number is its position here."""
+        return tuple((lane, template) for lane, templates in self.lanes.items() for template in templates)
+
+    def first_turn(self) -> int:
+        """The earliest turn in which some template has a batch >= 0."""
+        return -max((template.offset for _, template in self.templates), default=0)
+
+    def unroll(self, num_batches: int) -> Program:
+        """The program of batches 0 … num_batches - 1, ramps included.
+
+        Raises:
+            ScheduleError: num_batches is negative.
+        """
+        if num_batches < 0:
+            raise ScheduleError(f"expected a number of batches of at least 0, got {num_batches}")
+        return Program(
+            lanes={lane: self._unroll_lane(templates, num_batches) for lane, templates in self.lanes.items()},
+            edges=self.edges,
+            stages=self.stages,
+            resources=self.resources,
+            semantics=self.semantics,
+        )
+
+    def _unroll_lane(self, templates: tuple[Template, ...], num_batches: int) -> tuple[Action, ...]:
+        last_turn = num_batches - min((template.offset for template in templates), default=0)
+        return tuple(
+            Action(stage=t.stage, op=t.op, index=(turn + t.offset) * self.units_per_batch(t.key) + t.unit)
+            for turn in range(self.first_turn(), last_turn)
+            for t in templates
+            if 0 <= turn + t.offset < num_batches
+        )
+
+    def dependencies(self) -> tuple[LoopDependency, ...]:
+        """Every dependency between templates, edges resolved to units, the order inside each lane included.
+
+        A hazard without a constant delay is left out: only the plan knows it.
+
+        Raises:
+            ScheduleError: an edge names an op that no lane performs.
+        """
+        found = self._lane_order()
+        for edge in self.edges:
+            if edge.delay is not None:
+                for src, dst in self.connections(edge):
+                    turns = edge.delay + self.templates[src][1].offset - self.templates[dst][1].offset
+                    found.append(LoopDependency(src=src, dst=dst, turns=turns, edge=edge))
+        return tuple(found)
+
+    def _performers(self) -> Mapping[tuple[OpKey, int], int]:
+        """((stage, op), unit) -> number of the template that performs or provides it."""
+        table: dict[tuple[OpKey, int], int] = {}
+        for number, (_, template) in enumerate(self.templates):
+            for op in (template.op, *OPS[template.op].provides):
+                table[(template.stage, op), template.unit] = number
+        return table
+
+    def _lane_order(self) -> list[LoopDependency]:
+        order: list[LoopDependency] = []
+        first = 0
+        for templates in self.lanes.values():
+            numbers = range(first, first + len(templates))
+            order += [LoopDependency(src=a, dst=a + 1, turns=0, edge=None) for a in numbers[:-1]]
+            if templates:
+                order.append(LoopDependency(src=numbers[-1], dst=first, turns=1, edge=None))
+            first += len(templates)
+        return order
+
+    def connections(self, edge: Edge) -> list[tuple[int, int]]:
+        """(src, dst) numbers of all templates the edge connects.
+
+        Raises:
+            ScheduleError: no lane performs one of them.
+        """
+        performers = self._performers()
+        units, src_units = self.units_per_batch(edge.dst_key), self.units_per_batch(edge.src_key)
+        found: list[tuple[int, int]] = []
+        for unit in range(units):
+            for src_unit in overlapping_units(unit, units, src_units):
+                ends = ((edge.src_key, src_unit), (edge.dst_key, unit))
+                for key, number in ends:
+                    if (key, number) not in performers:
+                        raise ScheduleError(f"edge {edge.text}: no lane performs {key[0]}{key[1]}, unit {number}")
+                found.append((performers[ends[0]], performers[ends[1]]))
+        return found

@@ -1,0 +1,120 @@
+"""The table of operations: every op an action may name, what one unit of it is, and what it means.
+
+Compute and communication ops carry PyTorch's names (torch.distributed.pipelining), so that dense programs can be
+exchanged with it. Extension ops never begin with F, B, I or W: PyTorch's lax parser reads only a prefix, and would take
+``0FETCH1`` for a forward. One line in `OPS` adds an op; nothing else lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["OPS", "TORCH_OPS", "Op", "Role", "Unit"]
+
+#: What an action's index counts: micro-batches of its stage, or batches.
+Unit = Literal["micro", "batch"]
+
+#: What kind of work an op is; checks and renderers ask for the role, never for a list of names.
+Role = Literal[
+    "forward", "backward", "input_grad", "weight_grad", "overlap", "send", "recv", "weights", "rows", "other"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: as written in an action's text.
+        unit: what the index of its actions counts.
+        role: what kind of work it is.
+        meaning: one line.
+        torch: PyTorch's pipelining text form has the op too.
+        index_optional: the text may leave the index out (PyTorch's weight actions do).
+        peer: the text names the stage at the other end of an edge, ``0SENDX_F1:3``.
+        provides: ops this one does as well: whoever waits for them may wait for it (a full backward is both halves).
+        cost: duration in the simulator when none is given; the convention of the zero-bubble papers (F=I=W=1, B=2,
+            free communication), and 1 for everything on other resources.
+    """
+
+    name: str
+    unit: Unit
+    role: Role
+    meaning: str
+    torch: bool = False
+    index_optional: bool = False
+    peer: bool = False
+    provides: tuple[str, ...] = ()
+    cost: int = 1
+
+
+def _table(*ops: Op) -> Mapping[str, Op]:
+    return {op.name: op for op in ops}
+
+
+def _torch(name: str, role: Role, meaning: str, cost: int) -> Op:
+    return Op(name=name, unit="micro", role=role, meaning=meaning, torch=True, cost=cost)
+
+
+def _weights(name: str, meaning: str) -> Op:
+    return Op(name=name, unit="batch", role="weights", meaning=meaning, torch=True, index_optional=True, cost=0)
+
+
+def _edge(name: str, role: Role, meaning: str) -> Op:
+    return Op(name=name, unit="micro", role=role, meaning=meaning, peer=True, cost=0)
+
+
+def _rows(name: str, meaning: str) -> Op:
+    return Op(name=name, unit="batch", role="rows", meaning=meaning)
+
+
+OPS: Mapping[str, Op] = _table(
+    _torch("F", "forward", "forward of one micro-batch through the stage", 1),
+    Op(
+        name="B",
+        unit="micro",
+        role="backward",
+        meaning="full backward: gradients of inputs and weights",
+        torch=True,
+        provides=("I", "W"),
+        cost=2,
+    ),
+    _torch("I", "input_grad", "backward, input-gradient half", 1),
+    _torch("W", "weight_grad", "backward, weight-gradient half", 1),
+    _torch("OVERLAP_F_B", "overlap", "a forward and a backward executed as one action", 0),
+    _torch("SEND_F", "send", "send the stage's output to the next stage", 0),
+    _torch("RECV_F", "recv", "receive the stage's input from the previous stage", 0),
+    _torch("SEND_B", "send", "send the stage's input gradient to the previous stage", 0),
+    _torch("RECV_B", "recv", "receive the stage's output gradient from the next stage", 0),
+    _weights("UNSHARD", "gather the stage's sharded parameters"),
+    _weights("RESHARD", "drop the gathered parameters"),
+    _weights("REDUCE_GRAD", "reduce the stage's gradients over replicas"),
+    _edge("SENDX_F", "send", "send an output along one edge of a DAG"),
+    _edge("RECVX_F", "recv", "receive an input along one edge of a DAG"),
+    _edge("SENDX_B", "send", "send a gradient along one edge of a DAG"),
+    _edge("RECVX_B", "recv", "receive a gradient along one edge"),
+    Op(name="REC", unit="micro", role="other", meaning="recompute the stage's activations before its backward"),
+    Op(name="OPT", unit="batch", role="weights", meaning="dense optimizer step of the stage"),
+    Op(name="PRED", unit="batch", role="weights", meaning="predict a future version of the stage's weights"),
+    Op(name="RESTORE", unit="batch", role="weights", meaning="leave predicted weights for the real ones"),
+    Op(name="COV_A", unit="batch", role="other", meaning="accumulate activation covariances (K-FAC)"),
+    Op(name="COV_G", unit="batch", role="other", meaning="accumulate gradient covariances (K-FAC)"),
+    Op(name="X_INV", unit="batch", role="other", meaning="invert covariances (K-FAC)"),
+    Op(name="PRECOND", unit="batch", role="other", meaning="precondition gradients (K-FAC)"),
+    _rows("X_READ", "take the next batch and its cache plan from the source"),
+    _rows("X_LOOK", "add a batch to the lookahead window"),
+    _rows("X_PLAN", "decide fetches, evictions and slots of a batch"),
+    _rows("X_GET", "fetch rows missing from the cache: store to staging"),
+    _rows("X_EVICT", "read leaving rows out of their slots: cache to staging"),
+    _rows("X_PUT", "insert fetched rows: staging to cache slots"),
+    _rows("X_PULL", "get rows from their owners on other ranks"),
+    _rows("X_PUSH", "give row gradients to their owners on other ranks"),
+    _rows("X_SYNC", "sum row gradients of the whole batch over consumers"),
+    _rows("X_UPDATE", "one row-optimizer step for every row of the batch"),
+    _rows("X_STORE", "write leaving rows back and wait for the store's acknowledgement"),
+)
+
+#: Names PyTorch's parser knows; everything else stays out of files meant for it.
+TORCH_OPS = frozenset(op.name for op in OPS.values() if op.torch)

@@ -1,0 +1,168 @@
+"""`Program`: who does what in which order, and what must be done before it.
+
+    lanes: resource -> its ordered actions          what a resource does, one action at a time
+    edges: (op, stage) -> (op, stage), delay        what an action waits for; resolved per index
+
+An edge is a *template*: ``X_PUT -> F, delay 0`` says that every F of batch b waits for X_PUT of batch b. Ops count in
+different units (M micro-batches of a stage, or 1 batch); both are parts of a batch, and an action waits for exactly the
+source units whose share of the batch overlaps its own. One formula covers batch to micro-batch, micro-batch to batch,
+and stages with different numbers of micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS
+
+__all__ = [
+    "Edge",
+    "EdgeKind",
+    "Hazards",
+    "OpKey",
+    "Program",
+    "Resource",
+    "ResourceKind",
+    "Semantics",
+    "Stage",
+    "overlapping_units",
+]
+
+ResourceKind = Literal["cpu", "nic", "disk", "copy", "gpu"]
+EdgeKind = Literal["data", "capacity", "hazard"]
+#: ``sync``: all actions of a batch use the weights all earlier batches produced. Others are opted into by name.
+Semantics = Literal["sync", "delay", "stash", "predict", "partial"]
+
+#: (stage, op): what edges connect and progress is counted by.
+OpKey = tuple[int, str]
+
+#: Hazard name -> function of the waiting batch, giving the batch to wait for (-1: none).
+Hazards = Mapping[str, Callable[[int], int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """What a lane runs on. A resource executes one action at a time.
+
+    Attributes:
+        name: the lane's name.
+        kind: ``gpu`` and ``copy`` lanes only enqueue work on a device stream; on the others an action that returned
+            is done.
+    """
+
+    name: str
+    kind: ResourceKind = "cpu"
+
+    @property
+    def on_device(self) -> bool:
+        return self.kind in ("gpu", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A part of the model (or of the row handling) whose actions carry its number.
+
+    Attributes:
+        number: as in the actions' text.
+        name: for people.
+        micro_per_batch: into how many micro-batches the stage splits a batch.
+    """
+
+    number: int
+    name: str = ""
+    micro_per_batch: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """`dst` of batch b waits for `src` of batch ``b - delay``; for a hazard, of a batch that only the plan knows.
+
+    Attributes:
+        src, dst: op names.
+        src_stage, dst_stage: their stages.
+        delay: in batches, at least 0. None only for a hazard: absent in static analysis. A hazard's number stands in
+            for the plan in checks and simulation.
+        kind: ``data``: dst uses what src made. ``capacity``: src frees the buffer dst fills; delay is the number of
+            buffers. ``hazard``: src and dst touch the same rows in some batches.
+        hazard: the hazard's name, empty for the other kinds.
+    """
+
+    src: str
+    dst: str
+    src_stage: int = 0
+    dst_stage: int = 0
+    delay: int | None = 0
+    kind: EdgeKind = "data"
+    hazard: str = ""
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.delay < 0:
+            raise ScheduleError(f"edge {self.text}: delay must be at least 0, got {self.delay}")
+        if self.kind == "capacity" and not self.delay:
+            raise ScheduleError(f"edge {self.text}: a capacity must be at least 1, got {self.delay}")
+        if (self.kind == "hazard") != bool(self.hazard):
+            raise ScheduleError(f"edge {self.text}: a hazard edge, and only that, needs a hazard name")
+        if self.delay is None and self.kind != "hazard":
+            raise ScheduleError(f"edge {self.text}: only a hazard may leave its delay to the plan")
+
+    @property
+    def src_key(self) -> OpKey:
+        return (self.src_stage, self.src)
+
+    @property
+    def dst_key(self) -> OpKey:
+        return (self.dst_stage, self.dst)
+
+    @property
+    def text(self) -> str:
+        """``0X_GET(b) <- 0X_PUT(b-4) capacity``."""
+        when = f"b-{self.delay}" if self.delay else "b" if self.delay == 0 else self.hazard
+        label = "" if self.kind == "data" else f" {self.kind} {self.hazard}".rstrip()
+        return f"{self.dst_stage}{self.dst}(b) <- {self.src_stage}{self.src}({when}){label}"
+
+
+def overlapping_units(unit: int, units: int, src_units: int) -> range:
+    """Units of a source (0 <= n < src_units) whose share of a batch overlaps that of `unit` out of `units`."""
+    return range(unit * src_units // units, -((unit + 1) * src_units // -units))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A finite schedule.
+
+    Attributes:
+        lanes: resource name -> its actions in execution order.
+        resources: the lanes' resources; a lane without one is a cpu lane.
+        edges: dependency templates, besides the order inside each lane.
+        stages: the stages; one that is not listed has one micro-batch per batch.
+        semantics: which weights an action uses.
+    """
+
+    lanes: Mapping[str, tuple[Action, ...]]
+    edges: tuple[Edge, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    semantics: Semantics = "sync"
+
+    @property
+    def micro_per_batch(self) -> Mapping[int, int]:
+        """Stage number -> micro-batches per batch."""
+        return {stage.number: stage.micro_per_batch for stage in self.stages}
+
+    def units_per_batch(self, key: OpKey) -> int:
+        """How many actions of (stage, op) make up one batch."""
+        stage, op = key
+        return self.micro_per_batch.get(stage, 1) if OPS[op].unit == "micro" else 1
+
+    def atoms(self) -> list[Action]:
+        """All actions of all lanes, overlaps replaced by their parts."""
+        return [atom for actions in self.lanes.values() for action in actions for atom in action.atoms]
+
+    def num_batches(self) -> int:
+        """Batches the program's indices span."""
+        indexed = [(atom, atom.index) for atom in self.atoms() if atom.index is not None]
+        return max((index // self.units_per_batch((atom.stage, atom.op)) + 1 for atom, index in indexed), default=0)

@@ -1,0 +1,171 @@
+"""Pictures and files of schedules. Program -> CSV; Simulation -> grid, SVG, JSON, Perfetto.
+
+CSV is PyTorch's: one row per lane, one action per cell. A program that PyTorch cannot read gets a first row
+``#resource=…`` naming the lanes, which also keeps PyTorch from half-reading it.
+"""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+from xml.sax.saxutils import escape
+
+from bagpipe.schedule.actions import Action, parse, torch_reads
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.simulate import Simulation
+from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
+
+__all__ = ["csv", "grid", "parse_csv", "perfetto", "spans", "summary", "svg"]
+
+_HEADER = "#resource="
+
+
+def csv(program: Program) -> str:
+    """The program's lanes; see the module's rule for the header row."""
+    out = io.StringIO()
+    writer = csv_format.writer(out, lineterminator="\n")
+    if not all(torch_reads(action) for actions in program.lanes.values() for action in actions):
+        first, *others = program.lanes
+        writer.writerow([_HEADER + first, *others])
+    for actions in program.lanes.values():
+        writer.writerow([action.text for action in actions])
+    return out.getvalue()
+
+
+def parse_csv(text: str) -> dict[str, tuple[Action | None, ...]]:
+    """Lane name -> cells; an empty cell is an idle step, None. Without a header lanes are named ``rank0`` and so on.
+
+    Raises:
+        ScheduleError: a cell is no action, or the header does not name every row once.
+    """
+    rows = list(csv_format.reader(io.StringIO(text)))
+    if rows and rows[0] and rows[0][0].startswith(_HEADER):
+        names = [rows[0][0].removeprefix(_HEADER), *rows[0][1:]]
+        rows = rows[1:]
+    else:
+        names = [f"rank{number}" for number in range(len(rows))]
+    if len(names) != len(rows) or len(set(names)) != len(names):
+        raise ScheduleError(f"expected a header naming {len(rows)} different lanes, got {names}")
+    lanes: dict[str, tuple[Action | None, ...]] = {}
+    for number, (name, cells) in enumerate(zip(names, rows, strict=True), start=1):
+        try:
+            lanes[name] = tuple(parse(cell.strip()) if cell.strip() else None for cell in cells)
+        except ScheduleError as error:
+            raise ScheduleError(f"lane {number} ({name}): {error}") from None
+    return lanes
+
+
+#: A grid wider than this is drawn coarser, texts cut short, rather than wider: longer lines help nobody.
+_GRID_COLUMNS = 400
+
+
+def grid(simulation: Simulation) -> str:
+    """Lanes as lines, time to the right. ``|`` begins an action, ``-`` fills it, ``.`` is idle.
+
+    The shortest action gets as many columns as the longest text needs, fewer if the picture would get too wide.
+    """
+    durations = [t.finish - t.start for t in simulation.timed if t.finish > t.start]
+    if not durations:
+        return "\n".join(simulation.lanes) + "\n"
+    units = simulation.makespan / min(durations)
+    wanted = 1 + max(len(t.action.text) for t in simulation.timed)
+    columns = max(1, min(wanted, int(_GRID_COLUMNS / units))) / min(durations)  # per unit of cost
+    width = round(simulation.makespan * columns)
+    lines = {lane: ["."] * width for lane in simulation.lanes}
+    for timed in simulation.timed:
+        first, last = round(timed.start * columns), round(timed.finish * columns)
+        if last > first:
+            lines[timed.lane][first:last] = ("|" + timed.action.text.ljust(last - first, "-"))[: last - first]
+    margin = max(len(lane) for lane in lines)
+    return "".join(f"{lane.ljust(margin)} {''.join(cells)}|\n" for lane, cells in lines.items())
+
+
+def summary(simulation: Simulation) -> dict[str, Any]:
+    """The simulation's figures as plain JSON values; times in the unit of the costs."""
+    return {
+        "makespan": simulation.makespan,
+        "bubble": simulation.bubble,
+        "peak_in_flight": simulation.peak_in_flight,
+        "lanes": {
+            lane: {
+                "busy": use.busy,
+                "idle": use.idle,
+                "span_idle": use.span_idle,
+                "peak_in_flight": use.peak_in_flight,
+            }
+            for lane, use in simulation.lanes.items()
+        },
+        "occupancy": dict(simulation.occupancy),
+        "critical_path": [timed.action.text for timed in simulation.critical_path],
+        "actions": [
+            {"lane": t.lane, "action": t.action.text, "start": t.start, "finish": t.finish} for t in simulation.timed
+        ],
+    }
+
+
+#: Fill by op: forwards blue, backwards green, rows by direction, the rest grey.
+_FILLS: Mapping[str, str] = {
+    "F": "#9ecae1",
+    "B": "#a1d99b",
+    "I": "#a1d99b",
+    "W": "#c7e9c0",
+    "OVERLAP_F_B": "#9fd2be",
+    "OPT": "#bcbddc",
+    "X_UPDATE": "#bcbddc",
+    "X_GET": "#fdd0a2",
+    "X_PUT": "#fdd0a2",
+    "X_EVICT": "#fcbba1",
+    "X_STORE": "#fcbba1",
+}
+_OTHER_FILL = "#d9d9d9"
+
+
+def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> str:
+    """A self-contained SVG: one row per lane, one box per action, its text inside where it fits and as a tooltip."""
+    margin_px = 12 + 8 * max((len(lane) for lane in simulation.lanes), default=0)
+    scale = (width_px - margin_px - 10) / simulation.makespan if simulation.makespan else 0
+    height_px = row_px * len(simulation.lanes) + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width_px}" height="{height_px}" '
+        f'viewBox="0 0 {width_px} {height_px}" font-family="monospace" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    top = {lane: 5 + row_px * number for number, lane in enumerate(simulation.lanes)}
+    for lane, y in top.items():
+        parts.append(f'<text x="6" y="{y + row_px / 2 + 2:g}">{escape(lane)}</text>')
+    for timed in simulation.timed:
+        x, box_px = margin_px + timed.start * scale, (timed.finish - timed.start) * scale
+        if box_px <= 0:
+            continue
+        text, y = escape(timed.action.text), top[timed.lane]
+        fill = _FILLS.get(timed.action.op, _OTHER_FILL)
+        label = f'<text x="{x + 2:.2f}" y="{y + row_px / 2 + 2:g}">{text}</text>' if box_px > 7 * len(text) else ""
+        parts.append(
+            f'<g><title>{text}: {timed.start:g} to {timed.finish:g}</title><rect x="{x:.2f}" y="{y}" '
+            f'width="{box_px:.2f}" height="{row_px - 4}" fill="{fill}" stroke="#555" stroke-width="0.5"/>{label}</g>'
+        )
+    foot = f"makespan {simulation.makespan:g}, bubble {simulation.bubble:.1%}"
+    parts.append(f'<text x="{margin_px}" y="{height_px - 8}">{foot}</text>')
+    parts.append("</svg>\n")
+    return "\n".join(parts)
+
+
+def spans(simulation: Simulation, *, unit_ns: int = 1_000_000) -> list[Span]:
+    """The simulation as trace spans; one unit of cost is `unit_ns` long."""
+    return [
+        Span(lane=t.lane, name=t.action.text, start_ns=round(t.start * unit_ns), end_ns=round(t.finish * unit_ns))
+        for t in simulation.timed
+    ]
+
+
+def perfetto(simulation: Simulation) -> str:
+    """The simulation as a trace file; one unit of cost is a millisecond."""
+    events = trace_events(spans(simulation), process="simulated", lanes=simulation.lanes)
+    return "".join(trace_json_lines(events))
+
+
+#: What the command line calls the renderers of a simulation.
+RENDERERS: Mapping[str, Callable[[Simulation], str]] = {"grid": grid, "svg": svg, "perfetto": perfetto}

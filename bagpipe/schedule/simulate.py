@@ -1,0 +1,193 @@
+"""Simulator: when would every action of a program run, given what actions cost and links add?
+
+    Program, costs, latency ──> Simulation: start and finish of every action, and the figures read off them
+
+An action starts when its lane is free and everything it waits for has finished and arrived. Lane order is fixed, so
+visiting actions in any topological order gives the one schedule there is; no event queue is needed. Times are in the
+unit of the costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.check import in_flight
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.graph import Graph
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Edge, Hazards, Program
+
+__all__ = ["Costs", "LaneUse", "Latency", "Simulation", "TimedAction", "cost_function", "measured_costs", "simulate"]
+
+#: Durations: a function of the action, or a mapping looked up by action text (``0F3``), then stage and op (``0F``),
+#: then op (``F``), then the op table's default.
+Costs = Mapping[str, float] | Callable[[Action], float]
+
+#: Time between an action's finish and its arrival on another lane: a constant, or a function (src action, dst action).
+Latency = float | Callable[[Action, Action], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedAction:
+    """One action and when it ran."""
+
+    lane: str
+    action: Action
+    start: float
+    finish: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneUse:
+    """One lane's time.
+
+    Attributes:
+        busy: sum of its actions' durations.
+        span_idle: idle time between the lane's own first start and last finish; the zero-bubble papers' bubble.
+        idle: idle time in the whole makespan.
+        peak_in_flight: forwards whose backward is not done, at most; 0 without backwards.
+    """
+
+    busy: float
+    span_idle: float
+    idle: float
+    peak_in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What the simulator found.
+
+    Attributes:
+        timed: all actions with their times, lane after lane, in lane order.
+        makespan: last finish; the first start is 0.
+        bubble: ``makespan / busiest lane's load - 1``: for GPipe and 1F1B on P even stages, (P-1)/M.
+        lanes: per lane.
+        occupancy: per capacity edge (its text), buffers in use at most; never above the edge's delay.
+        critical_path: actions from the first to the last finish, each started by the one before.
+    """
+
+    timed: tuple[TimedAction, ...]
+    makespan: float
+    bubble: float
+    lanes: Mapping[str, LaneUse]
+    occupancy: Mapping[str, int]
+    critical_path: tuple[TimedAction, ...]
+
+    @property
+    def peak_in_flight(self) -> int:
+        return max((use.peak_in_flight for use in self.lanes.values()), default=0)
+
+
+def cost_function(costs: Costs | None) -> Callable[[Action], float]:
+    """A function of the action, with the op table's defaults; an overlap costs the sum of its parts.
+
+    Raises:
+        ScheduleError: (when called) a cost is negative.
+    """
+
+    def of_atom(atom: Action) -> float:
+        if callable(costs):
+            return costs(atom)
+        for key in (atom.text, f"{atom.stage}{atom.op}", atom.op):
+            if costs and key in costs:
+                return costs[key]
+        return OPS[atom.op].cost
+
+    def of_action(action: Action) -> float:
+        cost = sum(of_atom(atom) for atom in action.atoms)
+        if not cost >= 0:
+            raise ScheduleError(f"{action.text}: expected a cost of at least 0, got {cost}")
+        return cost
+
+    return of_action
+
+
+def measured_costs(durations: Mapping[str, list[float]]) -> dict[str, float]:
+    """Costs for `simulate` from measured durations per action text, stage and op, or op: the median of each."""
+    return {key: sorted(values)[len(values) // 2] for key, values in durations.items() if values}
+
+
+def simulate(
+    program: Program, costs: Costs | None = None, *, latency: Latency = 0, hazards: Hazards | None = None
+) -> Simulation:
+    """Run the program on paper.
+
+    Args:
+        program: the program.
+        costs: see `Costs`.
+        latency: added to every dependency that crosses lanes.
+        hazards: what the plan says, if there is one; see `Graph`.
+
+    Raises:
+        ScheduleError: the program deadlocks (the cycle is named), or a cost is negative.
+    """
+    graph = Graph(program, hazards)
+    cost = cost_function(costs)
+    actions = graph.actions
+    start: list[float] = [0] * len(actions)
+    finish: list[float] = [0] * len(actions)
+    started_by: list[int | None] = [None] * len(actions)
+    for node in graph.order():
+        for predecessor in graph.predecessors[node]:
+            arrival = finish[predecessor.node]
+            if graph.lane_of[predecessor.node] != graph.lane_of[node]:
+                arrival += latency(actions[predecessor.node], actions[node]) if callable(latency) else latency
+            if arrival > start[node] or started_by[node] is None:
+                start[node] = max(arrival, start[node])
+                started_by[node] = predecessor.node
+        finish[node] = start[node] + cost(actions[node])
+    timed = tuple(
+        TimedAction(lane=graph.lane_of[n], action=actions[n], start=start[n], finish=finish[n])
+        for n in range(len(actions))
+    )
+    makespan = max(finish, default=0)
+    lanes = {lane: _lane_use(lane, program, timed, makespan) for lane in program.lanes}
+    busiest = max((use.busy for use in lanes.values()), default=0)
+    return Simulation(
+        timed=timed,
+        makespan=makespan,
+        bubble=makespan / busiest - 1 if busiest else 0,
+        lanes=lanes,
+        occupancy={e.text: _occupancy(e, program, timed) for e in program.edges if e.kind == "capacity"},
+        critical_path=_critical_path(timed, finish, started_by),
+    )
+
+
+def _lane_use(lane: str, program: Program, timed: tuple[TimedAction, ...], makespan: float) -> LaneUse:
+    own = [t for t in timed if t.lane == lane]
+    busy = sum(t.finish - t.start for t in own)
+    span = own[-1].finish - own[0].start if own else 0
+    return LaneUse(
+        busy=busy, span_idle=span - busy, idle=makespan - busy, peak_in_flight=in_flight(program.lanes[lane])
+    )
+
+
+def _occupancy(edge: Edge, program: Program, timed: tuple[TimedAction, ...]) -> int:
+    """Batches whose `dst` has started and whose `src` has not finished, at most: buffers in use."""
+    moments: list[tuple[float, int]] = []
+    for key, change in ((edge.dst_key, 1), (edge.src_key, -1)):
+        units = program.units_per_batch(key)
+        # The first unit of dst takes the buffer, the last unit of src gives it back.
+        at_unit = 0 if change > 0 else units - 1
+        own = [t for t in timed if any((a.stage, a.op) == key for a in t.action.atoms)]
+        by_time = sorted(t.start if change > 0 else t.finish for t in own)
+        moments += [(by_time[n], change) for n in range(at_unit, len(by_time), units)]
+    live = peak = 0
+    for _, change in sorted(moments):  # at equal times a release (-1) sorts before a take
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def _critical_path(
+    timed: tuple[TimedAction, ...], finish: list[float], started_by: list[int | None]
+) -> tuple[TimedAction, ...]:
+    path: list[TimedAction] = []
+    node = max(range(len(timed)), key=finish.__getitem__) if timed else None
+    while node is not None:
+        path.append(timed[node])
+        node = started_by[node]
+    return tuple(reversed(path))

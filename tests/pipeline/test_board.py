@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bagpipe.errors import JobError
+from bagpipe.pipeline.board import Aborted, Board
+
+
+def board(lanes: int = 2, end: int = 100) -> Board:
+    return Board(["0X_GET", "0X_PUT"], [f"lane{n}" for n in range(lanes)], end)
+
+
+def test_what_is_done_is_not_waited_for() -> None:
+    b = board()
+    b.advance(0)
+    assert b.wait(1, 0, 1, batch=0)
+
+
+def test_a_batch_behind_the_end_is_not_waited_for() -> None:
+    assert not board(end=3).wait(0, 0, 1, batch=3)
+
+
+def test_an_abort_reaches_those_who_come_later() -> None:
+    b = board()
+    assert b.fail(ValueError("one"))
+    assert not b.fail(ValueError("two"))
+    with pytest.raises(Aborted):
+        b.wait(0, 0, 1, batch=0)
+    assert str(b.error) == "one"
+
+
+def test_waiting_for_each_other_is_a_deadlock() -> None:
+    b = board()
+    seen: list[bool] = []
+
+    def first() -> None:
+        with pytest.raises(Aborted):
+            b.wait(0, 0, 1, batch=4)
+        seen.append(True)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    while b.peak_waiting == 0:
+        threading.Event().wait(0.001)
+    with pytest.raises(Aborted):
+        b.wait(1, 1, 2, batch=5)
+    thread.join()
+    assert seen
+    assert isinstance(b.error, JobError)
+    assert str(b.error) == (
+        "deadlock: lane0 at batch 4 waits for 0X_GET (0 done, 1 needed); "
+        "lane1 at batch 5 waits for 0X_PUT (0 done, 2 needed)"
+    )
+
+
+def test_waiting_for_a_lane_that_has_left_is_a_deadlock() -> None:
+    b = board()
+    b.leave()
+    with pytest.raises(Aborted):
+        b.wait(1, 0, 1, batch=0)
+    assert "lane1 at batch 0 waits for 0X_GET" in str(b.error)
+
+
+def test_no_wake_up_is_lost() -> None:
+    """Two lanes in lock step, each waiting for the other's last unit: a lost wake-up would hang."""
+    b, rounds = board(end=10**9), 20_000
+    start = threading.Barrier(2)
+
+    def ping() -> None:
+        start.wait()
+        for n in range(rounds):
+            b.advance(0)
+            assert b.wait(0, 1, n + 1, batch=n)
+        b.leave()
+
+    def pong() -> None:
+        start.wait()
+        for n in range(rounds):
+            assert b.wait(1, 0, n + 1, batch=n)
+            b.advance(1)
+        b.leave()
+
+    threads = [threading.Thread(target=ping), threading.Thread(target=pong)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert b.error is None
+    assert b.done == [rounds, rounds]
+
+
+def test_the_end_wakes_exactly_those_behind_it() -> None:
+    b = board(lanes=3)
+    answers: dict[int, bool] = {}
+
+    def wait(lane: int, batch: int) -> None:
+        answers[lane] = b.wait(lane, 0, batch + 1, batch)
+
+    threads = [threading.Thread(target=wait, args=(0, 0)), threading.Thread(target=wait, args=(1, 1))]
+    for thread in threads:
+        thread.start()
+    while b.peak_waiting < 2:
+        threading.Event().wait(0.001)
+    b.finish(1)
+    threads[1].join()
+    assert answers == {1: False}
+    b.advance(0)
+    threads[0].join()
+    assert answers == {0: True, 1: False}

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from bagpipe.pipeline.compile import CompiledLoop, Requirement, Step, compile_loop
+from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.program import Edge, Stage
+
+
+def compiled(loop: Loop) -> CompiledLoop:
+    ops = {template.op for _, template in loop.templates}
+    hazards = {edge.hazard: lambda batch: -1 for edge in loop.edges if edge.kind == "hazard"}
+    return compile_loop(loop, dict.fromkeys(ops, lambda index: None), hazards)
+
+
+def needs(loop: Loop) -> dict[str, list[str]]:
+    """Step -> what it needs, spelled ``op(b-delay)#position``."""
+    result = compiled(loop)
+
+    def spell(step: Step) -> list[str]:
+        fixed = [f"{result.op_names[r.op]}(b-{r.delay})#{r.position}" for r in step.requirements]
+        return fixed + [f"{result.op_names[h.op]}({h.name})#{h.position}" for h in step.hazards]
+
+    return {f"{step.text}.{step.unit}": spell(step) for lane in result.lanes for step in lane.steps}
+
+
+def test_the_training_pipeline_compiles_to_few_comparisons() -> None:
+    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=2)
+    assert needs(loop) == {
+        "0X_READ.0": ["0OPT(b-8)#1"],
+        "0X_GET.0": ["0X_READ(b-0)#1", "0X_PUT(b-4)#1", "0X_STORE(fetch_after)#1"],
+        "0X_EVICT.0": ["0X_READ(b-0)#1", "0X_STORE(b-2)#1", "0X_UPDATE(evict_after)#1"],
+        "0X_PUT.0": ["0X_GET(b-0)#1"],  # its eviction comes before it in its own lane
+        "0F.0": ["0X_PUT(b-0)#1"],
+        "0B.0": [],
+        "0F.1": [],  # the first micro-batch has waited for the insertion
+        "0B.1": [],
+        "0X_UPDATE.0": [],
+        "0OPT.0": [],
+        "0X_STORE.0": ["0X_EVICT(b-0)#1"],
+    }
+
+
+def test_a_batch_op_waits_for_every_micro_batch() -> None:
+    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=3, train=False)
+    compiled_needs = needs(loop)
+    assert compiled_needs["0X_READ.0"] == ["0F(b-8)#3"]
+    assert compiled_needs["0X_PUT.0"] == ["0X_GET(b-0)#1", "0F(evict_after)#3"]
+
+
+def test_positions_follow_lane_order_not_micro_batch_numbers() -> None:
+    """Stage 1 runs its micro-batches backwards: micro-batch 1 is the first it finishes."""
+    loop = Loop(
+        lanes={
+            "data": (Template(op="X_READ"),),
+            "a": (Template(op="F", unit=1), Template(op="F", unit=0)),
+            "b": (Template(op="F", stage=1, unit=0), Template(op="F", stage=1, unit=1)),
+        },
+        edges=(Edge(src="X_READ", dst="F"), Edge(src="F", dst="F", dst_stage=1)),
+        stages=(Stage(number=0, micro_per_batch=2), Stage(number=1, micro_per_batch=2)),
+        source=(0, "X_READ"),
+        sink=(1, "F"),
+    )
+    assert needs(loop)["1F.0"] == ["0F(b-0)#2"]
+    assert needs(loop)["1F.1"] == []
+
+
+def test_an_earlier_step_covers_only_its_own_batch() -> None:
+    """X_PUT of batch b + 1 has waited for X_GET of b + 1, which implies b; the other way round it does not."""
+    lanes = {
+        "data": (Template(op="X_READ"),),
+        "net": (Template(op="X_GET"),),
+        "all": (Template(op="X_PUT", offset=0), Template(op="X_PULL", offset=1)),
+    }
+    edges = (
+        Edge(src="X_READ", dst="X_GET"),
+        Edge(src="X_GET", dst="X_PUT"),
+        Edge(src="X_GET", dst="X_PULL"),
+    )
+    assert needs(Loop(lanes=lanes, edges=edges, source=(0, "X_READ"), sink=(0, "X_PUT")))["0X_PULL.0"] == [
+        "0X_GET(b-0)#1"
+    ]
+
+
+def test_covering() -> None:
+    assert Requirement(0, 1, 3, 3).covers(Requirement(0, 1, 3, 2))
+    assert Requirement(0, 1, 3, 1).covers(Requirement(0, 2, 3, 3))
+    assert not Requirement(0, 2, 3, 3).covers(Requirement(0, 1, 3, 1))
+    assert not Requirement(0, 1, 3, 3).covers(Requirement(1, 1, 3, 1))

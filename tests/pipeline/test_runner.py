@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.errors import JobError
+from bagpipe.pipeline.interpret import interpret
+from bagpipe.pipeline.lane import EndOfBatches
+from bagpipe.pipeline.runner import Interrupted, Runner
+from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.program import Edge
+from bagpipe.schedule.simulate import simulate
+from tests.pipeline.loops import Gates, Handlers, Tape, loops
+
+OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
+LANES = ("data", "net-in", "copy", "compute", "net-out")
+LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, microbatches=2)
+HAZARDS = {"fetch_after": lambda b: b - 3, "evict_after": lambda b: b - 2}
+DIRECT = {"fetch_after": lambda b: b, "evict_after": lambda b: b - 1}
+
+
+def nothing(index: int) -> None:
+    pass
+
+
+def handlers(num_batches: int | None = None, **special: Callable[[int], None]) -> Handlers:
+    def read(batch: int) -> None:
+        if batch == num_batches:
+            raise EndOfBatches
+
+    return {**dict.fromkeys(OPS, nothing), "X_READ": read, **special}
+
+
+# --- what a run does -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 2, 7])
+@pytest.mark.parametrize("bounded_by", ["source", "argument"])
+def test_every_action_of_every_batch_runs_once(num_batches: int, bounded_by: str) -> None:
+    tape = Tape(LOOP, num_batches if bounded_by == "source" else num_batches + 5, HAZARDS)
+    report = Runner(LOOP, tape.handlers(), HAZARDS).run(None if bounded_by == "source" else num_batches)
+    assert (report.batches, report.stopped) == (num_batches, False)
+    expected = [action.text for action in LOOP.unroll(num_batches).atoms()]
+    assert sorted(tape.values) == sorted(expected)
+    assert report.done == {f"0{op}": num_batches * (2 if op in "FB" else 1) for op in OPS}
+
+
+@pytest.mark.parametrize("hazards", [HAZARDS, DIRECT], ids=["cached", "direct"])
+def test_the_runner_equals_the_interpreter(hazards: dict[str, Callable[[int], int]]) -> None:
+    sequential, threaded = Tape(LOOP, 20, hazards), Tape(LOOP, 20, hazards)
+    interpret(LOOP.unroll(20), sequential.handlers(), hazards)
+    Runner(LOOP, threaded.handlers(), hazards).run()
+    assert threaded.values == sequential.values
+
+
+@settings(max_examples=250)
+@given(loops(), st.integers(0, 6), st.integers(0, 2**32))
+def test_random_loops_with_random_delays_equal_the_interpreter(
+    case: tuple[Loop, dict[str, Callable[[int], int]]], num_batches: int, seed: int
+) -> None:
+    loop, hazards = case
+    sequential, threaded = Tape(loop, num_batches, hazards), Tape(loop, num_batches, hazards)
+    interpret(loop.unroll(num_batches), sequential.handlers(), hazards)
+    gates = Gates(seed)
+    with gates.referee():
+        report = Runner(loop, threaded.handlers(gates.pass_through), hazards).run()
+    assert report.batches == num_batches
+    assert threaded.values == sequential.values
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_hazard_on_micro_batches_waits_for_all_of_them(seed: int) -> None:
+    loop = prefetch(prefetch_depth=3, read_ahead=6, write_depth=1, microbatches=3, train=False)
+    hazards = {"evict_after": lambda b: b - 1}
+    tape, gates = Tape(loop, 5, hazards), Gates(seed)
+    with gates.referee():
+        Runner(loop, tape.handlers(gates.pass_through), hazards).run()
+    assert len(tape.values) == 5 * (3 + 3)
+
+
+def test_one_lane_with_offsets_is_a_software_pipeline() -> None:
+    templates = (Template(op="X_READ", offset=2), Template(op="X_GET", offset=1), Template(op="F"))
+    edges = (Edge(src="X_READ", dst="X_GET"), Edge(src="X_GET", dst="F"))
+    loop = Loop(lanes={"all": templates}, edges=edges, source=(0, "X_READ"), sink=(0, "F"))
+    tape = Tape(loop, 4, {})
+    assert Runner(loop, tape.handlers()).run().batches == 4
+    assert list(tape.values) == [action.text for action in loop.unroll(4).lanes["all"]]
+
+
+def test_lanes_do_overlap() -> None:
+    """All five lanes inside a handler at once: each waits there for the four others."""
+    meeting = threading.Barrier(5)
+    where = {"X_READ": 4, "X_GET": 3, "X_PUT": 2, "F": 0, "X_STORE": 2}
+    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=4)
+
+    def meet(op: str) -> Callable[[int], None]:
+        return lambda index: meeting.wait(30) and None if index == where[op] else None  # type: ignore[return-value]
+
+    met = {op: meet(op) for op in where}
+
+    def read(batch: int) -> None:
+        met["X_READ"](batch)
+        if batch == 10:
+            raise EndOfBatches
+
+    Runner(loop, handlers(**{**met, "X_READ": read}), {**HAZARDS, "evict_after": lambda b: -1}).run()
+
+
+def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
+    """Compute hangs in batch 0 until nothing else can move; what has been done by then is what the depths allow."""
+    stuck = threading.Event()
+    done: dict[str, int] = {}
+
+    def forward(index: int) -> None:
+        assert stuck.wait(30)
+        if index == 0:
+            done.update(runner.snapshot().done)
+
+    def wait_for_all(batch: int) -> int:
+        return -1
+
+    loop = prefetch(prefetch_depth=3, read_ahead=7, write_depth=2)
+    runner = Runner(loop, handlers(30, F=forward), {"fetch_after": wait_for_all, "evict_after": lambda b: b - 1})
+    watcher = threading.Thread(target=lambda: (_until(lambda: runner.snapshot().done["0X_GET"] == 4), stuck.set()))
+    watcher.start()
+    runner.run()
+    watcher.join()
+    # Batch 0 inserted; 1, 2 and 3 fetched and not yet inserted (eviction 1 waits for update 0); 7 batches read.
+    assert done["0X_PUT"] == 1
+    assert done["0X_GET"] == 4
+    assert done["0X_READ"] <= 7
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """Spin, yielding the processor; the test's timeout bounds it."""
+    pause = threading.Event()
+    while not condition():
+        pause.wait(0.001)
+
+
+# --- the end, stopping, errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("batch", [0, 1, 5])
+def test_an_error_in_any_lane_at_any_batch_comes_out_and_ends_all(op: str, batch: int) -> None:
+    def fail(index: int) -> None:
+        if index == batch:
+            raise ValueError(f"{op} {index} broke")
+
+    runner = Runner(LOOP, handlers(9, **{op: fail}), HAZARDS)
+    with pytest.raises(ValueError, match="broke") as error:
+        runner.run()
+    assert str(error.value) == f"{op} {batch} broke"
+    assert error.value.__notes__ == [f"in lane {_lane(op)}, at 0{op}{batch}"]
+    frames = traceback.extract_tb(error.value.__traceback__)
+    assert frames[-1].name == "fail", "the traceback is the handler's own"
+
+
+def _lane(op: str) -> str:
+    return next(lane for lane, templates in LOOP.lanes.items() for t in templates if t.op == op)
+
+
+@settings(max_examples=100)
+@given(loops(), st.integers(0, 2**32), st.data())
+def test_errors_in_random_loops_never_hang(
+    case: tuple[Loop, dict[str, Callable[[int], int]]], seed: int, data: st.DataObject
+) -> None:
+    loop, hazards = case
+    texts = sorted(action.text for action in loop.unroll(4).atoms())
+    victim = data.draw(st.sampled_from(texts))
+    gates, tape = Gates(seed), Tape(loop, 4, hazards)
+
+    def before(text: str) -> None:
+        gates.pass_through(text)
+        if text == victim:
+            raise RuntimeError(text)
+
+    with gates.referee(), pytest.raises(RuntimeError) as error:
+        Runner(loop, tape.handlers(before), hazards).run()
+    assert str(error.value) == victim
+
+
+def test_the_first_error_wins() -> None:
+    first_failed = threading.Event()
+
+    def fail_first(batch: int) -> None:
+        first_failed.set()
+        raise ValueError("first")
+
+    def fail_second(batch: int) -> None:
+        assert first_failed.wait(30)
+        _until(lambda: runner._board.error is not None)
+        raise ValueError("second")
+
+    runner = Runner(LOOP, handlers(9, X_GET=fail_first, X_EVICT=fail_second), HAZARDS)
+    with pytest.raises(ValueError, match="first"):
+        runner.run()
+
+
+def test_a_lane_stuck_in_its_handler_does_not_hide_the_error() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def hang(batch: int) -> None:
+        inside.set()
+        release.wait(30)
+
+    def fail(batch: int) -> None:
+        assert inside.wait(30)
+        raise ValueError("broken")
+
+    runner = Runner(LOOP, handlers(9, X_EVICT=hang, X_GET=fail), HAZARDS, grace_s=0.05)
+    try:
+        with pytest.raises(ValueError, match="broken") as error:
+            runner.run()
+        assert "still inside a handler 0.05 s later: copy" in error.value.__notes__
+    finally:
+        release.set()
+        for thread in threading.enumerate():
+            if thread.name == "bagpipe-copy":
+                thread.join()
+
+
+def test_stop_finishes_what_was_read() -> None:
+    tape = Tape(LOOP, 1000, HAZARDS)
+
+    def on_batch(batch: int) -> None:
+        if batch == 5:
+            runner.request_stop()
+
+    runner = Runner(LOOP, tape.handlers(), HAZARDS, on_batch=on_batch)
+    report = runner.run()
+    assert report.stopped
+    assert 6 <= report.batches <= 6 + 4
+    assert set(tape.values) == {action.text for action in LOOP.unroll(report.batches).atoms()}
+
+
+def test_stop_before_the_run_reads_nothing() -> None:
+    runner = Runner(LOOP, handlers(9), HAZARDS)
+    runner.request_stop()
+    report = runner.run()
+    assert (report.batches, report.stopped, report.done["0X_READ"]) == (0, True, 0)
+
+
+def test_a_second_stop_aborts() -> None:
+    inside = threading.Event()
+
+    def forward(index: int) -> None:
+        inside.set()
+        _until(lambda: runner._board.error is not None)
+
+    runner = Runner(LOOP, handlers(None, F=forward), HAZARDS)
+
+    def stop_twice() -> None:
+        assert inside.wait(30)
+        runner.request_stop()
+        runner.request_stop()
+
+    stopper = threading.Thread(target=stop_twice)
+    stopper.start()
+    with pytest.raises(Interrupted):
+        runner.run()
+    stopper.join()
+
+
+def test_end_of_batches_from_another_lane_is_an_error() -> None:
+    def end(batch: int) -> None:
+        raise EndOfBatches
+
+    with pytest.raises(EndOfBatches):
+        Runner(LOOP, handlers(9, X_GET=end), HAZARDS).run()
+
+
+def test_a_deadlock_by_hazard_is_called_not_slept_through() -> None:
+    """Batch 2 may not be evicted before it is updated, which needs its insertion, which follows the eviction."""
+    hazards = {**HAZARDS, "evict_after": lambda b: b if b == 2 else -1}
+    with pytest.raises(JobError, match=r"deadlock: .*copy at batch 2 waits for 0X_UPDATE"):
+        Runner(LOOP, handlers(9), hazards).run()
+
+
+def test_a_hazard_in_the_future_is_refused() -> None:
+    with pytest.raises(JobError, match="hazard evict_after makes batch 0 wait for the later batch 1"):
+        Runner(LOOP, handlers(9), {**HAZARDS, "evict_after": lambda b: b + 1}).run()
+
+
+def test_hazards_may_use_what_the_source_read() -> None:
+    read: set[int] = set()
+
+    def read_batch(batch: int) -> None:
+        if batch == 30:
+            raise EndOfBatches
+        read.add(batch)
+
+    def planned(batch: int) -> int:
+        assert batch in read
+        return batch - 1
+
+    Runner(LOOP, handlers(X_READ=read_batch), {"fetch_after": planned, "evict_after": planned}).run()
+
+
+# --- misuse -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_must_match() -> None:
+    with pytest.raises(ScheduleError, match="no handler for 0OPT"):
+        Runner(LOOP, {op: nothing for op in OPS if op != "OPT"}, HAZARDS)
+    with pytest.raises(ScheduleError, match="handler 'X_SYNC' is for no op of the loop"):
+        Runner(LOOP, handlers(X_SYNC=nothing), HAZARDS)
+    with pytest.raises(ScheduleError, match=r"expected hazards \['evict_after', 'fetch_after'\], got \[\]"):
+        Runner(LOOP, handlers())
+
+
+def test_a_runner_runs_once() -> None:
+    runner = Runner(LOOP, handlers(1), HAZARDS)
+    runner.run()
+    with pytest.raises(RuntimeError, match="runs once"):
+        runner.run()
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_adds_up() -> None:
+    seen: list[int] = []
+    report = Runner(LOOP, handlers(50), HAZARDS, on_batch=seen.append).run()
+    assert seen == list(range(50))
+    assert report.steps.count == 49
+    assert tuple(report.lanes) == LANES
+    compute = report.lanes["compute"]
+    assert compute.actions == 50 * (2 + 2 + 1 + 1)
+    assert compute.wait_s == pytest.approx(sum(compute.waits_s.values()))
+    assert set(compute.waits_s) <= {"0X_PUT"}
+    assert report.wait_s("compute", "0X_PUT") == compute.waits_s.get("0X_PUT", 0.0)
+    for lane in report.lanes.values():
+        assert lane.busy_s + lane.wait_s <= report.wall_s
+
+
+def test_waiting_is_charged_to_what_was_waited_for() -> None:
+    """Compute waits for the insertion while the store is slow to answer batch 3."""
+
+    def slow(batch: int) -> None:
+        if batch == 3:
+            _until(lambda: runner._board._num_waiting >= 3)  # copy, compute and net-out wait; data is bounded
+
+    loop = prefetch(prefetch_depth=1, read_ahead=8, write_depth=1)
+    runner = Runner(loop, handlers(8, X_GET=slow), HAZARDS)
+    report = runner.run()
+    assert report.wait_s("compute", "0X_PUT") > 0
+    assert report.peak_waiting >= 3
+
+
+def test_the_trace_holds_every_action_and_the_waits() -> None:
+    trace = Trace()
+    Runner(LOOP, handlers(10), HAZARDS, trace=trace).run()
+    actions = [span.name for span in trace.spans() if span.category == "action"]
+    assert sorted(actions) == sorted(action.text for action in LOOP.unroll(10).atoms())
+    lanes = {span.lane for span in trace.spans()}
+    assert lanes == set(LANES)
+    assert all(span.end_ns >= span.start_ns for span in trace.spans())
+
+
+def test_the_trace_feeds_the_simulator() -> None:
+    """Measured durations go back in as costs; the simulated run is no longer than the measured one."""
+    trace = Trace()
+    report = Runner(LOOP, handlers(20), HAZARDS, trace=trace).run()
+    costs = {s.name: (s.end_ns - s.start_ns) / 1e9 for s in trace.spans() if s.category == "action"}
+    assert simulate(LOOP.unroll(20), costs, hazards=HAZARDS).makespan <= report.wall_s
