@@ -41,6 +41,9 @@ class Batch:
 
     def feature_offsets(self) -> NDArray[np.int64]:
         """int64 ``[num_features + 1]``: where each feature's ids start in `values`."""
+        if self.lengths.size == self.values.shape[0] and self.lengths.size and int(self.lengths.min()) == 1:
+            # One id in every bag: the common case, and a minimum is four times cheaper than the sums.
+            return np.arange(0, self.lengths.size + 1, self.num_examples, dtype=np.int64)
         offsets = np.zeros(self.num_features + 1, dtype=np.int64)
         np.cumsum(self.lengths.sum(axis=1, dtype=np.int32), out=offsets[1:])
         return offsets

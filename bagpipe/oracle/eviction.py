@@ -30,7 +30,7 @@ _NOT_QUEUED = -1
 
 
 class IdleRank(Protocol):
-    def __call__(self, last_use: NDArray[np.int32], num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]: ...
+    def __call__(self, last_use: int, num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Policy:
 FREQUENCY_BONUS_BATCHES = 64
 
 
-def _recency_and_frequency(last_use: NDArray[np.int32], num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]:
+def _recency_and_frequency(last_use: int, num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]:
     _, doublings = np.frexp(num_uses.astype(np.float32))
     ranks: NDArray[np.int32] = _OLDEST_RANK - (last_use + FREQUENCY_BONUS_BATCHES * doublings)
     return ranks
@@ -64,7 +64,11 @@ POLICIES: Mapping[str, Policy] = {
 
 
 class EvictionQueue:
-    """Slots by rank. Entries out of date are skipped when met, and swept when they outnumber the slots 4 to 1."""
+    """Slots by rank. Entries out of date are skipped when met, and swept when they outnumber the slots 4 to 1.
+
+    Ranks of rows that the window uses are batch indices, so those up to the batch being planned are over: such slots
+    count as not queued, and nobody has to take a slot out when its row is used.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._rank_of_slot = np.full(num_slots, _NOT_QUEUED, dtype=np.int32)
@@ -72,11 +76,16 @@ class EvictionQueue:
         self._buckets: dict[int, list[NDArray[np.int64]]] = {}
         self._heap: list[int] = []
         self._num_entries = 0
+        self._now = _NOT_QUEUED
 
     @property
     def num_entries(self) -> int:
         """Entries held, out-of-date ones included; at most 4 per slot plus one batch."""
         return self._num_entries
+
+    def advance(self, batch_index: int) -> None:
+        """This batch is planned now: ranks up to it are over."""
+        self._now = batch_index
 
     def push(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
         """Make slots evictable, or change their rank. Fastest if the ranks of a call lie close together."""
@@ -85,22 +94,18 @@ class EvictionQueue:
         if self._num_entries > 4 * self._rank_of_slot.shape[0] + slots.shape[0]:
             self._sweep()
 
-    def remove(self, slots: NDArray[np.int64]) -> None:
-        """Make slots not evictable."""
-        self._rank_of_slot[slots] = _NOT_QUEUED
-
     def is_queued(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        queued: NDArray[np.bool_] = self._rank_of_slot[slots] != _NOT_QUEUED
+        queued: NDArray[np.bool_] = self._rank_of_slot.take(slots) > self._now
         return queued
 
     def pop(self, count: int, min_rank: int = 0) -> NDArray[np.int64]:
         """Up to `count` slots of the highest ranks, none below `min_rank`; they are no longer queued."""
+        min_rank = max(min_rank, self._now + 1)
         popped: list[NDArray[np.int64]] = []
         while count > 0 and self._heap and -self._heap[0] >= min_rank:
-            rank = -self._heap[0]
-            slots = self._valid(np.concatenate(self._drop_bucket(rank)), rank)
+            slots, ranks = self._valid(*self._drop_buckets(count, min_rank))
             if slots.shape[0] > count:
-                self._append(slots[count:], np.full(slots.shape[0] - count, rank, dtype=np.int32))
+                self._append(slots[count:], ranks[count:])
                 slots = slots[:count]
             self._rank_of_slot[slots] = _NOT_QUEUED
             popped.append(slots)
@@ -119,11 +124,9 @@ class EvictionQueue:
         # A 16-bit key lets numpy's stable sort be a radix sort; ranks of a batch span at most the window.
         keys = (ranks - lowest).astype(np.uint16) if span < 1 << 16 else ranks
         by_rank = np.argsort(keys, kind="stable")
-        slots, ranks = slots[by_rank], ranks[by_rank]
-        borders = np.flatnonzero(ranks[1:] != ranks[:-1]) + 1
-        starts = [0, *borders.tolist()]
-        for start, stop in zip(starts, [*starts[1:], slots.shape[0]], strict=True):
-            rank = int(ranks[start])
+        slots, ranks = slots.take(by_rank), ranks.take(by_rank)
+        starts = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist()]
+        for start, stop, rank in zip(starts, [*starts[1:], slots.shape[0]], ranks[starts].tolist(), strict=True):
             bucket = self._buckets.get(rank)
             if bucket is None:
                 bucket = self._buckets[rank] = []
@@ -131,24 +134,36 @@ class EvictionQueue:
             bucket.append(slots[start:stop])
         self._num_entries += slots.shape[0]
 
-    def _drop_bucket(self, rank: int) -> list[NDArray[np.int64]]:
-        """Take the bucket at the top of the heap out of the queue."""
-        heapq.heappop(self._heap)
-        chunks = self._buckets.pop(rank)
-        self._num_entries -= sum(chunk.shape[0] for chunk in chunks)
-        return chunks
+    def _drop_buckets(self, count: int, min_rank: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Take the highest buckets with at least `count` entries out of the queue: slots and ranks, highest first."""
+        chunks: list[NDArray[np.int64]] = []
+        ranks: list[int] = []
+        sizes: list[int] = []
+        while sum(sizes) < count and self._heap and -self._heap[0] >= min_rank:
+            ranks.append(-heapq.heappop(self._heap))
+            bucket = self._buckets.pop(ranks[-1])
+            sizes.append(sum(chunk.shape[0] for chunk in bucket))
+            chunks.extend(bucket)
+        self._num_entries -= sum(sizes)
+        return np.concatenate(chunks), np.repeat(np.array(ranks, dtype=np.int32), sizes)
 
-    def _valid(self, slots: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
+    def _valid(
+        self, slots: NDArray[np.int64], ranks: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Entries whose slot still has this rank, each slot once."""
-        slots = slots[self._rank_of_slot[slots] == rank]
+        current = np.flatnonzero(self._rank_of_slot.take(slots) == ranks)
+        slots, ranks = slots.take(current), ranks.take(current)
         stamps = np.arange(slots.shape[0], dtype=np.int32)
         self._stamp_of_slot[slots] = stamps
-        once: NDArray[np.int64] = slots[self._stamp_of_slot[slots] == stamps]
-        return once
+        once = self._stamp_of_slot.take(slots) == stamps
+        return (slots, ranks) if once.all() else (slots[once], ranks[once])
 
     def _sweep(self) -> None:
         self._buckets.clear()
         self._heap.clear()
         self._num_entries = 0
-        slots = np.flatnonzero(self._rank_of_slot != _NOT_QUEUED)
-        self._append(slots, self._rank_of_slot[slots])
+        slots = np.flatnonzero(self._rank_of_slot > self._now)
+        ranks = self._rank_of_slot[slots]
+        idle = ranks >= NEVER_RANK
+        for part in (idle, ~idle):
+            self._append(slots[part], ranks[part])

@@ -23,6 +23,8 @@ from bagpipe.oracle.plan import OracleSpec, RowList
 
 __all__ = ["BatchIndex", "Indexer"]
 
+_NARROW_BITS = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchIndex:
@@ -59,16 +61,24 @@ class Indexer:
         """
         values, occurrence_offsets = _occurrences(batch, self.spec)
         num_occurrences = values.shape[0]
-        _check_range(values, occurrence_offsets, self.spec, batch)
         if num_occurrences > self._words.shape[0]:
             self._words = np.empty(num_occurrences, dtype=np.uint64)
             self._order = np.empty(num_occurrences, dtype=np.int64)
             self._positions = np.arange(num_occurrences, dtype=np.uint64)
             self._row_of_sorted = np.empty(num_occurrences, dtype=np.int32)
         words = self._words[:num_occurrences]
-        position_bits, wide_ids = _pack(values, occurrence_offsets, self._positions[:num_occurrences], words)
-        for start, stop in itertools.pairwise(occurrence_offsets.tolist()):
-            words[start:stop].sort()
+        largest_ids = _largest_ids(values, occurrence_offsets, self.spec, batch.index)
+        position_bits, wide_ids = _pack(
+            values, occurrence_offsets, largest_ids, self._positions[:num_occurrences], words
+        )
+        for table, (start, stop) in enumerate(itertools.pairwise(occurrence_offsets.tolist())):
+            if largest_ids[table] >> (_NARROW_BITS - position_bits) == 0:
+                # Words of few bits sort in half the time as 32-bit numbers.
+                narrow = words[start:stop].astype(np.uint32)
+                narrow.sort()
+                words[start:stop] = narrow
+            else:
+                words[start:stop].sort()
 
         order = self._order[:num_occurrences]
         np.bitwise_and(words.view(np.int64), (1 << position_bits) - 1, out=order)
@@ -85,7 +95,7 @@ class Indexer:
         inverse = np.empty(num_occurrences, dtype=np.int32)
         inverse[order] = row_of_sorted
         table_offsets = np.searchsorted(starts, occurrence_offsets).astype(np.int64)
-        ids = words[starts].view(np.int64)
+        ids = words.take(starts).view(np.int64)
         for table, table_ids in wide_ids.items():
             rows = slice(int(table_offsets[table]), int(table_offsets[table + 1]))
             ids[rows] = table_ids[ids[rows]]
@@ -116,36 +126,42 @@ def _occurrences(batch: Batch, spec: OracleSpec) -> tuple[NDArray[np.int64], NDA
     return values, np.cumsum(lengths)
 
 
-def _check_range(
-    values: NDArray[np.int64], occurrence_offsets: NDArray[np.int64], spec: OracleSpec, batch: Batch
-) -> None:
-    for table, rows in enumerate(spec.table_rows):
-        ids = values[occurrence_offsets[table] : occurrence_offsets[table + 1]]
-        # A negative id is a huge unsigned one, so one comparison covers both ends.
-        if rows is not None and ids.size and int(ids.view(np.uint64).max()) >= rows:
-            bad = ids[(ids < 0) | (ids >= rows)][0]
-            raise InputError(f"batch {batch.index}, table number {table}: expected ids in [0, {rows}), got {bad}")
+def _largest_ids(
+    values: NDArray[np.int64], occurrence_offsets: NDArray[np.int64], spec: OracleSpec, batch_index: int
+) -> list[int]:
+    """The largest id of each table, read as unsigned (a negative id is a huge one); 0 for a table without ids."""
+    ids = values.view(np.uint64)
+    largest_ids = []
+    for table, (start, stop) in enumerate(itertools.pairwise(occurrence_offsets.tolist())):
+        largest = int(ids[start:stop].max()) if stop > start else 0
+        rows = spec.table_rows[table]
+        if rows is not None and stop > start and largest >= rows:
+            got = largest - (1 << 64) if largest >> 63 else largest
+            raise InputError(f"batch {batch_index}, table number {table}: expected ids in [0, {rows}), got {got}")
+        largest_ids.append(largest)
+    return largest_ids
 
 
 def _pack(
     values: NDArray[np.int64],
     occurrence_offsets: NDArray[np.int64],
+    largest_ids: list[int],
     positions: NDArray[np.uint64],
     words: NDArray[np.uint64],
 ) -> tuple[int, dict[int, NDArray[np.int64]]]:
     """Fill `words`; their position bits, and for tables whose ids are too wide the ids by rank."""
     num_occurrences = values.shape[0]
     position_bits = max(1, (num_occurrences - 1).bit_length()) if num_occurrences else 1
-    largest_id = (1 << (64 - position_bits)) - 1
+    wide = [table for table, largest in enumerate(largest_ids) if largest >> (64 - position_bits)]
     ids = values.view(np.uint64)
     wide_ids: dict[int, NDArray[np.int64]] = {}
-    if num_occurrences and int(ids.max()) > largest_id:
+    if wide:
         ids = ids.copy()
-        for table, (start, stop) in enumerate(itertools.pairwise(occurrence_offsets.tolist())):
-            if stop > start and int(ids[start:stop].max()) > largest_id:
-                unsigned, ranks = np.unique(ids[start:stop], return_inverse=True)
-                wide_ids[table] = unsigned.view(np.int64)
-                ids[start:stop] = ranks.astype(np.uint64)
+        for table in wide:
+            part = ids[occurrence_offsets[table] : occurrence_offsets[table + 1]]
+            unsigned, ranks = np.unique(part, return_inverse=True)
+            wide_ids[table] = unsigned.view(np.int64)
+            part[:] = ranks.astype(np.uint64)
     np.left_shift(ids, np.uint64(position_bits), out=words)
     words |= positions
     return position_bits, wide_ids

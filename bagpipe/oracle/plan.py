@@ -100,9 +100,9 @@ class OwnerPlan:
         evict: rows that leave the cache before the fetched ones are inserted.
         evict_slots: int32 ``[len(evict)]``, slot each of them leaves.
         evict_after: the batch whose row update must be done before the evicted rows are read out of their slots:
-            the last use of any of them; `NO_BATCH` if none.
+            no earlier than the last use of any of them; `NO_BATCH` if none.
         fetch_after: the batch whose evicted rows must be acknowledged by the store before the fetch may be sent:
-            the latest eviction of any fetched row; `NO_BATCH` if none.
+            no earlier than the latest eviction of any fetched row; `NO_BATCH` if none.
         num_slots: slots in use at most, up to and including this batch (direct mode has no fixed number).
     """
 

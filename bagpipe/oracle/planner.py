@@ -69,10 +69,9 @@ class Planner:
         # By slot.
         self._handle_of_slot = np.full(spec.num_slots, -1, dtype=np.int64)
         self._next_use = np.full(spec.num_slots, NEVER, dtype=np.int32)
-        self._last_use = np.full(spec.num_slots, NO_BATCH, dtype=np.int32)
         self._num_uses = np.zeros(spec.num_slots, dtype=np.uint8)
         self._queue = EvictionQueue(spec.num_slots)
-        self._horizon = spec.lookahead // 2
+        self._horizon = spec.lookahead * 7 // 8
         self._free = np.arange(spec.num_slots - 1, -1, -1, dtype=np.int64)
         self._num_free = spec.num_slots
         self._previous = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
@@ -102,8 +101,7 @@ class Planner:
                 f"raise cache.rows to at least {len(index.unique)}, or lower data.batch_size"
             )
         handles = self._handles.lookup_or_add(index.unique)
-        returning = handles[~self._next_uses.enter(handles, batch.index)]
-        slots = self._slot[returning]
+        slots = self._slot.take(self._next_uses.enter(handles, batch.index))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
         self._window.append(_WindowBatch(batch.index, index, handles))
 
@@ -112,20 +110,17 @@ class Planner:
         batch = self._window.popleft()
         handles, unique, now = batch.handles, batch.index.unique, batch.batch_index
         next_use = self._next_uses.leave(handles)
-        slots = self._slot[handles].astype(np.int64)
+        slots = self._slot.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
-        hit_slots = slots[slots >= 0]
-        self._queue.remove(hit_slots)
-        self._last_use[hit_slots] = now
+        self._queue.advance(now)
 
-        victims = self._make_room(missing.shape[0], now)
-        evict_after = int(self._last_use[victims].max()) if victims.shape[0] else NO_BATCH
+        victims, evict_after = self._make_room(missing.shape[0], now, slots)
         evict, evict_slots = self._evict(victims, now)
-        new_handles = handles[missing]
-        fetch_slots = self._insert(new_handles, now)
+        new_handles = handles.take(missing)
+        fetch_slots = self._insert(new_handles)
         slots[missing] = fetch_slots
         self._next_use[slots] = next_use
-        num_uses = self._num_uses[slots]
+        num_uses = self._num_uses.take(slots)
         self._num_uses[slots] = num_uses + (num_uses < 255)
         self._previous = _Uses(slots, next_use)
 
@@ -161,18 +156,11 @@ class Planner:
         slots = slots[self._queue.is_queued(slots)]
         self._queue.push(slots, np.full(slots.shape[0], batch_index, dtype=np.int32))
 
-    def _enqueue(self, slots: NDArray[np.int64], next_use: NDArray[np.int32], beyond: int) -> None:
-        """Queue the slots whose next use lies beyond a batch."""
-        idle = slots[next_use == NEVER]
-        self._queue.push(idle, self._policy.idle_rank(self._last_use[idle], self._num_uses[idle]))
-        far = np.flatnonzero((next_use > beyond) & (next_use != NEVER))
-        self._queue.push(slots[far], next_use[far])
-
-    def _make_room(self, count: int, now: int) -> NDArray[np.int64]:
-        """Slots to empty so that `count` are free.
+    def _make_room(self, count: int, now: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        """Slots to empty so that `count` are free, and the batch whose update must be done before they are read.
 
         Rows of the batch before are spared while others last: their values change until that batch's update, so
-        taking one of their slots makes the insert wait for it (`OwnerPlan.evict_after`).
+        taking one of their slots makes the insert wait for it.
         """
         idle = self._queue.pop_idle() if self._policy.drop_idle else np.empty(0, dtype=np.int64)
         victims = [idle]
@@ -181,36 +169,41 @@ class Planner:
             victims.append(self._queue.pop(short, min_rank=now + self._horizon))
             short -= victims[-1].shape[0]
         if short > 0:
-            self._enqueue_all_but(now, np.concatenate(victims))
+            self._enqueue_all_but(np.concatenate([slots[slots >= 0], self._previous.slots, *victims]))
             victims.append(self._queue.pop(short))
             short -= victims[-1].shape[0]
-        previous = self._previous_not_used(now)
-        self._enqueue(previous.slots, previous.next_use, beyond=now if short > 0 else now + self._horizon)
+        self._enqueue_previous(now, beyond=now if short > 0 else now + self._horizon)
+        latest = now - 2
         if short > 0:
             victims.append(self._queue.pop(short))
-        return np.concatenate(victims)
+            latest = now - 1
+        chosen = np.concatenate(victims)
+        return chosen, max(latest, NO_BATCH) if chosen.shape[0] else NO_BATCH
 
-    def _previous_not_used(self, now: int) -> _Uses:
-        """Rows of the batch before that this batch does not use, with their next uses as known now."""
-        slots, next_use = self._previous.slots, self._previous.next_use
-        idle = np.flatnonzero(next_use == NEVER)
-        next_use[idle] = self._next_use[slots[idle]]  # a batch that entered since may use them
-        other = np.flatnonzero(next_use != now)
-        return _Uses(slots[other], next_use[other])
+    def _enqueue_previous(self, now: int, beyond: int) -> None:
+        """Queue those rows of the batch before whose next use lies after batch `beyond`."""
+        far = np.flatnonzero(self._previous.next_use > beyond)
+        slots = self._previous.slots.take(far)
+        # Where the window knew no next use, a batch that entered it since may have one; not least this very batch.
+        next_use = self._next_use.take(slots)
+        is_idle = next_use == NEVER
+        idle = slots[is_idle]
+        self._queue.push(idle, self._policy.idle_rank(now - 1, self._num_uses.take(idle)))
+        later = ~is_idle & (next_use != now)
+        self._queue.push(slots[later], next_use[later])
 
-    def _enqueue_all_but(self, now: int, victims: NDArray[np.int64]) -> None:
-        """Queue every resident row but victims and rows of this batch or the one before, however soon it is needed."""
+    def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
+        """Queue every resident row, however soon it is needed, but the spared ones. Idle rows are queued already."""
         self._horizon //= 2
-        others = (self._handle_of_slot >= 0) & (self._last_use != now)
-        others[self._previous.slots] = False
-        others[victims] = False
+        others = self._handle_of_slot >= 0
+        others[spared] = False
         slots = np.flatnonzero(others)
         slots = slots[~self._queue.is_queued(slots)]
-        self._enqueue(slots, self._next_use[slots], beyond=now)
+        self._queue.push(slots, self._next_use[slots])
 
     def _evict(self, slots: NDArray[np.int64], now: int) -> tuple[RowList, NDArray[np.int64]]:
         """Empty the slots; the rows they held, by table, and the slots in that order."""
-        handles = self._handle_of_slot[slots]
+        handles = self._handle_of_slot.take(slots)
         tables, ids = self._handles.rows(handles)
         by_table = np.argsort(tables, kind="stable")
         handles, slots, ids = handles[by_table], slots[by_table], ids[by_table]
@@ -220,21 +213,20 @@ class Planner:
 
         self._handle_of_slot[slots] = -1
         self._slot[handles] = -1
-        remembered = self._next_uses.contains(handles)
+        remembered = self._next_use.take(slots) != NEVER
         self._evicted_at[handles[remembered]] = now
         self._handles.release(handles[~remembered])
         self._free[self._num_free : self._num_free + slots.shape[0]] = slots
         self._num_free += slots.shape[0]
         return rows, slots
 
-    def _insert(self, handles: NDArray[np.int64], now: int) -> NDArray[np.int64]:
+    def _insert(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
         """Give these rows free slots."""
         count = handles.shape[0]
         slots = self._free[self._num_free - count : self._num_free][::-1].copy()
         self._num_free -= count
         self._slot[handles] = slots
         self._handle_of_slot[slots] = handles
-        self._last_use[slots] = now
         self._num_uses[slots] = 0
         if count:
             self._num_slots_used = max(self._num_slots_used, int(slots.max()) + 1)

@@ -28,30 +28,26 @@ class NextUses:
         self._count = 0
         self._place_of_handle = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
 
-    def enter(self, handles: NDArray[np.int64], batch_index: int) -> NDArray[np.bool_]:
-        """A batch with these distinct rows enters the window. True for rows that were in the window already."""
+    def enter(self, handles: NDArray[np.int64], batch_index: int) -> NDArray[np.int64]:
+        """A batch with these distinct rows enters the window. Those of them that no batch in the window used."""
         if self._count + handles.shape[0] > self._ring.shape[0]:
             self._grow_ring(self._count + handles.shape[0])
-        previous = self._place_of_handle[handles]
+        previous = self._place_of_handle.take(handles)
         known = previous >= 0
-        self._ring[previous[known]] = batch_index
+        self._ring[previous.take(np.flatnonzero(known))] = batch_index
         places = self._places(self._head + self._count, handles.shape[0])
         self._ring[places] = NEVER
         self._place_of_handle[handles] = places
         self._count += handles.shape[0]
-        return known
+        return handles.take(np.flatnonzero(~known))
 
     def leave(self, handles: NDArray[np.int64]) -> NDArray[np.int32]:
         """The oldest batch leaves: the next use of each of its rows (`handles` as they entered), `NEVER` if none."""
-        next_use = self._ring[self._places(self._head, handles.shape[0])]
+        next_use = self._ring.take(self._places(self._head, handles.shape[0]))
         self._head = (self._head + handles.shape[0]) & (self._ring.shape[0] - 1)
         self._count -= handles.shape[0]
-        self._place_of_handle[handles[next_use == NEVER]] = _NOT_IN_WINDOW
+        self._place_of_handle[handles.take(np.flatnonzero(next_use == NEVER))] = _NOT_IN_WINDOW
         return next_use
-
-    def contains(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for rows that some batch in the window uses."""
-        return self._place_of_handle[handles] >= 0
 
     def grow(self, num_handles: int) -> None:
         places = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)

@@ -32,7 +32,8 @@ def one_id_a_batch(ids: str) -> list[Batch]:
 def story(ids: str, spec: OracleSpec) -> list[str]:
     """Each plan as text: ``+`` fetched rows, ``-`` evicted rows."""
     return [
-        "".join(f"-{chr(i)}" for i in plan.owners[0].evict.ids) + "".join(f"+{chr(i)}" for i in plan.owners[0].fetch.ids)
+        "".join(f"-{chr(i)}" for i in plan.owners[0].evict.ids)
+        + "".join(f"+{chr(i)}" for i in plan.owners[0].fetch.ids)
         for _, plan in plan_batches(one_id_a_batch(ids), spec)
     ]
 

@@ -53,7 +53,7 @@ OWNER: dict[str, Callable[[OwnerPlan], dict[str, object]]] = {
     "fetch_new": lambda o: {"fetch_new": ~o.fetch_new},
     "evict": lambda o: {"evict": shifted(o.evict)},
     "evict_slots": lambda o: {"evict_slots": bumped(o.evict_slots)},
-    "evict_after": lambda o: {"evict_after": o.evict_after - 1},
+    "evict_after": lambda o: {"evict_after": -1},
     "fetch_after": lambda o: {"fetch_after": -1},
     "num_slots": lambda o: {"num_slots": 1},
 }

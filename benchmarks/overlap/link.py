@@ -1,0 +1,125 @@
+"""A store server behind a shaped link: a network namespace of its own, a veth pair, a token bucket on both ends.
+
+    this process ── veth (tbf 1 Gbit/s) ═══ (tbf 1 Gbit/s) veth ── server       198.18.0.1 ─ 198.18.0.2 (RFC 2544)
+                 └─────────────── unix socket: unshaped, to fill the store ──┘
+
+Made and removed in one `with`; a namespace takes its interfaces along when it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bagpipe.errors import InputError
+from bagpipe.store.embedded import EmbeddedServer, find_server
+
+__all__ = ["ShapedServer", "check_privileges"]
+
+_HOST_ADDRESS, _SERVER_ADDRESS = "198.18.0.1", "198.18.0.2"
+_PORT = 6379
+#: Bytes the bucket lets through at once. A segment offloaded by TCP is up to 64 KiB; smaller buckets would split it.
+_BURST_BYTES = 256 * 1024
+#: Longest stay in the bucket's queue before packets are dropped: 6 MB at 1 Gbit/s, what a switch port may hold.
+_QUEUE_LATENCY = "50ms"
+_OUR_INTERFACE = f"bp{os.getpid() % 100_000}a"
+_SERVER_INTERFACE = f"bp{os.getpid() % 100_000}b"
+
+
+def check_privileges() -> None:
+    """Refuse early.
+
+    Raises:
+        InputError: not root, or `ip` or `tc` is missing.
+    """
+    if os.geteuid() != 0:
+        raise InputError("this benchmark makes a network namespace and a shaped link, which needs root")
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            raise InputError(f"this benchmark needs the programs ip and tc (package iproute2); {program} is not on PATH")
+
+
+class ShapedServer:
+    """A Redis-protocol server that can only be reached through the shaped link (and, for setting up, a unix socket).
+
+    Args:
+        rate: of the link in each direction, as `tc` writes it.
+
+    Attributes:
+        url: through the link.
+        direct_url: past it.
+
+    Raises:
+        InputError: on `__enter__`: a command failed, or there is no server binary.
+    """
+
+    def __init__(self, rate: str = "1gbit") -> None:
+        self.rate = rate
+        self.url = f"redis://{_SERVER_ADDRESS}:{_PORT}"
+        self.direct_url = ""
+        self._namespace = f"bagpipe-overlap-{os.getpid()}"
+        self._stack: ExitStack | None = None
+        self._server: EmbeddedServer | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._lay_link(stack)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-overlap-")))
+            self._server = stack.enter_context(EmbeddedServer(folder, binary=self._wrapper(folder)))
+            self.direct_url = self._server.url
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    @property
+    def process_id(self) -> int:
+        """Of the server."""
+        assert self._server is not None, "the server is not running"
+        return self._server.process_id
+
+    def link_bytes(self) -> tuple[int, int]:
+        """Bytes received and sent on our end since the link was laid, headers included."""
+        folder = Path("/sys/class/net") / _OUR_INTERFACE / "statistics"
+        received, sent = (int((folder / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
+        return received, sent
+
+    def _lay_link(self, stack: ExitStack) -> None:
+        name = self._namespace
+        _run("ip", "netns", "add", name)
+        stack.callback(_run, "ip", "netns", "del", name)
+        inside = ("ip", "netns", "exec", name)
+        _run("ip", "link", "add", _OUR_INTERFACE, "type", "veth", "peer", "name", _SERVER_INTERFACE, "netns", name)
+        _run("ip", "address", "add", f"{_HOST_ADDRESS}/30", "dev", _OUR_INTERFACE)
+        _run("ip", "link", "set", _OUR_INTERFACE, "up")
+        _run(*inside, "ip", "address", "add", f"{_SERVER_ADDRESS}/30", "dev", _SERVER_INTERFACE)
+        _run(*inside, "ip", "link", "set", _SERVER_INTERFACE, "up")
+        shape = ("root", "tbf", "rate", self.rate, "burst", str(_BURST_BYTES), "latency", _QUEUE_LATENCY)
+        _run("tc", "qdisc", "add", "dev", _OUR_INTERFACE, *shape)
+        _run(*inside, "tc", "qdisc", "add", "dev", _SERVER_INTERFACE, *shape)
+
+    def _wrapper(self, folder: Path) -> Path:
+        """A script in the server's place: the server, in the namespace, with a port. Later options win."""
+        script = folder / "server-in-namespace"
+        options = f"--bind {_SERVER_ADDRESS} --port {_PORT} --protected-mode no"
+        script.write_text(f'#!/bin/sh\nexec ip netns exec {self._namespace} {find_server()} "$@" {options}\n')
+        script.chmod(0o700)
+        return script
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = (done.stderr or done.stdout).strip().splitlines()
+        raise InputError(f"`{' '.join(command)}` failed: {message[-1] if message else done.returncode}")

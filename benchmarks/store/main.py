@@ -1,0 +1,270 @@
+"""How close is the store to the server's own limit, and how far ahead of redis-py's best call?
+
+    python -m benchmarks.store.main [--url URL] [--rows 10000] [--row-bytes 256] [--buckets 64] [--repeats N] [--json F]
+
+Every round times each of these once, in turn, on one server (a private embedded one unless --url is given):
+
+    ours      RedisStore.read / write of one batch of random ids
+    replay    the very bytes `ours` sends, made beforehand, sent on a raw socket; the replies are read and thrown away
+    redis-py  MGET/MSET on keys, HMGET/HSET on one hash, HMGET/HSET per bucket in a pipeline; arguments made beforehand,
+              replies left as lists of bytes; parser: hiredis
+
+Reported: the median over rounds, and the ratios of rates. The batch holds rows of --tables tables in equal shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import redis
+from numpy.typing import NDArray
+
+from bagpipe.schema import RowSchema, RowTable
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.keys import bucket_key
+from bagpipe.store.redis import RedisStore
+from bagpipe.store.routing import Router
+from bagpipe.store.transfer import max_command_rows
+from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+
+NAMESPACE = "bench"
+Requests = list[tuple[int, NDArray[np.int64]]]
+
+
+class Workload:
+    """One batch: ids and rows of every table, and the bytes and arguments made from them beforehand."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        rng = np.random.default_rng(7)
+        self.num_rows, self.row_bytes, self.num_buckets = options.rows, options.row_bytes, options.buckets
+        dim = self.row_bytes // 4
+        self.schema = RowSchema(
+            tables=tuple(RowTable(name=f"t{number}", dim=dim) for number in range(options.tables)), optimizer="sgd"
+        )
+        shares = np.array_split(np.arange(self.num_rows), options.tables)
+        self.reads: Requests = [
+            (table, np.sort(rng.choice(1 << 40, len(share), replace=False))) for table, share in enumerate(shares)
+        ]
+        self.rows = rng.random((self.num_rows, dim), np.float32)
+        self.writes = [
+            WriteRequest(table, ids, self.rows[share])
+            for (table, ids), share in zip(self.reads, map(_as_slice, shares), strict=True)
+        ]
+        self.routed = Router(num_buckets=self.num_buckets, num_servers=1).route(
+            self.reads, max_rows=max_command_rows(self.row_bytes)
+        )
+
+    def commands(self) -> Iterator[tuple[bytes, int, int]]:
+        """(key, first row, last row + 1) of every command."""
+        for command in self.routed.commands[0]:
+            yield bucket_key(NAMESPACE, command.bucket), command.start, command.stop
+
+    def encoded_read(self) -> bytes:
+        """The batch's HMGET requests."""
+        encoder = FieldEncoder()
+        data = encoder.encode(self.routed.tables, self.routed.ids).reshape(self.num_rows, -1)
+        return b"".join(
+            hmget_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands()
+        )
+
+    def encoded_write(self) -> bytes:
+        """The batch's HSET requests."""
+        rows = self.rows.view(f"V{self.row_bytes}").reshape(-1)
+        data = RowEncoder(self.row_bytes).encode(self.routed.tables, self.routed.ids, rows, self.routed.order)
+        data = data.reshape(self.num_rows, -1)
+        return b"".join(
+            hset_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands()
+        )
+
+    def read_reply_bytes(self) -> int:
+        """Bytes of the replies to `encoded_read` when every row is found."""
+        decoder = HmgetDecoder(self.row_bytes)
+        return sum(decoder.max_reply_bytes(stop - start) for _, start, stop in self.commands())
+
+    def write_reply_bytes(self) -> int:
+        """Bytes of the replies to `encoded_write` when every row exists: `:0 CR LF` a command."""
+        return 4 * len(self.routed.commands[0])
+
+
+def _as_slice(share: NDArray[np.int64]) -> slice:
+    return slice(int(share[0]), int(share[-1]) + 1)
+
+
+def replay(sock: socket.socket, request: bytes, reply_bytes: int, buffer: memoryview) -> Callable[[], None]:
+    """A function that sends `request` and reads `reply_bytes` bytes, nothing else."""
+
+    def run() -> None:
+        sock.sendall(request)
+        left = reply_bytes
+        while left:
+            left -= sock.recv_into(buffer, min(left, len(buffer)))
+
+    return run
+
+
+def redis_py_calls(client: redis.Redis, work: Workload) -> dict[str, dict[str, Callable[[], Any]]]:
+    """redis-py's calls for the same rows, arguments made beforehand."""
+    fields = np.empty(work.num_rows, [("table", ">u4"), ("id", ">i8")])
+    fields["table"], fields["id"] = work.routed.tables, work.routed.ids
+    names = [field.tobytes() for field in fields]
+    rows = [row.tobytes() for row in work.rows[work.routed.order]]
+    keys = [b"bench-key:" + name for name in names]
+    by_key, by_field = dict(zip(keys, rows, strict=True)), dict(zip(names, rows, strict=True))
+    parts = [
+        (b"bench-py:" + key, names[start:stop], dict(zip(names[start:stop], rows[start:stop], strict=True)))
+        for key, start, stop in work.commands()
+    ]
+
+    def pipelined(call: Callable[[Any, bytes, list[bytes], dict[bytes, bytes]], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            pipeline = client.pipeline(transaction=False)
+            for part in parts:
+                call(pipeline, *part)
+            return pipeline.execute()
+
+        return run
+
+    return {
+        "write": {
+            "redis-py MSET": lambda: client.mset(by_key),
+            "redis-py HSET, one hash": lambda: client.hset("bench-hash", mapping=by_field),
+            "redis-py HSET, pipelined": pipelined(lambda pipe, key, _, mapping: pipe.hset(key, mapping=mapping)),
+        },
+        "read": {
+            "redis-py MGET": lambda: client.mget(keys),
+            "redis-py HMGET, one hash": lambda: client.hmget("bench-hash", names),
+            "redis-py HMGET, pipelined": pipelined(lambda pipe, key, part, _: pipe.hmget(key, part)),
+        },
+    }
+
+
+def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of every round of every contender, per operation."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(
+            RedisStore(url, schema=work.schema, namespace=NAMESPACE, num_buckets=work.num_buckets)
+        )
+        store.claim()
+        raw = stack.enter_context(_connect(url))
+        client = redis.Redis.from_url(url)
+        stack.callback(client.close)
+        buffer = memoryview(bytearray(1 << 20))
+        contenders = redis_py_calls(client, work)
+        contenders["write"] |= {
+            "ours": lambda: store.write_many(work.writes),
+            "replay": replay(raw, work.encoded_write(), work.write_reply_bytes(), buffer),
+        }
+        contenders["read"] |= {
+            "ours": lambda: store.read_many(work.reads),
+            "replay": replay(raw, work.encoded_read(), work.read_reply_bytes(), buffer),
+        }
+        contenders["write"]["ours"]()
+        results = store.read_many(work.reads)
+        assert all(result.found.all() for result in results)
+        assert (np.concatenate([result.rows for result in results]) == work.rows).all()
+        seconds: dict[str, dict[str, list[float]]] = {
+            kind: {name: [] for name in of} for kind, of in contenders.items()
+        }
+        order = np.random.default_rng(11)
+        for round_number in range(-3, repeats):  # three rounds to warm up
+            for kind, calls in contenders.items():
+                names = list(calls)
+                # A new order every round: whoever follows a contender that touched the same rows finds them in the
+                # server's caches.
+                for name in (names[place] for place in order.permutation(len(names))):
+                    start_s = time.perf_counter()
+                    calls[name]()
+                    if round_number >= 0:
+                        seconds[kind][name].append(time.perf_counter() - start_s)
+    return seconds
+
+
+def _connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(unquote(parts.path))
+        return sock
+    return socket.create_connection((parts.hostname, parts.port or 6379))
+
+
+def summarise(seconds: dict[str, dict[str, list[float]]], num_rows: int) -> dict[str, Any]:
+    """Medians in milliseconds, rates, and the two ratios that matter."""
+    summary: dict[str, Any] = {}
+    for kind, of in seconds.items():
+        medians = {name: statistics.median(values) for name, values in of.items()}
+        best_name = min((name for name in medians if name.startswith("redis-py")), key=medians.__getitem__)
+        summary[kind] = {
+            "median_ms": {name: round(value * 1e3, 3) for name, value in medians.items()},
+            "million_rows_per_s": {name: round(num_rows / value / 1e6, 3) for name, value in medians.items()},
+            "ours_over_replay": round(medians["replay"] / medians["ours"], 3),
+            "ours_over_redis_py": round(medians[best_name] / medians["ours"], 3),
+            "best_redis_py": best_name,
+        }
+    return summary
+
+
+def main() -> None:
+    """Measure, print a table, and write the figures as JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="", help="one server; default: a private embedded one")
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--row-bytes", type=int, default=256)
+    parser.add_argument("--tables", type=int, default=1)
+    parser.add_argument("--buckets", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    work = Workload(options)
+    with contextlib.ExitStack() as stack:
+        url = options.url
+        if not url:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-bench-"))
+            url = stack.enter_context(EmbeddedServer(folder)).url
+        seconds = measure(url, work, options.repeats)
+        client = redis.Redis.from_url(url)
+        info = client.info("server")
+        client.close()
+    report = {
+        "rows": options.rows,
+        "row_bytes": options.row_bytes,
+        "tables": options.tables,
+        "buckets": options.buckets,
+        "repeats": options.repeats,
+        "server": f"{info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}",
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "redis-py": redis.__version__,
+        "results": summarise(seconds, options.rows),
+    }
+    for kind, result in report["results"].items():
+        for name, value in result["median_ms"].items():
+            rate = result["million_rows_per_s"][name]
+            sys.stdout.write(f"{kind:6} {name:28} {value:8.3f} ms {rate:8.3f} M rows/s\n")
+        sys.stdout.write(
+            f"{kind:6} ours / replay {result['ours_over_replay']:.2f}x   "
+            f"ours / {result['best_redis_py']} {result['ours_over_redis_py']:.2f}x\n"
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
