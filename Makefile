@@ -1,0 +1,48 @@
+# Everything starts from a bare machine with Python 3.11 or 3.12: each target makes the environment first.
+#   make train [ARGS="--data.path FILE --data.format criteo-tsv"]      make test [ARGS="tests/oracle -x"]
+# BAGPIPE_DEVICE=cpu|cuda chooses the builds (default: cuda where nvidia-smi is found); PYTHON= the interpreter.
+
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+CONFIG ?= trainer/configs/synthetic.toml
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check format suite setup clean
+
+help: ## show this help
+	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
+	    while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+train: setup ## train (synthetic data unless ARGS says otherwise)
+	@$(PY) -m trainer --config $(CONFIG) $(ARGS)
+
+test: check suite ## linters, types and the whole test suite
+
+check: setup ## ruff, formatting, mypy --strict
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+suite: setup ## the test suite only (ARGS go to pytest)
+	$(PY) -m pytest $(ARGS)
+
+format: setup ## format and fix what ruff can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench-%: setup ## run benchmarks/<name>, for example make bench-planner
+	$(PY) -m benchmarks.$*.main $(ARGS)
+
+# The script compares digests, so an environment that is ready costs a few milliseconds.
+setup: ## make or update .venv
+	@python=; for candidate in $(if $(PYTHON),$(PYTHON),python3 python3.12 python3.11); do \
+	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; \
+	    then python=$$candidate; break; fi; done; \
+	if [ -z "$$python" ]; then echo "make: Python 3.11 or 3.12 is needed; name one with PYTHON=" >&2; exit 1; fi; \
+	$$python tools/make_venv.py
+
+clean: ## remove the environment and everything built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,232 @@
+"""Command line of the programs: one TOML file, then flags, then checks; `bagpipe.config` is the only list of keys.
+
+    config_keys: one Key record per field of config.py ──> argparse flags and --help
+    --config FILE.toml ──> values with "FILE:LINE" ┐
+    --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> config_rules ──> Config
+
+Every problem is one `InputError` line that names the place (file and line, or flag), what was expected and what came.
+`run_program` turns errors into the programs' exit codes. Nothing here imports torch or numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import bagpipe
+from bagpipe.config import Config
+from bagpipe.config_keys import Given, Key, config_keys, convert, section_type
+from bagpipe.config_rules import check_config
+from bagpipe.errors import InputError, JobError, StoreError
+
+__all__ = [
+    "EXIT_DONE",
+    "EXIT_FAILED",
+    "EXIT_INPUT",
+    "EXIT_INTERRUPTED",
+    "CommandLine",
+    "Option",
+    "parse_config",
+    "run_program",
+]
+
+EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A flag of one program that is not part of the configuration, such as ``--result FILE``."""
+
+    flag: str
+    help: str
+    metavar: str = "FILE"
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """What the user asked for.
+
+    Attributes:
+        config: the checked configuration.
+        options: value of each extra `Option`, by its name without dashes (``--result`` -> ``result``).
+    """
+
+    config: Config
+    options: Mapping[str, str]
+
+
+def parse_config(argv: Sequence[str], prog: str, extra_options: Iterable[Option] = ()) -> CommandLine:
+    """Read ``--config FILE.toml`` and ``--SECTION.KEY VALUE`` flags; flags win over the file.
+
+    Args:
+        argv: arguments without the program's name.
+        prog: program name for ``--help``.
+        extra_options: the program's own flags.
+
+    Raises:
+        InputError: unknown key, wrong type, value out of range, unreadable or malformed file.
+        SystemExit: after ``--help`` and ``--version``.
+    """
+    keys = {key.path: key for key in config_keys()}
+    options = tuple(extra_options)
+    names = _parse_flags(_make_parser(prog, keys.values(), options), argv, keys, options)
+    given = read_toml(Path(names.config), keys) if names.config else {}
+    for path in keys:
+        text = getattr(names, path)
+        if text is not None:
+            given[path] = Given(value=text, subject=f"--{path}")
+    sections: dict[str, dict[str, object]] = {}
+    for path, item in given.items():
+        key = keys[path]
+        sections.setdefault(key.section, {})[key.name] = convert(key, item)
+    config = Config(**{field.name: _build_section(field.name, sections) for field in dataclasses.fields(Config)})
+    check_config(config, subjects={path: item.subject for path, item in given.items()})
+    values = {option.flag.lstrip("-"): getattr(names, option.flag) for option in options}
+    return CommandLine(config=config, options=values)
+
+
+def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
+    """Run a program's `main` and return its exit code: 0 done, 1 failure, 2 bad input, 130 interrupted.
+
+    Errors of the user, the store and the job end in one line on stderr (``BAGPIPE_TRACEBACK=1`` adds the traceback);
+    any other exception is a defect and keeps its traceback.
+    """
+    try:
+        return main(sys.argv[1:] if argv is None else argv) or EXIT_DONE
+    except (InputError, StoreError, JobError) as error:
+        if os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0"):
+            traceback.print_exc()
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return EXIT_INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return EXIT_FAILED
+
+
+def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
+    """The values of a configuration file, by key path. Raises InputError with the file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"cannot read configuration file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    given: dict[str, Given] = {}
+    known_sections = {key.section for key in keys.values()}
+    for section, table in document.items():
+        if section not in known_sections:
+            place = f"{path}:{_line_of(text, section, None)}"
+            hint = _nearest(section, sorted(known_sections), [key.path for key in keys.values() if key.name == section])
+            raise InputError(f"{place}: unknown section {section!r}{hint}")
+        if not isinstance(table, dict):
+            place = f"{path}:{_line_of(text, section, None)}"
+            raise InputError(f"{place}: {section} is a section, written [{section}], got {table!r}")
+        for name, value in table.items():
+            place = f"{path}:{_line_of(text, section, name)}"
+            key_path = f"{section}.{name}"
+            if key_path not in keys:
+                same_name = [key.path for key in keys.values() if key.name == name]
+                raise InputError(f"{place}: unknown key {key_path}{_nearest(key_path, keys, same_name)}")
+            given[key_path] = Given(value=value, subject=f"{place}: {key_path}")
+    return given
+
+
+def _line_of(text: str, section: str, name: str | None) -> int:
+    """Line of a section's header or of a key in it, 1 when it is written in some other way (dotted, inline)."""
+    current = header = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if line.startswith("["):
+            current = line.partition("]")[0].strip("[ ")
+            header = current.partition(".")[0].strip("\"' ")
+            if header == section and (name is None or current == f"{section}.{name}"):
+                return number
+        key = line.partition("=")[0].strip().replace('"', "").replace("'", "")
+        if "=" not in line:
+            continue
+        if name is not None and ((header == section and key == name) or (not header and key == f"{section}.{name}")):
+            return number
+        if not header and key.partition(".")[0].strip() == section and (name is None or key == section):
+            return number
+    return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises InputError instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
+
+
+def _make_parser(prog: str, keys: Iterable[Key], options: Iterable[Option]) -> _Parser:
+    parser = _Parser(
+        prog=prog,
+        allow_abbrev=False,
+        usage=f"{prog} [--config FILE.toml] [--SECTION.KEY VALUE ...]",
+        description="Values come from the defaults, then the file, then the flags.",
+        epilog="Exit codes: 0 done, 1 failure, 2 bad configuration or input, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {bagpipe.__version__}")
+    parser.add_argument("--config", metavar="FILE", default="", help="TOML file with the sections below")
+    for option in options:
+        parser.add_argument(
+            option.flag, dest=option.flag, metavar=option.metavar, default=option.default, help=option.help
+        )
+    groups: dict[str, Any] = {}
+    for key in keys:
+        if key.section not in groups:
+            title = (section_type(key.section).__doc__ or key.section).splitlines()[0].removesuffix(".")
+            groups[key.section] = parser.add_argument_group(f"[{key.section}] {title}")
+        text = f"{key.help} (default: {_show(key.default)})".replace("%", "%%")
+        groups[key.section].add_argument(f"--{key.path}", dest=key.path, metavar=key.name.upper(), help=text)
+    return parser
+
+
+def _parse_flags(
+    parser: _Parser, argv: Sequence[str], keys: Mapping[str, Key], options: Iterable[Option]
+) -> argparse.Namespace:
+    """argparse's namespace; unknown arguments are an InputError with the nearest known flag."""
+    names, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        if not flag.startswith("-"):
+            raise InputError(f"expected flags such as --data.path FILE, got {flag!r}")
+        known = [f"--{path}" for path in keys] + [option.flag for option in options] + ["--config", "--help"]
+        same_name = [f"--{key.path}" for key in keys.values() if key.name == flag.lstrip("-").rpartition(".")[2]]
+        raise InputError(f"unknown option {flag}{_nearest(flag, known, same_name)}")
+    return names
+
+
+def _nearest(word: str, known: Iterable[str], better: Sequence[str]) -> str:
+    """``; did you mean …?``: the first of `better`, else a known name that continues `word`, else the most similar."""
+    names = list(known)
+    starts = [name for name in names if name.startswith(word)]
+    found = [*better, *starts, *difflib.get_close_matches(word, names, n=1)]
+    return f"; did you mean {found[0]}?" if found else " (--help lists them)"
+
+
+def _build_section(section: str, values: Mapping[str, Mapping[str, object]]) -> Any:
+    return section_type(section)(**values.get(section, {}))
+
+
+def _show(value: object) -> str:
+    """A default as one would write it in a flag."""
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value) or "empty"

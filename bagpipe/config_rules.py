@@ -1,0 +1,154 @@
+"""What a configuration's values may be: one table of rules for single keys, one for keys that depend on each other.
+
+    Config ──RULES (one key each)──> in range? ──PAIR_RULES (several keys)──> fit together? ──> None, or one InputError
+
+Only what the configuration alone decides is checked here; whether a batch fits the cache, or a store accepts the
+schema, is found out where it is known. Nothing here imports torch or numpy, so programs refuse bad values at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bagpipe.config import Config
+from bagpipe.errors import InputError
+from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH
+
+__all__ = ["DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
+
+DATA_FORMATS = ("criteo-tsv", "parquet", "synthetic")
+POLICIES = ("belady-window", "paper")
+MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep")
+DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+DTYPES = tuple(DTYPE_BYTES)
+POWERS_OF_TWO = tuple(2**exponent for exponent in range(17))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`test` of the value of one key; `words` completes "must be …"."""
+
+    path: str
+    words: str
+    test: Callable[..., bool]
+
+
+def _at_least(path: str, minimum: int) -> Rule:
+    return Rule(path, f"at least {minimum}", lambda value: value >= minimum)
+
+
+def _one_of(path: str, names: tuple[str, ...]) -> Rule:
+    return Rule(path, f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def _is_address(value: str) -> bool:
+    return value == "" or re.fullmatch(r"unix:.+|.+:\d{1,5}", value) is not None
+
+
+RULES: tuple[Rule, ...] = (
+    _one_of("data.format", DATA_FORMATS),
+    _at_least("data.batch_size", 1),
+    _at_least("data.limit", 0),
+    _at_least("data.epochs", 1),
+    Rule("data.eval_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1),
+    _one_of("data.bad_rows", ("stop", "skip")),
+    _at_least("data.workers", 0),
+    _at_least("oracle.lookahead", 1),
+    _one_of("oracle.policy", POLICIES),
+    _at_least("cache.rows", 0),
+    _at_least("cache.prefetch_depth", 1),
+    _one_of("cache.dtype", ("run", *DTYPES)),
+    Rule(
+        "store.namespace",
+        "1 to 200 letters, digits or any of _.:/@+=-",  # the rule of bagpipe.store.keys: braces mark the bucket
+        lambda value: re.fullmatch(r"[A-Za-z0-9_.:/@+=-]{1,200}", value) is not None,
+    ),
+    Rule("store.buckets", "a power of two from 1 to 65536", lambda value: value in POWERS_OF_TWO),
+    Rule("store.timeout_s", "more than 0", lambda value: value > 0),
+    Rule("cacher.url", "empty, unix:PATH or HOST:PORT", _is_address),
+    _one_of("cacher.assign", ("contiguous",)),
+    _one_of("model.name", MODELS),
+    _at_least("model.embedding_dim", 1),
+    Rule("model.bottom_mlp", "widths of at least 1", lambda value: all(width >= 1 for width in value)),
+    Rule("model.top_mlp", "widths of at least 1", lambda value: all(width >= 1 for width in value)),
+    Rule(
+        "model.factory",
+        'empty or "module:function"',
+        lambda value: value == "" or re.fullmatch(r"[\w.]+:[\w.]+", value) is not None,
+    ),
+    _one_of("optim.rows", tuple(OPTIMIZER_STATE_WIDTH)),
+    Rule("optim.rows_lr", "more than 0", lambda value: value > 0),
+    _one_of("optim.dense", DENSE_OPTIMIZERS),
+    Rule("optim.dense_lr", "more than 0", lambda value: value > 0),
+    Rule("optim.eps", "at least 0", lambda value: value >= 0),
+    _at_least("pipeline.stages", 1),
+    _at_least("pipeline.microbatches", 1),
+    _at_least("checkpoint.every", 0),
+    Rule(
+        "checkpoint.resume",
+        "auto, never or a step number",
+        lambda value: value in ("auto", "never") or re.fullmatch(r"\d+", value) is not None,
+    ),
+    Rule("run.seed", "from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63),  # stored as a signed 64-bit number
+    Rule("run.device", "cpu, cuda or cuda:N", lambda value: re.fullmatch(r"cpu|cuda(:\d+)?", value) is not None),
+    _one_of("run.dtype", DTYPES),
+    _at_least("run.steps", 0),
+    _at_least("run.threads", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairRule:
+    """`problem` of keys that depend on each other: the rest of a line that begins with `path`, or None."""
+
+    path: str
+    problem: Callable[[Config], str | None]
+
+
+def _path_problem(config: Config) -> str | None:
+    if config.data.format == "synthetic" or config.data.path:
+        return None
+    return f"{config.data.format} needs data.path, a file or folder, got none"
+
+
+def _every_problem(config: Config) -> str | None:
+    if config.checkpoint.every == 0 or config.checkpoint.dir:
+        return None
+    return f"{config.checkpoint.every} needs checkpoint.dir, a folder, got none"
+
+
+def _stages_problem(config: Config) -> str | None:
+    if config.pipeline.schedule != "none" or config.pipeline.stages == 1:
+        return None
+    return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
+
+
+PAIR_RULES: tuple[PairRule, ...] = (
+    PairRule("data.format", _path_problem),
+    PairRule("checkpoint.every", _every_problem),
+    PairRule("pipeline.stages", _stages_problem),
+)
+
+
+def check_config(config: Config, subjects: Mapping[str, str] | None = None) -> None:
+    """Check every value of a configuration.
+
+    Args:
+        config: the configuration, of any origin.
+        subjects: what the message calls a key that the user gave, ``file.toml:3: data.limit`` or ``--data.limit``.
+
+    Raises:
+        InputError: the first value out of range: its key, what was expected and what came.
+    """
+    names = subjects or {}
+    for rule in RULES:
+        section, _, name = rule.path.partition(".")
+        value = getattr(getattr(config, section), name)
+        if not rule.test(value):
+            raise InputError(f"{names.get(rule.path, rule.path)} must be {rule.words}, got {value!r}")
+    for pair in PAIR_RULES:
+        problem = pair.problem(config)
+        if problem is not None:
+            raise InputError(f"{names.get(pair.path, pair.path)} {problem}")

@@ -1,0 +1,177 @@
+"""The command line: file, then flags; every mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bagpipe
+from bagpipe.config import Config
+from bagpipe.config_cli import Option, parse_config, run_program
+from bagpipe.errors import CapacityError, InputError, JobError, StoreError
+
+CONFIGS = Path(__file__).parents[1] / "trainer" / "configs"
+RESULT = Option(flag="--result", help="write the result JSON here")
+
+
+def parse(*argv: str) -> Config:
+    return parse_config(argv, "trainer", [RESULT]).config
+
+
+def problem(*argv: str) -> str:
+    with pytest.raises(InputError) as caught:
+        parse(*argv)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_no_arguments_are_the_defaults():
+    assert parse() == Config()
+
+
+def test_flags_in_both_forms():
+    config = parse("--data.path", "x.gz", "--data.format=criteo-tsv", "--model.top_mlp", "64,32", "--data.shuffle=true")
+    assert (config.data.path, config.data.format, config.data.shuffle) == ("x.gz", "criteo-tsv", True)
+    assert config.model.top_mlp == (64, 32)
+
+
+def test_file_then_flags_then_the_last_flag_wins(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text("[data]\nlimit = 5\nbatch_size = 8\n[model]\ntop_mlp = [4, 2]\n[optim]\neps = 1\n")
+    config = parse("--config", str(file), "--data.batch_size", "16", "--data.batch_size", "32")
+    assert (config.data.limit, config.data.batch_size, config.model.top_mlp) == (5, 32, (4, 2))
+    assert config.optim.eps == 1.0
+    assert isinstance(config.optim.eps, float)
+
+
+def test_extra_options_come_beside_the_configuration():
+    assert parse_config(["--result", "out.json"], "trainer", [RESULT]).options == {"result": "out.json"}
+    assert parse_config([], "trainer", [RESULT]).options == {"result": ""}
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--data.batchsize", "3"], "unknown option --data.batchsize; did you mean --data.batch_size?"),
+        (["--lookahead", "3"], "unknown option --lookahead; did you mean --oracle.lookahead?"),
+        (["--data.batch", "3"], "unknown option --data.batch; did you mean --data.batch_size?"),
+        (["--reslt=x"], "unknown option --reslt; did you mean --result?"),
+        (["--zzz"], "unknown option --zzz (--help lists them)"),
+        (["train.tsv"], "expected flags such as --data.path FILE, got 'train.tsv'"),
+        (["--data.path"], "argument --data.path: expected one argument (--help lists the options)"),
+        (["--cache.rows", "1.5"], "--cache.rows must be an integer, got '1.5'"),
+        (["--data.shuffle", "yes"], "--data.shuffle must be true or false, got 'yes'"),
+        (["--oracle.lookahead", "0"], "--oracle.lookahead must be at least 1, got 0"),
+        (["--data.format", "parquet"], "--data.format parquet needs data.path, a file or folder, got none"),
+    ],
+)
+def test_a_bad_flag_gets_one_line(argv, line):
+    assert problem(*argv) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[data]\nbatch_size = "x"\n', ":2: data.batch_size must be an integer, got 'x'"),
+        ("[data]\n\n# why\nbatch_size = 0\n", ":4: data.batch_size must be at least 1, got 0"),
+        ("# hi\n[dta]\nx = 1\n", ":2: unknown section 'dta'; did you mean data?"),
+        ("[data]\nlimit = 2\n\nlookahead = 3\n", ":4: unknown key data.lookahead; did you mean oracle.lookahead?"),
+        ("data.limit = 2\ndata.limt = 3\n", ":2: unknown key data.limt; did you mean data.limit?"),
+        ("batch_size = 3\n", ":1: unknown section 'batch_size'; did you mean data.batch_size?"),
+        ("[run]\nseed = 1\n[data.limit]\nx = 1\n", ":3: data.limit must be an integer, got {'x': 1}"),
+        ("\ndata = 3\n", ":2: data is a section, written [data], got 3"),
+        ("[data]\nlimit = \n", ": not valid TOML: Invalid value (at line 2, column 9)"),
+        ("[data]\nlimit = 1\nlimit = 2\n", ": not valid TOML: Cannot overwrite a value (at line 3, column 10)"),
+    ],
+)
+def test_a_bad_file_gets_one_line_with_its_line_number(tmp_path, text, line):
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    assert problem("--config", str(file)) == f"{file}{line}"
+
+
+def test_unreadable_files(tmp_path):
+    assert problem("--config", str(tmp_path / "none.toml")).endswith("none.toml: No such file or directory")
+    assert problem("--config", str(tmp_path)).endswith("Is a directory")
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
+    assert problem("--config", str(tmp_path / "latin.toml")).endswith("expected UTF-8 text, got byte 0xe9")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_shipped_configurations_are_valid(path):
+    assert parse("--config", str(path), "--data.path", "somewhere") != Config()
+
+
+def test_help_shows_every_section_with_defaults(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert "[data] What to train on:" in text
+    assert "--data.batch_size" in text
+    assert "(default: 64,32)" in text
+    assert "--result FILE" in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        parse("--version")
+    assert capsys.readouterr().out.strip() == f"trainer {bagpipe.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("file:3: expected 40 columns, got 39"), 2, "error: file:3: expected 40 columns, got 39"),
+        (CapacityError("200 rows,\ncapacity 100"), 2, "error: 200 rows, capacity 100"),
+        (StoreError("the server closed the connection"), 1, "error: the server closed the connection"),
+        (JobError("a lane failed"), 1, "error: a lane failed"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_code(monkeypatch, capsys, error, code, line):
+    def main(argv):
+        raise error
+
+    monkeypatch.delenv("BAGPIPE_TRACEBACK", raising=False)
+    assert run_program(main, []) == code
+    assert capsys.readouterr().err.strip() == line
+
+
+def test_a_traceback_on_request(monkeypatch, capsys):
+    def main(argv):
+        raise StoreError("gone")
+
+    monkeypatch.setenv("BAGPIPE_TRACEBACK", "1")
+    assert run_program(main, []) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.rstrip().endswith("error: gone")
+
+
+def test_a_defect_keeps_its_traceback(capsys):
+    def main(argv):
+        raise ZeroDivisionError("our own")
+
+    assert run_program(main, []) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (130, 130)])
+def test_the_return_value_is_the_exit_code(returned, code):
+    assert run_program(lambda argv: returned, []) == code
+
+
+def test_a_mistake_is_found_without_importing_numpy_or_torch():
+    code = (
+        "import sys; from bagpipe.config_cli import parse_config, run_program; "
+        "code = run_program(lambda argv: parse_config(argv, 'trainer') and 0, ['--data.limit', 'x']); "
+        "print(code, sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "2 []"
+    assert done.stderr == "error: --data.limit must be an integer, got 'x'\n"

@@ -1,0 +1,104 @@
+"""Ranges and names of configuration values: defaults pass, one bad value gives one line."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bagpipe.config import Config
+from bagpipe.config_keys import config_keys
+from bagpipe.config_rules import DATA_FORMATS, DENSE_OPTIMIZERS, MODELS, POLICIES, RULES, check_config
+from bagpipe.errors import InputError
+
+
+def with_value(path: str, value: object) -> Config:
+    section, _, name = path.partition(".")
+    return dataclasses.replace(Config(), **{section: dataclasses.replace(getattr(Config(), section), **{name: value})})
+
+
+def test_the_defaults_pass():
+    check_config(Config())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
+def test_rules_name_existing_keys_and_accept_their_defaults(rule):
+    (key,) = [key for key in config_keys() if key.path == rule.path]
+    assert rule.test(key.default)
+
+
+def test_names_are_those_the_code_dispatches_on():
+    """The rules repeat them so that a wrong name is refused without importing torch; here the two lists meet."""
+    from bagpipe.oracle import eviction
+    from data import formats
+    from trainer import models, optimizers
+
+    assert set(POLICIES) == set(eviction.POLICIES)
+    assert set(DATA_FORMATS) == set(formats.FORMATS)
+    assert set(MODELS) == set(models.MODELS)
+    assert set(DENSE_OPTIMIZERS) == set(optimizers.DENSE_OPTIMIZERS)
+
+
+def test_every_number_has_a_rule():
+    ruled = {rule.path for rule in RULES}
+    assert {key.path for key in config_keys() if key.type in (int, float)} <= ruled
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("data.batch_size", 0, "data.batch_size must be at least 1, got 0"),
+        ("data.limit", -1, "data.limit must be at least 0, got -1"),
+        ("data.eval_fraction", 1.0, "data.eval_fraction must be at least 0 and below 1, got 1.0"),
+        ("data.format", "csv", "data.format must be one of criteo-tsv, parquet, synthetic, got 'csv'"),
+        ("data.format", "parquet", "data.format parquet needs data.path, a file or folder, got none"),
+        ("data.bad_rows", "ignore", "data.bad_rows must be one of stop, skip, got 'ignore'"),
+        ("oracle.lookahead", 0, "oracle.lookahead must be at least 1, got 0"),
+        ("oracle.policy", "lru", "oracle.policy must be one of belady-window, paper, got 'lru'"),
+        ("cache.rows", -1, "cache.rows must be at least 0, got -1"),
+        ("cache.prefetch_depth", 0, "cache.prefetch_depth must be at least 1, got 0"),
+        ("cache.dtype", "float16", "cache.dtype must be one of run, float32, float64, got 'float16'"),
+        ("store.namespace", "a{b}", "store.namespace must be 1 to 200 letters, digits or any of _.:/@+=-, got 'a{b}'"),
+        ("store.buckets", 48, "store.buckets must be a power of two from 1 to 65536, got 48"),
+        ("store.timeout_s", 0.0, "store.timeout_s must be more than 0, got 0.0"),
+        ("cacher.url", "localhost", "cacher.url must be empty, unix:PATH or HOST:PORT, got 'localhost'"),
+        ("model.name", "mlp", "model.name must be one of dlrm, dcnv2, deepfm, wide-deep, got 'mlp'"),
+        ("model.top_mlp", (64, 0), "model.top_mlp must be widths of at least 1, got (64, 0)"),
+        ("model.factory", "mine", "model.factory must be empty or \"module:function\", got 'mine'"),
+        ("optim.rows", "lamb", "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
+        ("optim.dense", "lamb", "optim.dense must be one of sgd, adagrad, adam, got 'lamb'"),
+        ("optim.rows_lr", 0.0, "optim.rows_lr must be more than 0, got 0.0"),
+        ("pipeline.stages", 2, "pipeline.stages 2 needs pipeline.schedule, the name of a schedule, got none"),
+        ("checkpoint.every", 10, "checkpoint.every 10 needs checkpoint.dir, a folder, got none"),
+        ("checkpoint.resume", "last", "checkpoint.resume must be auto, never or a step number, got 'last'"),
+        ("run.device", "gpu", "run.device must be cpu, cuda or cuda:N, got 'gpu'"),
+        ("run.seed", -1, "run.seed must be from 0 to 2**63 - 1, got -1"),
+        ("run.threads", 0, "run.threads must be at least 1, got 0"),
+    ],
+)
+def test_a_bad_value_gets_one_line(path, value, line):
+    with pytest.raises(InputError) as caught:
+        check_config(with_value(path, value))
+    assert str(caught.value) == line
+
+
+def test_the_line_names_the_value_as_the_user_gave_it():
+    with pytest.raises(InputError, match=r"^job.toml:7: oracle\.lookahead must be at least 1, got 0$"):
+        check_config(with_value("oracle.lookahead", 0), subjects={"oracle.lookahead": "job.toml:7: oracle.lookahead"})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("cacher.url", "unix:/run/cacher.sock"),
+        ("cacher.url", "10.0.0.1:7000"),
+        ("cacher.url", "[::1]:7000"),
+        ("model.factory", "package.module:make_model"),
+        ("checkpoint.resume", "1200"),
+        ("run.device", "cuda:3"),
+        ("cache.rows", 0),
+        ("data.workers", 0),
+    ],
+)
+def test_values_at_the_edge_pass(path, value):
+    check_config(with_value(path, value))

@@ -1,0 +1,258 @@
+"""The shape of the code base: who may import whom, how long a file is, and that tests mirror modules.
+
+trainer ──> bagpipe  (one module also cacher)      cacher ──> data, bagpipe      data ──> bagpipe ──> nothing of ours
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("bagpipe", "data", "cacher", "trainer")
+
+#: Package -> packages of ours that its modules may import.
+LADDER = {
+    "bagpipe": {"bagpipe"},
+    "data": {"bagpipe", "data"},
+    "cacher": {"bagpipe", "data", "cacher"},
+    "trainer": {"bagpipe", "trainer"},
+}
+
+#: Modules that may use what the ladder denies their package: starting an embedded cacher is one module's business.
+MAX_TRAINER_MODULES_USING_CACHER = 1
+
+#: Pure parts: no torch, threads or sockets, not even inside a function.
+PURE = ("bagpipe/schedule/", "bagpipe/oracle/")
+IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "multiprocessing", "socket", "concurrent"}
+
+#: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
+TORCH_USERS = (
+    "bagpipe/cache/",
+    "bagpipe/digest.py",
+    "bagpipe/embedding.py",
+    "bagpipe/engine.py",
+    "trainer/",
+)
+
+#: The modules that face torchrec and fbgemm; everything else runs without them.
+TORCHREC_USERS = ("bagpipe/embedding.py", "trainer/")
+
+MAX_LINES = 400
+
+#: Modules without a mirrored test file, and where they are covered instead.
+NO_MIRROR: dict[str, str] = {
+    "bagpipe/batch.py": "tests/data",
+    "bagpipe/cli.py": "tests/schedule/test_cli.py",
+    "bagpipe/client/step.py": "tests/client",
+    "bagpipe/config.py": "tests/test_config_keys.py",
+    "bagpipe/errors.py": "tests/test_config_cli.py",
+    "bagpipe/oracle/plan.py": "tests/oracle/test_planner.py",
+    "bagpipe/schedule/errors.py": "tests/schedule/test_check.py",
+    "bagpipe/store/interface.py": "tests/store",
+    "data/testing.py": "tests/data/test_loader.py",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One import statement's target; `top` when it runs as the module is imported."""
+
+    path: str
+    line: int
+    module: str
+    top: bool
+
+    @property
+    def root(self) -> str:
+        return self.module.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.module}"
+
+
+def modules() -> list[Path]:
+    return sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def all_imports() -> tuple[Import, ...]:
+    return tuple(item for path in modules() for item in imports_of(path))
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = path.relative_to(ROOT).parent.parts
+    top = set(top_level_nodes(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            targets = [".".join((*base, node.module or "")).strip(".")]
+        else:
+            continue
+        for target in targets:
+            yield Import(path=name_of(path), line=node.lineno, module=target, top=node in top)
+
+
+def top_level_nodes(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run on import: not inside functions, not under ``if TYPE_CHECKING``."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        for child in ast.iter_child_nodes(todo.pop()):
+            typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or typing_only:
+                continue
+            if isinstance(child, ast.stmt):
+                yield child
+            todo.append(child)
+
+
+def test_the_reader_of_imports_sees_every_form(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    file = tmp_path / "data" / "deep" / "x.py"
+    file.write_text("import a.b, c\nfrom ..y import z\nfrom . import w\nif 1:\n import d\ndef f():\n from e import g\n")
+    found = {(item.module, item.top) for item in imports_of(file)}
+    assert found == {("a.b", True), ("c", True), ("data.y", True), ("data.deep", True), ("d", True), ("e", False)}
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_imports_go_down_the_ladder(package):
+    wrong = [
+        item
+        for item in all_imports()
+        if item.path.startswith(f"{package}/") and item.root in OURS and item.root not in LADDER[package]
+    ]
+    if package == "trainer":
+        using_cacher = {item.path for item in wrong if item.root == "cacher"}
+        assert len(using_cacher) <= MAX_TRAINER_MODULES_USING_CACHER, using_cacher
+        wrong = [item for item in wrong if item.root != "cacher"]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def test_no_code_imports_tests_or_tools():
+    wrong = [item for item in all_imports() if item.root in {"tests", "tools", "benchmarks", "examples"}]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def test_the_pure_parts_are_pure():
+    wrong = [item for item in all_imports() if item.path.startswith(PURE) and item.root in IMPURE_MODULES]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def test_torch_is_imported_only_where_tensors_are():
+    wrong = [
+        item
+        for item in all_imports()
+        if item.top and item.root in {"torch", "torchrec", "fbgemm_gpu"} and is_torch_free(item.path)
+    ]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def is_torch_free(path: str) -> bool:
+    return not path.startswith(TORCH_USERS)
+
+
+def test_torchrec_is_faced_by_few():
+    wrong = [
+        item
+        for item in all_imports()
+        if item.root in {"torchrec", "fbgemm_gpu"} and not item.path.startswith(TORCHREC_USERS)
+    ]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def test_what_must_start_without_torch_does():
+    """The statements above, as the interpreter sees them: indirect imports count too."""
+    names = [
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for path in modules()
+        if is_torch_free(name_of(path)) and path.name != "__main__.py"
+    ]
+    code = (
+        f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_library_is_light():
+    """Under two seconds, torch unloaded: what a user's program pays before it asks for anything."""
+    code = (
+        "import sys, time; start_s = time.perf_counter(); import bagpipe; "
+        "print(time.perf_counter() - start_s, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    seconds, torch_loaded, numpy_loaded = done.stdout.split()
+    assert (torch_loaded, numpy_loaded) == ("False", "False")
+    assert float(seconds) < 2
+
+
+@pytest.mark.parametrize("folder", [*OURS, "tests", "benchmarks", "tools", "examples"])
+def test_files_stay_short(folder):
+    lengths = {
+        name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")
+    }
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def test_every_module_opens_with_its_rule():
+    without = [
+        name_of(path)
+        for path in modules()
+        if path.name != "__main__.py" and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not without
+
+
+def test_entry_points_are_three_lines():
+    for path in modules():
+        if path.name == "__main__.py":
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            code = [line for line in lines if not line.startswith(('"""', "from __future__"))]
+            assert len(code) <= 4, f"{name_of(path)} does more than call a main function"
+
+
+def mirror_of(name: str) -> str:
+    """``bagpipe/store/wire.py`` -> ``tests/store/test_wire.py``, ``data/text.py`` -> ``tests/data/test_text.py``."""
+    folder, _, file = name.removeprefix("bagpipe/").rpartition("/")
+    return f"tests/{folder + '/' if folder else ''}test_{file}"
+
+
+def test_tests_mirror_modules():
+    names = {name_of(path) for path in modules() if not path.name.startswith("__")}
+    missing = {name for name in names if not (ROOT / mirror_of(name)).exists()}
+    assert not missing - NO_MIRROR.keys(), "modules without a mirrored test file"
+
+
+def test_the_list_of_exceptions_is_not_stale():
+    for name, covered_by in NO_MIRROR.items():
+        assert (ROOT / name).exists(), f"{name} is gone"
+        assert not (ROOT / mirror_of(name)).exists(), f"{name} has its mirrored test now"
+        assert (ROOT / covered_by).exists(), f"{name} is said to be covered by {covered_by}, which is gone"
+
+
+def test_nothing_sleeps():
+    """Waiting is for events with deadlines. (That nothing prints is a rule of the linter.)"""
+    wrong = []
+    for path in [*modules(), *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "sleep"}:
+                wrong.append(f"{name_of(path)}:{node.lineno}")
+    assert not wrong

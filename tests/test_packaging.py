@@ -1,0 +1,83 @@
+"""The wheel holds the library and nothing else, and its metadata matches the documented requirements."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import bagpipe
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the checkout (building writes beside the sources)."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("bagpipe", "data", "cacher", "trainer", "tests", "tools", "benchmarks"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "--disable-pip-version-check", "--wheel-dir", str(out), str(copy)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_only_the_library(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    dist_info = f"bagpipe_recsys-{bagpipe.__version__}.dist-info"
+    assert {name.partition("/")[0] for name in names} == {"bagpipe", dist_info}
+    assert "bagpipe/py.typed" in names
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bagpipe").rglob("*.py")}
+    assert sources <= set(names)
+
+
+def test_the_metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"bagpipe_recsys-{bagpipe.__version__}.dist-info/METADATA").decode()
+    metadata = Parser().parsestr(text)
+    assert metadata["Name"] == "bagpipe-recsys"
+    assert metadata["Version"] == bagpipe.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    core = [item for item in metadata.get_all("Requires-Dist") if "extra ==" not in item]
+    assert sorted(item.partition(">")[0] for item in core) == ["numpy", "torch"]
+
+
+def test_the_wheel_imports_by_itself(wheel):
+    code = f"import sys; sys.path.insert(0, {str(wheel)!r}); import bagpipe; print(bagpipe.__file__)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(str(wheel)), done.stderr
+
+
+def test_no_extra_asks_for_torchrec_or_fbgemm():
+    """Their metadata does not say which torch they fit, so pip must never choose them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    assert not [item for item in wanted if item.lower().startswith(("torchrec", "fbgemm"))]
+
+
+def test_every_pin_is_exact_and_the_trio_is_pinned_elsewhere():
+    lines = (ROOT / "tools" / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(pin.count("==") == 1 for pin in pins)
+    assert not [pin for pin in pins if pin.lower().startswith(("torch==", "torchrec==", "fbgemm"))]

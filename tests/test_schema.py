@@ -1,0 +1,115 @@
+"""Schemas: refusals, the JSON form and its inverse, the width of a stored row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH, DataSchema, Feature, RowSchema, RowTable, Table
+
+names = st.text(min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"rows": 0}, "table 't': rows must be at least 1, got 0"),
+        ({"hash": True}, "table 't': hash needs rows, the number of buckets to hash into"),
+        ({"dim": 0}, "table 't': dim must be at least 1, got 0"),
+        ({"pooling": "max"}, "table 't': pooling must be sum, mean or none, got 'max'"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(arguments, line):
+    with pytest.raises(InputError) as caught:
+        Table(name="t", **arguments)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"dense": ("a", "b", "a")}, "dense column names must be unique, 'a' appears more than once"),
+        ({"tables": (Table(name="t"), Table(name="t"))}, "table names must be unique, 't' appears more than once"),
+        ({"features": (Feature(name="f", table="u"),)}, "feature 'f' names table 'u', known tables: ['t']"),
+    ],
+)
+def test_a_data_schema_that_contradicts_itself_is_refused(changes, line):
+    good = {"label": "y", "dense": ("a",), "features": (Feature(name="f", table="t"),), "tables": (Table(name="t"),)}
+    with pytest.raises(InputError) as caught:
+        DataSchema(**{**good, **changes})
+    assert str(caught.value) == line
+
+
+@given(
+    label=names,
+    dense=st.lists(names, unique=True, max_size=4),
+    tables=st.lists(names, unique=True, min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_a_data_schema_survives_json(label, dense, tables, data):
+    features = data.draw(st.lists(names, unique=True, max_size=4))
+    schema = DataSchema(
+        label=label,
+        dense=tuple(dense),
+        features=tuple(Feature(name=name, table=data.draw(st.sampled_from(tables))) for name in features),
+        tables=tuple(Table(name=name, rows=data.draw(st.none() | st.integers(1, 2**40))) for name in tables),
+    )
+    assert DataSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    for table in schema.tables:
+        assert schema.table(table.name) is table
+
+
+@pytest.mark.parametrize(("optimizer", "width"), [("sgd", 16), ("adagrad", 32), ("rowwise_adagrad", 17), ("adam", 48)])
+def test_the_width_of_a_row(optimizer, width):
+    schema = RowSchema(tables=(RowTable(name="t", dim=16),), optimizer=optimizer)
+    assert schema.row_width(0) == width
+    assert schema.row_bytes(0) == 4 * width
+
+
+@given(
+    tables=st.lists(names, unique=True, min_size=1, max_size=4),
+    optimizer=st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)),
+    dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_row_schema_survives_json_and_keeps_its_digest(tables, optimizer, dtype, seed):
+    schema = RowSchema(
+        tables=tuple(RowTable(name=name, dim=4, init_bound=0.1) for name in tables),
+        optimizer=optimizer,
+        dtype=dtype,
+        seed=seed,
+    )
+    again = RowSchema.from_json(json.loads(json.dumps(schema.to_json())))
+    assert again == schema
+    assert again.digest() == schema.digest()
+
+
+def test_everything_that_fixes_a_rows_bytes_is_in_the_digest():
+    tables = (RowTable(name="t", dim=4),)
+    schemas = [
+        RowSchema(tables=tables, optimizer="sgd"),
+        RowSchema(tables=tables, optimizer="adam"),
+        RowSchema(tables=tables, optimizer="sgd", dtype="float64"),
+        RowSchema(tables=tables, optimizer="sgd", seed=1),
+        RowSchema(tables=(RowTable(name="t", dim=8),), optimizer="sgd"),
+        RowSchema(tables=(RowTable(name="u", dim=4),), optimizer="sgd"),
+        RowSchema(tables=(RowTable(name="t", dim=4, init_bound=0.1),), optimizer="sgd"),
+    ]
+    assert len({schema.digest() for schema in schemas}) == len(schemas)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"optimizer": "lamb"}, "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
+        ({"dtype": "bfloat16"}, "row dtype must be one of float32, float64, got 'bfloat16'"),
+    ],
+)
+def test_a_row_schema_that_cannot_be_is_refused(arguments, line):
+    with pytest.raises(InputError) as caught:
+        RowSchema(**{"tables": (RowTable(name="t", dim=4),), "optimizer": "sgd", **arguments})
+    assert str(caught.value) == line

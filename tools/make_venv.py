@@ -1,0 +1,189 @@
+"""Make the development environment: .venv with exactly one working torch/fbgemm/torchrec trio and pinned tools.
+
+    pyproject (which packages) ┐           the same as in .venv/stamp.json: done
+    tools/constraints.txt      ├─ digest ─┤
+    bagpipe/environment.py     ┘           else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
+
+Standard library only: it runs on the bare machine's Python. CUDA builds when ``nvidia-smi`` is there, CPU builds
+otherwise; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` decides instead. Packages come from wherever pip is configured to look;
+the PyTorch index is added only when those sources have no CPU build of torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # for bagpipe.environment, which needs the standard library only
+
+from bagpipe.environment import FBGEMM_NAMES, RECOMMENDED  # noqa: E402 (after the path it needs)
+
+VENV = ROOT / ".venv"
+STAMP = VENV / "stamp.json"
+CONSTRAINTS = ROOT / "tools" / "constraints.txt"
+INPUTS = (ROOT / "pyproject.toml", CONSTRAINTS, ROOT / "bagpipe" / "environment.py", Path(__file__).resolve())
+EXTRAS = ("torchrec-deps", "store", "programs", "dev")
+
+PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 13)
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+#: Seconds without a byte, and tries, before pip gives a source up: an offline machine must not hang for minutes.
+PIP_PATIENCE = ("--timeout", "20", "--retries", "2")
+
+
+class SetupError(Exception):
+    """The environment cannot be made: one line for the person at the terminal."""
+
+
+def main() -> int:
+    try:
+        # Two `make` at once: the second waits, then finds the work done.
+        with Path(__file__).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            device = choose_device()
+            wanted = stamp_of(device)
+            if read_stamp() == wanted and (VENV / "bin" / "python").exists():
+                STAMP.touch()
+                return 0
+            make_venv(device)
+            STAMP.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+            say(f"ready: {VENV} ({device})")
+    except SetupError as error:
+        print(f"make_venv: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def choose_device() -> str:
+    """``cpu`` or ``cuda``: which builds to install."""
+    device = os.environ.get("BAGPIPE_DEVICE") or ("cuda" if shutil.which("nvidia-smi") else "cpu")
+    if device not in FBGEMM_NAMES:
+        raise SetupError(f"BAGPIPE_DEVICE must be {' or '.join(FBGEMM_NAMES)}, got {device!r}")
+    return device
+
+
+def stamp_of(device: str) -> dict[str, str]:
+    """What the environment is made from; equal stamps mean equal environments."""
+    digest = hashlib.sha256()
+    for path in INPUTS:
+        content = path.read_bytes()
+        digest.update(f"{path.name}:{len(content)}:".encode() + content)
+    return {"device": device, "inputs": digest.hexdigest()}
+
+
+def read_stamp() -> dict[str, str] | None:
+    try:
+        value = json.loads(STAMP.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def make_venv(device: str) -> None:
+    """Create .venv, or bring the one that is there up to date."""
+    if not PYTHON_FROM <= sys.version_info[:2] < PYTHON_BELOW:
+        raise SetupError(f"Python 3.11 or 3.12 is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12")
+    STAMP.unlink(missing_ok=True)
+    if not venv_python_fits():
+        say(f"creating {VENV} with Python {sys.version.split()[0]}")
+        done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SetupError(f"python -m venv failed (on Debian: apt install python3-venv): {last_line(done)}")
+    remove_other_flavour(device)
+    install_torch(device)
+    say("installing fbgemm, torchrec and the tools")
+    pip_install([f"{FBGEMM_NAMES[device]}=={RECOMMENDED.fbgemm}", *requirements()])
+    # --no-deps: torchrec's metadata asks for the CUDA fbgemm of any version, a pair that does not load.
+    pip_install(["--no-deps", f"torchrec=={RECOMMENDED.torchrec}"])
+    say("checking that torch, fbgemm and torchrec load together")
+    code = f"from bagpipe.environment import check_environment as check; check({device!r}); import torchrec"
+    done = venv_run(["-W", "ignore", "-c", code])
+    if done.returncode != 0:
+        raise SetupError(f"the installed trio does not load: {last_line(done)}")
+
+
+def venv_python_fits() -> bool:
+    """Whether .venv holds a usable interpreter with pip of a supported version."""
+    if not (VENV / "bin" / "python").exists():
+        return False
+    done = venv_run(["-c", "import sys, pip; print(*sys.version_info[:2])"])
+    if done.returncode != 0:
+        return False
+    major, minor = done.stdout.split()
+    return PYTHON_FROM <= (int(major), int(minor)) < PYTHON_BELOW
+
+
+def remove_other_flavour(device: str) -> None:
+    """Both fbgemm wheels, and both torch builds, write the same files: drop what the other device left."""
+    done = venv_run(["-m", "pip", "list", "--format", "json"])
+    have = {row["name"].lower().replace("_", "-"): row["version"] for row in json.loads(done.stdout or "[]")}
+    unwanted = [name for flavour, name in FBGEMM_NAMES.items() if flavour != device and name in have]
+    if "torch" in have and ("+cpu" in have["torch"]) != (device == "cpu"):
+        unwanted.append("torch")
+    if unwanted:
+        say(f"removing {', '.join(unwanted)}")
+        venv_run(["-m", "pip", "uninstall", "--yes", *unwanted])
+
+
+def install_torch(device: str) -> None:
+    """Install the pinned torch: from pip's configured sources, else with the PyTorch index beside them."""
+    say(f"installing torch {RECOMMENDED.torch} ({device})")
+    if device == "cuda":
+        return pip_install([f"torch=={RECOMMENDED.torch}"])
+    build = f"torch=={RECOMMENDED.torch}+cpu"
+    tries: tuple[list[str], ...] = ([build], [build, "--extra-index-url", PYTORCH_CPU_INDEX])
+    for number, arguments in enumerate(tries, start=1):
+        try:
+            return pip_install(arguments, quiet=number < len(tries))
+        except SetupError:
+            if number == len(tries):
+                raise
+    return None
+
+
+def requirements() -> list[str]:
+    """What pyproject.toml asks for, without torch (installed already) and without the project itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted: list[str] = [item for item in project["dependencies"] if not item.startswith("torch")]
+    for extra in EXTRAS:
+        wanted += project["optional-dependencies"][extra]
+    return wanted
+
+
+def pip_install(arguments: Sequence[str], *, quiet: bool = False) -> None:
+    command = ["-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    done = venv_run([*command, *PIP_PATIENCE, "--constraint", str(CONSTRAINTS), *arguments])
+    if done.returncode == 0:
+        return
+    if not quiet:
+        sys.stderr.write(done.stdout[-2000:] + done.stderr[-4000:])
+    raise SetupError(f"pip install {' '.join(arguments)}: {last_line(done)}")
+
+
+def venv_run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [str(VENV / "bin" / "python"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": ""}  # another project's packages must not leak in
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines)[-1]
+
+
+def say(text: str) -> None:
+    print(f"make_venv: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
