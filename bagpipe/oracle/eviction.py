@@ -147,9 +147,7 @@ class EvictionQueue:
         self._num_entries -= sum(sizes)
         return np.concatenate(chunks), np.repeat(np.array(ranks, dtype=np.int32), sizes)
 
-    def _valid(
-        self, slots: NDArray[np.int64], ranks: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def _valid(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Entries whose slot still has this rank, each slot once."""
         current = np.flatnonzero(self._rank_of_slot.take(slots) == ranks)
         slots, ranks = slots.take(current), ranks.take(current)

@@ -182,9 +182,7 @@ class HashHandles:
         np.bitwise_or.at(self._planned, places, masks)
         return first
 
-    def _find(
-        self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]
-    ) -> NDArray[np.int64]:
+    def _find(self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         mask = self._cells.shape[0] - 1
         found = np.full(ids.shape[0], _EMPTY, dtype=np.int64)
         active = np.arange(ids.shape[0])
@@ -192,7 +190,8 @@ class HashHandles:
         while active.size:
             handles = self._cells[cells]
             known = np.maximum(handles, 0)
-            match = (handles >= 0) & (self._pool.ids[known] == ids[active]) & (self._pool.tables[known] == tables[active])
+            match = (self._pool.ids[known] == ids[active]) & (self._pool.tables[known] == tables[active])
+            match &= handles >= 0
             found[active[match]] = handles[match]
             onward = ~match & (handles != _EMPTY)
             active = active[onward]

@@ -1,5 +1,5 @@
 """An independent judge of plans: replays them against their batches with dicts and sets, and shares no code with the
-planner. Slow on purpose (a Python loop over ids): for tests, and for `python -m data` on suspicious plans, not for hot paths.
+planner. Slow on purpose (a Python loop over ids): for tests and for plans under suspicion, not for hot paths.
 
 Each rule is one method; the first one broken raises `PlanError` with the batch, the rule and the row.
 """

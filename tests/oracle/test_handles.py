@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.oracle.handles import DenseHandles, HashHandles
+from bagpipe.oracle.plan import RowList
+from tests.oracle.batches import WIDE_IDS
+
+Rows = list[tuple[int, int]]
+
+
+def row_list(rows: Rows, num_tables: int = 3) -> RowList:
+    rows = sorted(rows)
+    counts = np.bincount([table for table, _ in rows], minlength=num_tables)
+    return RowList(
+        table_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        ids=np.array([i for _, i in rows], dtype=np.int64),
+    )
+
+
+batches_of_rows = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(WIDE_IDS) | st.integers(0, 30)), unique=True, max_size=30),
+    max_size=20,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches_of_rows, st.data())
+def test_hash_handles_are_a_dictionary(batches: list[Rows], data: st.DataObject) -> None:
+    handles = HashHandles(planned_bits=1 << 20)
+    known: dict[tuple[int, int], int] = {}
+    for rows in batches:
+        got = handles.lookup_or_add(row_list(rows)).tolist()
+        for row, handle in zip(sorted(rows), got, strict=True):
+            assert known.setdefault(row, handle) == handle
+        assert len(set(known.values())) == len(known)
+        if known:
+            gone = data.draw(st.lists(st.sampled_from(sorted(known)), unique=True))
+            released = np.array([known.pop(row) for row in gone], dtype=np.int64)
+            tables, ids = handles.rows(released)
+            assert list(zip(tables.tolist(), ids.tolist(), strict=True)) == gone
+            handles.release(released)
+
+
+def test_many_rows_come_and_go_in_bounded_memory() -> None:
+    handles = HashHandles(planned_bits=1 << 20)
+    sizes: list[int] = []
+    handles.on_grow(sizes.append)
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        ids = np.unique(rng.integers(-(2**63), 2**63, size=500))
+        batch = RowList(table_offsets=np.array([0, ids.size]), ids=ids)
+        handles.release(handles.lookup_or_add(batch))
+    assert handles.num_handles == 1024
+    assert sizes == []
+
+
+def test_dense_handles_are_row_numbers() -> None:
+    handles = DenseHandles((3, 5, 2))
+    got = handles.lookup_or_add(row_list([(0, 2), (1, 0), (1, 4), (2, 1)]))
+    assert got.tolist() == [2, 3, 7, 9]
+    tables, ids = handles.rows(got)
+    assert (tables.tolist(), ids.tolist()) == ([0, 1, 1, 2], [2, 0, 4, 1])
+
+
+def test_first_time_never_calls_a_known_row_new() -> None:
+    # Only 64 bits: collisions are certain, and may only go one way.
+    handles = HashHandles(planned_bits=64)
+    batch = RowList(table_offsets=np.array([0, 50]), ids=np.arange(50))
+    numbers = handles.lookup_or_add(batch)
+    assert handles.first_time(numbers[:25])[0]
+    assert not handles.first_time(numbers[:25]).any()
+    handles.release(numbers)
+    assert not handles.first_time(handles.lookup_or_add(batch)[:25]).any()
+    dense = DenseHandles((50,))
+    assert dense.first_time(np.arange(25)).all()
+    assert dense.first_time(np.arange(50)).tolist() == [False] * 25 + [True] * 25

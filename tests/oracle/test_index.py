@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from bagpipe.batch import Batch
+from bagpipe.errors import InputError
+from bagpipe.oracle.index import Indexer
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from tests.oracle.batches import make_batch, traces
+
+
+def spec_of(*table_rows: int | None) -> OracleSpec:
+    refs = tuple(FeatureRef(feature=table, table=table) for table in range(len(table_rows)))
+    return OracleSpec(table_rows=table_rows, features=refs, num_slots=1, lookahead=1)
+
+
+def test_the_example_of_the_docstring() -> None:
+    #          table 0: bags [7 7] [3]    table 1: bags [] [7]
+    index = Indexer(spec_of(None, None)).index(make_batch(0, [[[7, 7], [3]], [[], [7]]]))
+    assert index.unique.table_offsets.tolist() == [0, 2, 3]
+    assert index.unique.ids.tolist() == [3, 7, 7]
+    assert index.inverse.tolist() == [1, 1, 0, 2]
+    assert index.offsets.tolist() == [0, 1, 3, 4]
+    assert index.order.tolist() == [2, 0, 1, 3]
+
+
+@settings(max_examples=300, deadline=None)
+@given(traces())
+def test_equals_the_obvious_way(trace: tuple[OracleSpec, list[Batch]]) -> None:
+    spec, batches = trace
+    indexer = Indexer(spec)
+    for batch in batches:
+        index = indexer.index(batch)
+        offsets = batch.feature_offsets()
+        occurrences = [
+            (ref.table, int(np.uint64(i & (2**64 - 1))), i)
+            for ref in spec.features
+            for i in batch.values[offsets[ref.feature] : offsets[ref.feature + 1]].tolist()
+        ]
+        rows = sorted(set(occurrences))
+        assert index.unique.ids.tolist() == [row[2] for row in rows]
+        assert index.inverse.tolist() == [rows.index(row) for row in occurrences]
+        by_row = sorted(range(len(occurrences)), key=lambda p: (occurrences[p], p))
+        assert index.order.tolist() == by_row
+        assert index.offsets.tolist() == [
+            *(next(n for n, p in enumerate(by_row) if occurrences[p] == row) for row in rows),
+            len(occurrences),
+        ]
+
+
+@pytest.mark.parametrize("wide", [2**45, 2**62, -1, -(2**63)])
+def test_ids_too_wide_for_a_word_beside_their_position(wide: int) -> None:
+    index = Indexer(spec_of(None, None)).index(make_batch(0, [[[wide, 5], [wide]], [[5], [5]]]))
+    assert index.unique.ids.tolist() == [5, wide, 5]
+    assert index.inverse.tolist() == [1, 0, 1, 2, 2]
+
+
+def test_a_batch_without_ids() -> None:
+    index = Indexer(spec_of(None, 4)).index(make_batch(0, [[[], []], [[], []]]))
+    assert index.unique.table_offsets.tolist() == [0, 0, 0]
+    assert index.offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("bad", [4, 2**40, -1])
+def test_an_id_outside_its_table(bad: int) -> None:
+    with pytest.raises(InputError, match=rf"table number 1: expected ids in \[0, 4\), got {bad}"):
+        Indexer(spec_of(None, 4)).index(make_batch(0, [[[9]], [[bad]]]))
