@@ -1,0 +1,20 @@
+"""Readers, the lookahead loader, and the `python -m data` tools. Imports `bagpipe` only; never torch.
+
+    criteo-tsv ─┐                   worker processes                 assembler thread
+    parquet ────┼─ Source: segments ─> blocks ─read─> Columns ─> rows in order ─> Batch ─> bounded queue ─> consumer
+    synthetic ──┘                  (bounded in flight)
+
+A *segment* is what a source can open at random (a byte range, a row group, a whole .gz file); its *blocks* come in
+order.
+`open_source` makes a source from the configuration, `LookaheadLoader` serves its rows as batches:
+
+    with LookaheadLoader(open_source(config.data, seed=0), batch_size=1024) as batches:
+        for batch in batches: ...
+"""
+
+from __future__ import annotations
+
+from data.formats import open_source
+from data.loader import LoaderStatistics, LookaheadLoader, open_loader
+
+__all__ = ["LoaderStatistics", "LookaheadLoader", "open_loader", "open_source"]

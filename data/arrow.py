@@ -1,0 +1,122 @@
+"""Parquet and Arrow IPC files behind one small interface: how many row groups, how many rows each, read one.
+
+The first bytes decide which of the two a file is. A file made by `python -m data convert` carries its schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema
+from data.schema import SchemaFile
+
+__all__ = ["SCHEMA_KEY", "ArrowFile", "embed_schema", "embedded_schema", "open_arrow"]
+
+#: Key of the embedded schema in a file's metadata, and the version of its layout.
+SCHEMA_KEY = b"bagpipe.data_schema"
+SCHEMA_VERSION = 1
+
+
+class ArrowFile(Protocol):
+    """An open columnar file. `schema` is Arrow's."""
+
+    schema: pa.Schema
+    group_rows: tuple[int, ...]
+
+    def read(self, group: int, columns: list[str]) -> pa.Table: ...
+
+
+class ParquetFile:
+    """A parquet file; a group is a row group."""
+
+    def __init__(self, path: str) -> None:
+        self._file = pq.ParquetFile(path)
+        self.schema: pa.Schema = self._file.schema_arrow
+        metadata = self._file.metadata
+        self.group_rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+
+    def read(self, group: int, columns: list[str]) -> pa.Table:
+        return self._file.read_row_group(group, columns=columns, use_threads=False)
+
+
+class IpcFile:
+    """An Arrow IPC file, memory-mapped; a group is a record batch."""
+
+    def __init__(self, path: str) -> None:
+        self._reader = pa.ipc.open_file(pa.memory_map(path))
+        self.schema: pa.Schema = self._reader.schema
+        groups = range(self._reader.num_record_batches)
+        self.group_rows = tuple(self._reader.get_batch(group).num_rows for group in groups)
+
+    def read(self, group: int, columns: list[str]) -> pa.Table:
+        return pa.Table.from_batches([self._reader.get_batch(group)]).select(columns)
+
+
+_OPENERS: Mapping[bytes, type[ParquetFile] | type[IpcFile]] = {b"PAR1": ParquetFile, b"ARRO": IpcFile}
+
+
+def open_arrow(path: str) -> ArrowFile:
+    """Open a columnar file.
+
+    Raises:
+        InputError: missing, empty, cut short, or neither parquet nor Arrow IPC.
+    """
+    try:
+        with open(path, "rb") as stream:
+            magic = stream.read(4)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if not magic:
+        raise InputError(f"{path}: the file is empty, expected parquet or Arrow IPC")
+    opener = _OPENERS.get(magic)
+    if opener is None:
+        raise InputError(f"{path}: expected a parquet or Arrow IPC file, got one that begins with {magic!r}")
+    try:
+        return opener(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: damaged or cut short: {_one_line(error)}") from None
+
+
+@lru_cache(maxsize=2)
+def cached_group(path: str, mtime_ns: int, group: int, columns: tuple[str, ...]) -> pa.Table:
+    """One row group; the last ones are kept, because large groups are read as several blocks."""
+    del mtime_ns  # only part of the key
+    try:
+        return open_arrow(path).read(group, list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: row group {group} is damaged: {_one_line(error)}") from None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def embed_schema(file: SchemaFile) -> dict[bytes, bytes]:
+    """File metadata that makes a columnar file describe itself."""
+    value = {"version": SCHEMA_VERSION, "schema": file.schema.to_json(), "weights": dict(file.weights)}
+    return {SCHEMA_KEY: json.dumps(value, sort_keys=True).encode()}
+
+
+def embedded_schema(path: str, schema: pa.Schema) -> SchemaFile | None:
+    """The schema a file carries, or None.
+
+    Raises:
+        InputError: it is of another version, or damaged.
+    """
+    text = (schema.metadata or {}).get(SCHEMA_KEY)
+    if text is None:
+        return None
+    try:
+        value: dict[str, Any] = json.loads(text)
+        if value["version"] != SCHEMA_VERSION:
+            raise InputError(f"{path}: expected schema version {SCHEMA_VERSION}, got {value['version']!r}")
+        return SchemaFile(schema=DataSchema.from_json(value["schema"]), weights=value["weights"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: the schema in the file's metadata is damaged: {_one_line(error)}") from None

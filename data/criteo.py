@@ -1,0 +1,328 @@
+"""Criteo's click logs: label, 13 integers, 26 hexadecimal ids, tab-separated, empty = missing. One pass, no row loops.
+
+    text ──translate──> nibbles        every byte becomes its digit value, or a flag: '-' or "not a digit"
+    text ──positions of tabs and line ends──> [40, lines] field starts and lengths
+    nibbles ──8-byte loads ending at each field's end──> words of 8 digits ──3 multiply-adds──> numbers
+
+A field of up to 16 digits is two words. Lines that fail any check are set apart; only then is one of them looked at
+byte by byte (`explain_line`), to say what is wrong with it. CRLF line ends are such a failure: the last id would
+otherwise end in a carriage return, and a file that went through a Windows tool deserves to be looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema
+from data.hashing import first_out_of_range, hash_ids
+from data.schema import criteo_schema
+from data.source import Block, Columns, Segment
+from data.text import (
+    BLOCK_BYTES,
+    count_segment,
+    line_number,
+    list_files,
+    read_text,
+    text_blocks,
+    text_segments,
+)
+
+__all__ = ["NUM_COLUMNS", "CriteoSource", "explain_line", "transform_dense"]
+
+NUM_DENSE = 13
+NUM_SPARSE = 26
+NUM_COLUMNS = 1 + NUM_DENSE + NUM_SPARSE
+
+_MINUS = 0x20
+_NOT_A_DIGIT = 0x40
+#: Lines parsed at once: temporaries of 40 fields x 2,048 lines x 8 B stay in a core's second-level cache.
+_CHUNK_LINES = 1024
+_PADDING = b"\0" * 16  # so that the two words that end with the first field can be loaded
+
+
+def _nibble_table() -> bytes:
+    table = bytearray([_NOT_A_DIGIT]) * 256
+    for value, digits in enumerate(
+        ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "aA", "bB", "cC", "dD", "eE", "fF")
+    ):
+        for digit in digits:
+            table[ord(digit)] = value
+    table[ord("-")] = _MINUS
+    return bytes(table)
+
+
+_NIBBLES = _nibble_table()
+
+_U8 = np.uint64(8)
+_U16 = np.uint64(16)
+_U32 = np.uint64(32)
+_LANES_16 = np.uint64(0x00FF00FF00FF00FF)
+_LANES_32 = np.uint64(0x0000FFFF0000FFFF)
+_LANES_64 = np.uint64(0x00000000FFFFFFFF)
+_FLAGS = np.uint64(0xF0F0F0F0F0F0F0F0)
+_SIXES = np.uint64(0x0606060606060606)
+_TENS = np.uint64(0x1010101010101010)
+#: Byte masks keeping the last k of 8 bytes (the first byte of a field is the lowest byte of the little-endian word).
+_KEEP_LAST = np.array([(2**64 - 1) ^ ((1 << (8 * (8 - k))) - 1) for k in range(9)], dtype=np.uint64)
+
+Words = NDArray[np.uint64]
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriteoSource:
+    """Criteo-format text: a file, a .gz, or a folder of days.
+
+    Attributes:
+        files: paths in reading order.
+        schema: Criteo's columns; tables may be hashed or bounded.
+        bad_rows: stop or skip.
+        block_bytes: text in a block, about.
+    """
+
+    files: tuple[str, ...]
+    schema: DataSchema = field(default_factory=criteo_schema)
+    bad_rows: str = "stop"
+    block_bytes: int = BLOCK_BYTES
+
+    @classmethod
+    def at(cls, path: str, **options: object) -> CriteoSource:
+        """The source of a file or folder. InputError when there is none."""
+        return cls(files=list_files(path), **options)  # type: ignore[arg-type]
+
+    @property
+    def in_processes(self) -> bool:
+        return True
+
+    @property
+    def multi_hot(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def layout(self) -> str:
+        return f"criteo-tsv/{self.block_bytes}"
+
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for file in self.files for segment in text_segments(file, self.block_bytes))
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        return text_blocks(segment, self.block_bytes)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return count_segment(segment, at_most)
+
+    def read(self, block: Block) -> Columns:
+        text = read_text(block)
+        parsed = parse_lines(text)
+        values, bad = self._apply_tables(parsed)
+        bad_lines = np.union1d(parsed.bad_lines, bad)
+        if bad_lines.size and self.bad_rows == "stop":
+            raise self._error(block, text, int(bad_lines[0]))
+        labels, dense, present = parsed.labels, parsed.dense, parsed.present
+        if bad.size:
+            keep = np.ones(labels.shape[0], np.bool_)
+            keep[np.searchsorted(parsed.lines, bad)] = False
+            labels, dense, present, values = labels[keep], dense[keep], present[:, keep], values[:, keep]
+        return Columns(
+            labels=labels,
+            dense=transform_dense(dense),
+            values=values[present],
+            lengths=present.astype(np.int32),
+            weights=None,
+            num_raw_rows=parsed.num_lines,
+            bad_rows=bad_lines,
+        )
+
+    def _apply_tables(self, parsed: ParsedLines) -> tuple[Positions, Positions]:
+        """Ids hashed where the table says so, and the lines with an id outside its table."""
+        bad = []
+        for number, feature in enumerate(self.schema.features):
+            table = self.schema.table(feature.table)
+            if table.hash and table.rows is not None:
+                parsed.ids[number] = hash_ids(parsed.ids[number], table.rows)
+            elif table.rows is not None:
+                outside = (parsed.ids[number] < 0) | (parsed.ids[number] >= table.rows)
+                outside &= parsed.present[number]
+                if outside.any():
+                    bad.append(parsed.lines[outside])
+        return parsed.ids, np.unique(np.concatenate(bad)) if bad else np.zeros(0, np.int64)
+
+    def _error(self, block: Block, text: bytes, line: int) -> InputError:
+        content = text.split(b"\n", line + 1)[line]
+        reason = explain_line(content) or self._explain_range(content)
+        return InputError(f"{block.file}:{line_number(block) + line}: {reason}")
+
+    def _explain_range(self, content: bytes) -> str:
+        for feature, text in zip(self.schema.features, content.split(b"\t")[1 + NUM_DENSE :], strict=True):
+            table = self.schema.table(feature.table)
+            ids = np.array([int(text or b"0", 16)], np.uint64).view(np.int64)
+            if text and first_out_of_range(ids, table) is not None:
+                return f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[0]} ({text.decode()})"
+        raise AssertionError("a line was set apart for no reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParsedLines:
+    """The good lines of a text: n of them.
+
+    Attributes:
+        num_lines: all lines.
+        lines: int64 ``[n]`` ascending line positions (from 0).
+        bad_lines: int64, the other lines.
+        labels: float32 ``[n]``.
+        dense: int64 ``[n, 13]``, 0 where missing.
+        ids: int64 ``[26, n]``, meaningless where missing.
+        present: bool ``[26, n]``.
+    """
+
+    num_lines: int
+    lines: Positions
+    bad_lines: Positions
+    labels: NDArray[np.float32]
+    dense: Positions
+    ids: Positions
+    present: NDArray[np.bool_]
+
+
+def transform_dense(counts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """``log(1 + max(x, 0))``, in float64, rounded to float32."""
+    clipped = np.maximum(counts, 0).astype(np.float64)
+    return np.log1p(clipped, out=clipped).astype(np.float32)
+
+
+def parse_lines(text: bytes) -> ParsedLines:
+    """Parse whole lines; lines that are not Criteo's are left out and listed."""
+    buffer = np.frombuffer(text, np.uint8)
+    separators = np.flatnonzero(buffer <= 10)  # tab, line end; a NUL or another control character breaks the line
+    ends = separators[buffer[separators] == 10]
+    num_lines = ends.shape[0]
+    lines = np.arange(num_lines, dtype=np.int64)
+    last_separators = separators[NUM_COLUMNS - 1 :: NUM_COLUMNS]
+    if separators.shape[0] != NUM_COLUMNS * num_lines or not np.array_equal(last_separators, ends):
+        line_of = np.searchsorted(ends, separators)
+        well_formed = np.bincount(line_of, minlength=num_lines) == NUM_COLUMNS
+        separators, lines = separators[well_formed[line_of]], lines[well_formed]
+    starts_of_lines = np.concatenate([[0], ends[:-1] + 1])[lines]
+    n = lines.shape[0]
+    # 16 bytes of padding: loads that end at a field's end may begin before the text
+    nibbles = _PADDING + text.translate(_NIBBLES)
+    # an unaligned view, one word per byte position; numpy copies elements of such views safely
+    words: Words = np.ndarray((len(nibbles) - 7,), "<u8", nibbles, 0, (1,))
+    labels = np.empty(n, np.float32)
+    dense = np.empty((n, NUM_DENSE), np.int64)
+    ids = np.empty((NUM_SPARSE, n), np.int64)
+    present = np.empty((NUM_SPARSE, n), np.bool_)
+    bad = np.zeros(n, np.bool_)
+    fields = separators.reshape(n, NUM_COLUMNS)
+    # control characters other than tab in place of a separator
+    if np.count_nonzero(buffer[separators] == 9) != n * (NUM_COLUMNS - 1):
+        bad |= (buffer[fields[:, :-1]] != 9).any(axis=1)
+    for low in range(0, n, _CHUNK_LINES):
+        part = slice(low, low + _CHUNK_LINES)
+        ends_of = np.ascontiguousarray(fields[part].T)
+        starts_of = np.empty_like(ends_of)
+        starts_of[0] = starts_of_lines[part]
+        starts_of[1:] = ends_of[:-1] + 1
+        widths = ends_of - starts_of
+        numbers, wrong = _parse_integers(words, ends_of[:14], widths[:14])
+        wrong[0] |= (numbers[0] > 1) | (widths[0] != 1) | (numbers[0] < 0)
+        labels[part] = numbers[0]
+        dense[part] = numbers[1:].T
+        bad[part] |= wrong.any(axis=0)
+        ids[:, part], wrong = _parse_hex(words, ends_of[14:], widths[14:])
+        present[:, part] = widths[14:] > 0
+        bad[part] |= wrong.any(axis=0)
+    if bad.any():
+        good = ~bad
+        lines, labels, dense = lines[good], labels[good], dense[good]
+        ids, present = ids[:, good], present[:, good]
+    bad_lines = np.setdiff1d(np.arange(num_lines), lines, assume_unique=True) if lines.size < num_lines else lines[:0]
+    return ParsedLines(
+        num_lines=num_lines, lines=lines, bad_lines=bad_lines, labels=labels, dense=dense, ids=ids, present=present
+    )
+
+
+def _load(words: Words, ends: Positions, widths: Positions) -> Words:
+    """The last ``min(width, 8)`` digits before each end, one per byte, first digit lowest; other bytes 0."""
+    loaded = words[ends + (len(_PADDING) - 8)]
+    loaded &= _KEEP_LAST.take(widths, mode="clip")
+    return loaded
+
+
+def _combine(digits: Words, base: int) -> Words:
+    """Eight digits per word, first digit in the lowest byte, as one number: pairs, then fours, then eight. In place."""
+    for bits, lanes, scale in ((_U8, _LANES_16, base), (_U16, _LANES_32, base**2), (_U32, _LANES_64, base**4)):
+        high = digits >> bits
+        digits *= np.uint64(scale)
+        digits += high
+        digits &= lanes
+    return digits
+
+
+def _parse_hex(words: Words, ends: Positions, widths: Positions) -> tuple[Positions, NDArray[np.bool_]]:
+    """Hexadecimal fields as int64 (two's complement), and which of them are not up to 16 hexadecimal digits."""
+    digits = _load(words, ends, widths)
+    wrong = widths > 16
+    flagged = digits & _FLAGS
+    values = _combine(digits, 16)
+    if int(widths.max(initial=0)) > 8:
+        wide = np.flatnonzero(widths > 8)
+        upper = _load(words, ends.ravel()[wide] - 8, np.minimum(widths.ravel()[wide] - 8, 8))
+        flagged.ravel()[wide] |= upper & _FLAGS
+        values.ravel()[wide] |= _combine(upper, 16) << _U32
+    wrong |= flagged != 0
+    return values.view(np.int64), wrong
+
+
+def _parse_integers(words: Words, ends: Positions, widths: Positions) -> tuple[Positions, NDArray[np.bool_]]:
+    """Decimal fields, perhaps negative, and which of them are not up to 16 decimal digits. A missing one is 0."""
+    # the sign is the byte before the first digit: look at the field's first byte
+    first = words[ends - widths + len(_PADDING)] & np.uint64(0xFF)
+    negative = (first == _MINUS) & (widths > 1)
+    widths = widths - negative
+    digits = _load(words, ends, widths)
+    flagged = (digits & _FLAGS) | ((digits + _SIXES) & _TENS)
+    wrong = widths > 16
+    values = _combine(digits, 10)
+    if int(widths.max(initial=0)) > 8:
+        wide = np.flatnonzero(widths > 8)
+        upper = _load(words, ends.ravel()[wide] - 8, np.minimum(widths.ravel()[wide] - 8, 8))
+        flagged.ravel()[wide] |= (upper & _FLAGS) | ((upper + _SIXES) & _TENS)
+        values.ravel()[wide] += _combine(upper, 10) * np.uint64(10**8)
+    wrong |= flagged != 0
+    signed = values.view(np.int64)
+    return np.where(negative, -signed, signed), wrong
+
+
+_INTEGER = re.compile(rb"-?[0-9]{1,16}\Z")
+_HEX = re.compile(rb"[0-9a-fA-F]{1,16}\Z")
+
+
+def explain_line(line: bytes) -> str | None:
+    """What is wrong with a line (without its line end), or None: the rules of the parser, one line at a time."""
+    if b"\0" in line:
+        return f"expected text, got a NUL byte at column {line.index(0) + 1} of the line"
+    if line.endswith(b"\r"):
+        return "expected the line to end in LF, got CRLF line ends: convert the file (for example with dos2unix)"
+    columns = line.split(b"\t")
+    if len(columns) != NUM_COLUMNS:
+        return f"expected {NUM_COLUMNS} tab-separated columns, got {len(columns)}"
+    if columns[0] not in (b"0", b"1"):
+        return f"expected label 0 or 1 in column 1, got {_quote(columns[0])}"
+    for number, text in enumerate(columns[1:], start=1):
+        name = f"I{number}" if number <= NUM_DENSE else f"C{number - NUM_DENSE}"
+        pattern, kind = (_INTEGER, "an integer") if number <= NUM_DENSE else (_HEX, "a hexadecimal id")
+        if text and not pattern.match(text):
+            return f"expected {kind} of up to 16 digits in {name} (column {number + 1}), got {_quote(text)}"
+    return None
+
+
+def _quote(text: bytes) -> str:
+    shown = text[:40].decode("ascii", "backslashreplace")
+    return repr(shown + ("…" if len(text) > 40 else ""))

@@ -1,0 +1,63 @@
+"""Two fixed bijections of integers, and the checks that ids are what their table allows.
+
+    raw 64-bit id ──mix64──> well-spread 64-bit word ──modulo rows──> bucket of a hashed table
+    popularity rank ──scramble40──> 40-bit id of a synthetic table
+
+Both functions are part of the data format: changing them changes which row an id means.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.schema import Table
+
+__all__ = ["first_out_of_range", "hash_ids", "mix64", "scramble40"]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+_MASK_40 = np.uint64((1 << 40) - 1)
+_ODD_1 = np.uint64(0x9E3779B97F | 1)
+_ODD_2 = np.uint64(0xD6E8FEB866 | 1)
+
+
+def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output function (Steele, Lea, Flood 2014): add the golden gamma, xor-shift and multiply twice."""
+    mixed = words + _GAMMA
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= _MIX_1
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= _MIX_2
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def hash_ids(ids: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """``mix64(id as unsigned) % rows``, int64 in ``[0, rows)``: the bucket of each id of a hashed table."""
+    return (mix64(ids.view(np.uint64)) % np.uint64(rows)).view(np.int64)
+
+
+def scramble40(ranks: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
+    """A bijection of ``[0, 2**40)`` chosen by `salt`: ids that look like the hashes of real logs, without collisions.
+
+    Adding, multiplying by an odd number and xor-shifting to the right are each invertible modulo 2**40.
+    """
+    offset = np.uint64(int(mix64(np.array([salt], np.uint64))[0]) & ((1 << 40) - 1))
+    words = (ranks.view(np.uint64) + offset) & _MASK_40
+    words = (words * _ODD_1) & _MASK_40
+    words ^= words >> np.uint64(20)
+    words = (words * _ODD_2) & _MASK_40
+    words ^= words >> np.uint64(23)
+    return words.view(np.int64)
+
+
+def first_out_of_range(ids: NDArray[np.int64], table: Table) -> int | None:
+    """Position of the first id outside ``[0, rows)`` of a bounded table that does not hash; None if there is none."""
+    if table.rows is None or table.hash or not ids.size:
+        return None
+    if int(ids.min()) >= 0 and int(ids.max()) < table.rows:
+        return None
+    return int(np.flatnonzero((ids < 0) | (ids >= table.rows))[0])

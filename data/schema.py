@@ -1,0 +1,162 @@
+"""The columns of a data set: Criteo's fixed ones, or those a schema TOML names.
+
+    label = "click"                              # parquet, synthetic
+    dense = ["age", "price"]
+    sparse = ["user", { name = "item", table = "items", weight = "item_weight" }]
+
+    [table_defaults]                             # of every table
+    dim = 16
+
+    [tables.items]                               # of one table; all keys optional
+    rows = 100000                                # ids lie in [0, rows); left out: any 64-bit id
+    hash = true                                  # raw ids are hashed into [0, rows)
+    dim = 32
+    pooling = "mean"                             # sum, mean or none
+
+    [synthetic]                                  # see data.synthetic
+
+With criteo-tsv the columns are fixed and a schema file may only hold `table_defaults` and `tables`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, Feature, Table
+
+__all__ = ["SchemaFile", "check_keys", "criteo_schema", "override_tables", "parse_schema", "read_schema_file"]
+
+_TABLE_KEYS: Mapping[str, type] = {"rows": int, "hash": bool, "dim": int, "pooling": str}
+_SPARSE_KEYS: Mapping[str, type] = {"name": str, "table": str, "weight": str}
+_FILE_KEYS: Mapping[str, type] = {
+    "label": str,
+    "dense": list,
+    "sparse": list,
+    "table_defaults": dict,
+    "tables": dict,
+    "synthetic": dict,
+}
+_TYPE_NAMES: Mapping[type, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "a table",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaFile:
+    """A parsed schema TOML.
+
+    Attributes:
+        schema: the columns it names.
+        weights: feature name -> name of its weight column.
+        synthetic: the `[synthetic]` section, unparsed.
+    """
+
+    schema: DataSchema
+    weights: Mapping[str, str] = field(default_factory=dict)
+    synthetic: Mapping[str, Any] = field(default_factory=dict)
+
+
+def criteo_schema() -> DataSchema:
+    """Criteo's click logs: label, I1..I13, C1..C26; a table of raw 64-bit ids per feature, named like it."""
+    names = [f"C{number}" for number in range(1, 27)]
+    return DataSchema(
+        label="label",
+        dense=tuple(f"I{number}" for number in range(1, 14)),
+        features=tuple(Feature(name=name, table=name) for name in names),
+        tables=tuple(Table(name=name) for name in names),
+    )
+
+
+def check_keys(where: str, value: Mapping[str, Any], types: Mapping[str, type]) -> None:
+    """InputError unless every key of `value` is in `types` and has that type (an int passes for a float)."""
+    for key, item in value.items():
+        if key not in types:
+            raise InputError(f"{where}: unknown key {key!r}, known keys: {', '.join(types)}")
+        expected = types[key]
+        accepted = (int, float) if expected is float else (expected,)
+        if not isinstance(item, accepted) or (isinstance(item, bool) and expected is not bool):
+            raise InputError(f"{where}: {key} must be {_TYPE_NAMES[expected]}, got {item!r}")
+
+
+def read_schema_file(path: str) -> Mapping[str, Any]:
+    """The raw content of a schema TOML, its top-level keys checked.
+
+    Raises:
+        InputError: no such file, not TOML, or an unknown key.
+    """
+    try:
+        value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read schema {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a TOML file: {error}") from None
+    check_keys(path, value, _FILE_KEYS)
+    for name, table in value.get("tables", {}).items():
+        if not isinstance(table, dict):
+            raise InputError(f"{path}: tables.{name} must be a table, got {table!r}")
+        check_keys(f"{path}: tables.{name}", table, _TABLE_KEYS)
+    check_keys(f"{path}: table_defaults", value.get("table_defaults", {}), _TABLE_KEYS)
+    return value
+
+
+def override_tables(path: str, value: Mapping[str, Any], schema: DataSchema) -> DataSchema:
+    """`schema` with the tables that a schema file (content `value`) changes."""
+    overrides = value.get("tables", {})
+    names = [table.name for table in schema.tables]
+    for name in overrides:
+        if name not in names:
+            raise InputError(f"{path}: tables.{name}: no such table, known tables: {', '.join(names)}")
+    defaults = value.get("table_defaults", {})
+    tables = []
+    for table in schema.tables:
+        try:
+            tables.append(dataclasses.replace(table, **{**defaults, **overrides.get(table.name, {})}))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+    return dataclasses.replace(schema, tables=tuple(tables))
+
+
+def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
+    """The columns named by the content of a schema file.
+
+    Raises:
+        InputError: label or sparse missing, an unknown key, a name used twice, a table that no feature uses.
+    """
+    for key in ("label", "sparse"):
+        if not value.get(key):
+            raise InputError(f"{path}: {key} is missing: name the {key} column{'s' if key == 'sparse' else ''}")
+    dense = value.get("dense", [])
+    if not all(isinstance(name, str) for name in dense):
+        raise InputError(f"{path}: dense must be a list of column names, got {dense!r}")
+    features, weights = [], {}
+    for number, entry in enumerate(value["sparse"]):
+        where = f"{path}: sparse[{number}]"
+        item = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(item, dict):
+            raise InputError(f"{where} must be a column name or a table, got {entry!r}")
+        check_keys(where, item, _SPARSE_KEYS)
+        if "name" not in item:
+            raise InputError(f"{where}: name is missing")
+        features.append(
+            Feature(name=item["name"], table=str(item.get("table", item["name"])), weighted="weight" in item)
+        )
+        if "weight" in item:
+            weights[item["name"]] = item["weight"]
+    tables = tuple(Table(name=name) for name in dict.fromkeys(feature.table for feature in features))
+    try:
+        schema = DataSchema(label=value["label"], dense=tuple(dense), features=tuple(features), tables=tables)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    schema = override_tables(path, value, schema)
+    return SchemaFile(schema=schema, weights=weights, synthetic=value.get("synthetic", {}))

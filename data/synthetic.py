@@ -1,0 +1,207 @@
+"""Click logs drawn from a seed: skewed ids, counts, and labels that a model can learn. Every block is a pure function.
+
+    (seed, block) ──Philox──> uniforms ──zipf──> ranks ──scramble──> ids ─┐
+                                       ──log-normal──> counts ────────────┼─ planted logistic model ──> labels
+                                                                          └──> Columns, or Criteo's text
+Without a schema the data has Criteo's shape, with the skews of `data.skew`. A schema TOML may hold
+
+    [synthetic]
+    rows = 200000              # examples
+    label_rate = 0.25          # share of ones, about
+    profile = "criteo-kaggle"  # without columns of its own: ids at full scale; or "criteo-sample"
+    tables = 26                # without columns of its own: C1..Cn
+
+    [synthetic.features.item]  # defaults: the skew of one of Criteo's columns
+    vocabulary = 1000000
+    exponent = 1.1             # see data.zipf for exponent, shift, head
+    missing = 0.05             # share of empty bags
+    bag = 8                    # ids in a bag, on average
+    bag_law = "poisson"        # fixed, poisson or geometric (both at least 1)
+
+Only uniforms are drawn from numpy's generator and turned into other laws here: its raw streams never change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.schema import DataSchema
+from data.hashing import hash_ids, scramble40
+from data.planted import PlantedModel, calibrate, dense_part, id_part
+from data.source import Block, Columns, Segment
+from data.synthetic_options import SyntheticFeature
+
+__all__ = ["RawBlock", "SyntheticSource"]
+
+#: Examples in a block: about 20 ms of drawing.
+BLOCK_ROWS = 16_384
+
+#: Share of missing dense values, and medians and spreads (natural log) of the counts: the range seen in click logs.
+_DENSE_MISSING = 0.1
+_DENSE_MEDIANS = (1.0, 2.5, 2.0, 1.2, 7.0, 3.0, 1.5, 2.2, 3.6, 0.4, 0.8, 0.3, 1.4)
+_DENSE_SPREADS = (1.0, 1.6, 1.1, 0.9, 1.8, 1.5, 1.3, 0.9, 1.2, 0.6, 0.8, 0.7, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawBlock:
+    """A block before the dense values are transformed.
+
+    Attributes:
+        labels: float32 ``[n]``.
+        counts: int64 ``[n, num_dense]``, 0 where missing.
+        dense_present: bool ``[n, num_dense]``.
+        ids: per feature, int64 ``[its occurrences]``.
+        lengths: int32 ``[num_features, n]``.
+    """
+
+    labels: NDArray[np.float32]
+    counts: NDArray[np.int64]
+    dense_present: NDArray[np.bool_]
+    ids: tuple[NDArray[np.int64], ...]
+    lengths: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSource:
+    """Generated examples.
+
+    Attributes:
+        schema: columns.
+        features: how to draw each feature of the schema, in its order.
+        rows: examples.
+        seed: of everything drawn.
+        label_rate: share of ones, about.
+    """
+
+    schema: DataSchema
+    features: tuple[SyntheticFeature, ...]
+    rows: int
+    seed: int = 0
+    label_rate: float = 0.25
+
+    @property
+    def in_processes(self) -> bool:
+        return True
+
+    @property
+    def multi_hot(self) -> frozenset[str]:
+        names = zip(self.schema.features, self.features, strict=True)
+        return frozenset(feature.name for feature, how in names if how.bag != 1)
+
+    @property
+    def layout(self) -> str:
+        return f"synthetic/{BLOCK_ROWS}/{self.rows}/{self.seed}"
+
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(
+                file="synthetic",
+                start=start,
+                stop=min(start + BLOCK_ROWS, self.rows),
+                num_rows=min(BLOCK_ROWS, self.rows - start),
+            )
+            for start in range(0, self.rows, BLOCK_ROWS)
+        )
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        yield Block(file=segment.file, start=segment.start, stop=segment.stop, num_rows=segment.num_rows)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return segment.stop - segment.start
+
+    def read(self, block: Block) -> Columns:
+        raw = self.draw(block)
+        # float64 log1p rounded once: what the text reader makes of the same counts
+        dense = np.log1p(raw.counts.astype(np.float64)).astype(np.float32)
+        weights = None
+        if any(feature.weighted for feature in self.schema.features):
+            weights = np.ones(int(raw.lengths.sum()), np.float32)
+        return Columns(
+            labels=raw.labels,
+            dense=dense,
+            values=np.concatenate(raw.ids),
+            lengths=raw.lengths,
+            weights=weights,
+            num_raw_rows=raw.labels.shape[0],
+            bad_rows=np.zeros(0, np.int64),
+        )
+
+    def draw(self, block: Block) -> RawBlock:
+        """The examples of a block. Always draws a whole block, so that `rows` only says where the data ends."""
+        drawn = self._draw_all(self.seed, block.start // BLOCK_ROWS)
+        chance = _model(dataclasses.replace(self, seed=0, rows=1)).chance(drawn.dense_part, drawn.id_part)
+        keep = block.stop - block.start
+        return RawBlock(
+            labels=(drawn.uniforms < chance).astype(np.float32)[:keep],
+            counts=drawn.counts[:keep],
+            dense_present=drawn.dense_present[:keep],
+            ids=tuple(ids[: int(drawn.lengths[f, :keep].sum())] for f, ids in enumerate(drawn.ids)),
+            lengths=np.ascontiguousarray(drawn.lengths[:, :keep]),
+        )
+
+    def _draw_all(self, seed: int, number: int) -> _Drawn:
+        """Block number `number` of the data with this seed, before labels are decided."""
+        key = np.array([seed & (2**64 - 1), number], np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        counts, dense_present = self._draw_dense(generator)
+        ids, lengths = [], np.empty((len(self.features), BLOCK_ROWS), np.int32)
+        effects = np.zeros(BLOCK_ROWS)
+        for position, feature in enumerate(self.features):
+            lengths[position] = feature.draw_lengths(generator, BLOCK_ROWS)
+            ids.append(self._draw_ids(position, generator, int(lengths[position].sum())))
+            effects += id_part(self.schema.features[position].table, ids[-1], lengths[position])
+        return _Drawn(
+            counts=counts,
+            dense_present=dense_present,
+            ids=ids,
+            lengths=lengths,
+            dense_part=dense_part(counts, dense_present),
+            id_part=effects,
+            uniforms=generator.random(BLOCK_ROWS),
+        )
+
+    def _draw_dense(self, generator: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        shape = (BLOCK_ROWS, len(self.schema.dense))
+        normal = np.sqrt(-2.0 * np.log1p(-generator.random(shape)))
+        normal *= np.cos(2.0 * np.pi * generator.random(shape))  # Box and Muller
+        normal *= np.resize(_DENSE_SPREADS, shape[1])
+        normal += np.resize(_DENSE_MEDIANS, shape[1])
+        present = generator.random(shape) >= _DENSE_MISSING
+        counts = np.minimum(np.exp(normal), 1e9).astype(np.int64)
+        counts[~present] = 0
+        return counts, present
+
+    def _draw_ids(self, position: int, generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+        table = self.schema.table(self.schema.features[position].table)
+        ranks = self.features[position].law.ranks(generator.random(count))
+        if table.rows is not None and not table.hash:
+            return ranks
+        ids = scramble40(ranks, zlib.crc32(table.name.encode()))
+        return hash_ids(ids, table.rows) if table.rows is not None else ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Drawn:
+    """A whole block and the parts of its logits; `uniforms` decide the labels."""
+
+    counts: NDArray[np.int64]
+    dense_present: NDArray[np.bool_]
+    ids: list[NDArray[np.int64]]
+    lengths: NDArray[np.int32]
+    dense_part: NDArray[np.float64]
+    id_part: NDArray[np.float64]
+    uniforms: NDArray[np.float64]
+
+
+@lru_cache(maxsize=8)
+def _model(source: SyntheticSource) -> PlantedModel:
+    """The model of a source, calibrated on a block that no source serves: the same for every seed and size."""
+    sample = source._draw_all(0, 2**64 - 1)
+    return calibrate(sample.dense_part, sample.id_part, source.label_rate)

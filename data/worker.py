@@ -1,0 +1,145 @@
+"""What runs in a parser process, and the pool of them. Nothing here imports torch.
+
+    loader ──ReadTask──> worker: source.read(block), rows picked and permuted ──Columns──> loader
+
+Workers ignore Ctrl-C (the loader stops them) and end by themselves when their parent is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+import numpy as np
+
+from bagpipe.errors import InputError, JobError
+from data.order import row_permutation
+from data.rows import take_rows
+from data.source import Block, Columns, Source
+
+__all__ = ["BlockReaders", "ReadTask", "good_range", "read_task"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shuffle:
+    """What a block's row order is drawn from, and the raw rows of the block to serve: ``[low, high)`` (None: all)."""
+
+    seed: int
+    epoch: int
+    segment: int
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTask:
+    """One block to read.
+
+    Attributes:
+        segment: place of its segment in the epoch's order.
+        number: its number in the segment.
+        first_row: raw row number of its first row, None where that is not known yet.
+        block: the block.
+        shuffle: None serves all rows in order.
+    """
+
+    segment: int
+    number: int
+    first_row: int | None
+    block: Block
+    shuffle: Shuffle | None
+
+
+def good_range(columns: Columns, low: int, high: int) -> tuple[int, int]:
+    """Raw rows ``[low, high)`` of a block as a range of its good rows."""
+    bad = np.searchsorted(columns.bad_rows, [low, high])
+    return low - int(bad[0]), high - int(bad[1])
+
+
+def read_task(source: Source, task: ReadTask) -> Columns:
+    """The block's columns; when shuffled, only the rows to serve, in serving order."""
+    columns = source.read(task.block)
+    how = task.shuffle
+    if how is None:
+        return columns
+    high = columns.num_raw_rows if how.high is None else how.high
+    low, high = good_range(columns, how.low, high)
+    return take_rows(columns, low + row_permutation(high - low, how.seed, how.epoch, how.segment, task.number))
+
+
+_source: Source | None = None
+
+
+def _start_worker(source: Source) -> None:
+    global _source
+    _source = source
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _read(task: ReadTask) -> Columns:
+    assert _source is not None, "the pool's initializer sets the source"
+    return read_task(_source, task)
+
+
+class BlockReaders:
+    """Reads blocks, in `workers` processes or, with 0 of them, in the calling thread. Use as a context manager."""
+
+    def __init__(self, source: Source, workers: int) -> None:
+        self._source = source
+        self._workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    @property
+    def max_in_flight(self) -> int:
+        """Blocks worth having under way: one read and one waiting per worker, and one that is being sent."""
+        return 2 * self._workers + 1 if self._workers else 1
+
+    def __enter__(self) -> BlockReaders:
+        if self._workers:
+            # spawn: the parent has threads, perhaps CUDA; a forked child would inherit their locks
+            self._pool = ProcessPoolExecutor(
+                self._workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(self._source,),
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def submit(self, task: ReadTask) -> Callable[[], Columns]:
+        """Begin reading; the function returned waits for the columns."""
+        if self._pool is None:
+            return lambda: read_task(self._source, task)
+        try:
+            future = self._pool.submit(_read, task)
+        except BrokenProcessPool:
+            raise JobError("a parser process ended unexpectedly") from None
+        return lambda: _result(future)
+
+
+def _result(future: Future[Columns]) -> Columns:
+    try:
+        return future.result()
+    except InputError as error:
+        # without the worker's traceback, which the executor attaches as the cause
+        raise InputError(str(error)) from None
+    except BrokenProcessPool:
+        raise JobError("a parser process ended unexpectedly") from None

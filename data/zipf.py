@@ -1,0 +1,66 @@
+"""A bounded Zipf law of any vocabulary, drawn by inverting its distribution function. No table of the vocabulary.
+
+Rank 0 has probability `head` (logs have a default value far above any power law). The other ranks k = 1, 2, … follow
+Zipf and Mandelbrot, density proportional to ``(k + shift) ** -exponent``, in the continuous form whose distribution
+function can be inverted: with a = 1 - exponent, lo = 1 + shift, hi = vocabulary + shift,
+
+    F(x) = (x**a - lo**a) / (hi**a - lo**a)    x = (lo**a + u * (hi**a - lo**a)) ** (1/a)    a = 0: x = lo * (hi/lo)**u
+
+and rank k takes the density between k and k + 1. float64 keeps ranks apart up to a vocabulary of 2**40.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import InputError
+
+__all__ = ["MAX_VOCABULARY", "ZipfLaw"]
+
+MAX_VOCABULARY = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZipfLaw:
+    """A law over ranks ``[0, vocabulary)``, most popular first.
+
+    Attributes:
+        vocabulary: number of ranks, 1 to 2**40.
+        exponent: how steeply popularity falls; 0 is uniform.
+        shift: ranks over which the top is flattened, at least 0.
+        head: probability of rank 0 in [0, 1); 0: none of its own (rank 1 is the most popular).
+    """
+
+    vocabulary: int
+    exponent: float = 1.05
+    shift: float = 0.0
+    head: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.vocabulary <= MAX_VOCABULARY:
+            raise InputError(f"vocabulary must be between 1 and 2**40, got {self.vocabulary}")
+        if not 0 <= self.exponent <= 10:
+            raise InputError(f"exponent must be between 0 and 10, got {self.exponent}")
+        if self.shift < 0:
+            raise InputError(f"shift must be at least 0, got {self.shift}")
+        if not 0 <= self.head < 1:
+            raise InputError(f"head must be at least 0 and below 1, got {self.head}")
+
+    def ranks(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+        """int64 ranks of numbers in ``[0, 1)``: a monotone function, so equal numbers give equal ranks."""
+        if self.vocabulary == 1:
+            return np.zeros(uniforms.shape, np.int64)
+        share = np.maximum(uniforms - self.head, 0.0) / (1.0 - self.head)
+        low, high = 1.0 + self.shift, self.vocabulary + self.shift
+        power = 1.0 - self.exponent
+        if abs(power) < 1e-9:
+            position = low * (high / low) ** share
+        else:
+            # relative to `low`, so that no power overflows or vanishes at steep exponents
+            position = low * (1.0 + share * ((high / low) ** power - 1.0)) ** (1.0 / power)
+        ranks = np.clip((position - self.shift).astype(np.int64), 1, self.vocabulary - 1)
+        ranks[uniforms < self.head] = 0
+        return ranks

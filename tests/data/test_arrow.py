@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bagpipe.errors import InputError
+from data.arrow import SCHEMA_KEY, embed_schema, embedded_schema, open_arrow
+from data.schema import SchemaFile, criteo_schema
+
+
+def write_ipc(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+def test_both_kinds_are_told_apart_by_content(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2, 3], "b": [4, 5, 6]})
+    pq.write_table(table, tmp_path / "one.arrow", row_group_size=2)
+    write_ipc(tmp_path / "two.parquet", table)
+    for name in ("one.arrow", "two.parquet"):
+        file = open_arrow(str(tmp_path / name))
+        assert file.group_rows == (2, 1)
+        assert file.read(1, ["b"]).to_pydict() == {"b": [6]}
+
+
+def test_unusable_files_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": list(range(1000))}), tmp_path / "cut.parquet")
+    write_ipc(tmp_path / "cut.arrow", pa.table({"a": list(range(1000))}))
+    for name in ("cut.parquet", "cut.arrow"):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(InputError, match="damaged or cut short") as raised:
+            open_arrow(str(path))
+        assert "\n" not in str(raised.value)
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(InputError, match="expected a parquet or Arrow IPC file, got one that begins with b'hell'"):
+        open_arrow(str(tmp_path / "text"))
+    with pytest.raises(InputError, match="the file is empty"):
+        open_arrow(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match="No such file"):
+        open_arrow(str(tmp_path / "missing"))
+
+
+def test_a_schema_travels_in_the_metadata() -> None:
+    file = SchemaFile(schema=criteo_schema(), weights={"C1": "C1.weight"})
+    found = embedded_schema("x", pa.schema([], metadata=embed_schema(file)))
+    assert found is not None
+    assert (found.schema, dict(found.weights)) == (file.schema, dict(file.weights))
+    assert embedded_schema("x", pa.schema([])) is None
+
+
+@pytest.mark.parametrize("text", [b"{}", b"no json", b'{"version": 1}', b'{"version": 2}', b"[]"])
+def test_a_damaged_schema_is_refused(text: bytes) -> None:
+    with pytest.raises(InputError, match=r"x: .*(damaged|expected schema version 1, got 2)"):
+        embedded_schema("x", pa.schema([], metadata={SCHEMA_KEY: text}))

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from data.buffer import BatchBuffer
+
+
+def test_items_come_out_in_order_and_never_more_than_fit() -> None:
+    buffer: BatchBuffer[int] = BatchBuffer(3)
+
+    def produce() -> None:
+        for number in range(200):
+            assert buffer.put(number)
+        buffer.finish()
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    got = []
+    while (item := buffer.get()) is not None:
+        got.append(item)
+        assert len(buffer) <= 3
+    thread.join()
+    assert got == list(range(200))
+    assert 1 <= buffer.peak <= 3
+    assert buffer.get() is None
+
+
+def test_an_error_comes_after_the_items_and_stays() -> None:
+    buffer: BatchBuffer[int] = BatchBuffer(2)
+    buffer.put(1)
+    buffer.fail(ValueError("bad"))
+    assert buffer.get() == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="bad"):
+            buffer.get()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_close_wakes_whoever_waits(full: bool) -> None:
+    buffer: BatchBuffer[int] = BatchBuffer(1)
+    if full:
+        buffer.put(0)
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(buffer.put(1) if full else buffer.get()))
+    thread.start()
+    buffer.close()
+    thread.join()
+    assert answers == ([False] if full else [None])
+    assert buffer.put(2) is False
+    assert buffer.get() is None

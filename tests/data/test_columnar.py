@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, Feature, Table
+from data.columnar import write_columnar
+from data.criteo import CriteoSource
+from data.loader import LookaheadLoader
+from data.parquet import ParquetSource
+from data.source import Source
+from data.synthetic import SyntheticSource
+from data.synthetic_options import SyntheticFeature
+from data.testing import assert_same_batches, check_source, read_all
+from data.zipf import ZipfLaw
+from tests.data.files import criteo_lines
+
+BAGS = SyntheticSource(
+    schema=DataSchema(
+        label="y",
+        dense=("p", "q"),
+        features=(Feature(name="a", table="t"), Feature(name="b", table="u", weighted=True)),
+        tables=(Table(name="t", rows=50, dim=4, pooling="mean"), Table(name="u", rows=9, hash=True)),
+    ),
+    features=(
+        SyntheticFeature(law=ZipfLaw(vocabulary=50), missing=0.2),
+        SyntheticFeature(law=ZipfLaw(vocabulary=1000), bag=2.5, bag_law="geometric", missing=0.1),
+    ),
+    rows=150,
+)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+def test_reads_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
+    text = tmp_path / "a.tsv"
+    text.write_bytes(criteo_lines(150))
+    sources: list[Source] = [CriteoSource(files=(str(text),), block_bytes=5000), BAGS]
+    for number, source in enumerate(sources):
+        path = str(tmp_path / f"{number}{suffix}")
+        written = write_columnar(source, path)
+        assert (written.rows, written.skipped) == (150, 0)
+        back = ParquetSource.at(path)
+        assert [feature.name for feature in back.schema.features] == [item.name for item in source.schema.features]
+        assert [table.dim for table in back.schema.tables] == [table.dim for table in source.schema.tables]
+        assert_same_batches(
+            read_all(LookaheadLoader(back, batch_size=16)), read_all(LookaheadLoader(source, batch_size=16))
+        )
+        check_source(dataclasses.replace(back, block_rows=40))
+
+
+def test_hashed_ids_are_stored_hashed(tmp_path: Path) -> None:
+    write_columnar(BAGS, str(tmp_path / "a.arrow"))
+    assert ParquetSource.at(str(tmp_path / "a.arrow")).schema.table("u") == Table(name="u", rows=9)
+
+
+def test_bad_rows_and_limits(tmp_path: Path) -> None:
+    lines = criteo_lines(30).splitlines(keepends=True)
+    lines[4] = lines[20] = b"bad\n"
+    (tmp_path / "a.tsv").write_bytes(b"".join(lines))
+    source = CriteoSource(files=(str(tmp_path / "a.tsv"),), bad_rows="skip", block_bytes=2000)
+    out = tmp_path / "a.arrow"
+    for limit, rows in ((0, 28), (4, 4), (5, 4), (25, 23), (1000, 28)):
+        written = write_columnar(source, str(out), limit)
+        assert written.rows == rows
+        assert written.skipped == (min(limit or 30, 30) - rows)
+        assert_same_batches(
+            read_all(LookaheadLoader(ParquetSource.at(str(out)), batch_size=8)),
+            read_all(LookaheadLoader(source, batch_size=8, limit=limit)),
+        )
+
+
+def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(criteo_lines(3) + b"bad\n")
+    for suffix in (".arrow", ".parquet"):
+        with pytest.raises(InputError, match=r"a.tsv:4: expected 40"):
+            write_columnar(CriteoSource.at(str(tmp_path / "a.tsv")), str(tmp_path / f"out{suffix}"))
+    with pytest.raises(InputError, match=r"expected a file name ending in \.arrow or \.parquet, got 'x.csv'"):
+        write_columnar(BAGS, "x.csv")
+    with pytest.raises(InputError, match=r"cannot write /nowhere/x.arrow"):
+        write_columnar(BAGS, "/nowhere/x.arrow")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tsv"]

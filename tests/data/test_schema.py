@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from bagpipe.schema import Feature, Table
+from data.schema import criteo_schema, override_tables, parse_schema, read_schema_file
+
+WHOLE = """
+label = "click"
+dense = ["age", "price"]
+sparse = ["user", { name = "seen", table = "items", weight = "seen_w" }, { name = "item", table = "items" }]
+
+[table_defaults]
+dim = 16
+
+[tables.items]
+rows = 1000
+hash = true
+dim = 32
+pooling = "mean"
+"""
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "schema.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_whole_schema(tmp_path: Path) -> None:
+    path = write(tmp_path, WHOLE)
+    found = parse_schema(path, read_schema_file(path))
+    assert found.schema.label == "click"
+    assert found.schema.dense == ("age", "price")
+    assert found.schema.features == (
+        Feature(name="user", table="user"),
+        Feature(name="seen", table="items", weighted=True),
+        Feature(name="item", table="items"),
+    )
+    assert found.schema.tables == (
+        Table(name="user", dim=16),
+        Table(name="items", rows=1000, hash=True, dim=32, pooling="mean"),
+    )
+    assert found.weights == {"seen": "seen_w"}
+
+
+def test_criteo() -> None:
+    schema = criteo_schema()
+    assert (len(schema.dense), len(schema.features), len(schema.tables)) == (13, 26, 26)
+    assert schema.features[25] == Feature(name="C26", table="C26")
+    assert schema.tables[0] == Table(name="C1")
+
+
+def test_overriding_tables(tmp_path: Path) -> None:
+    path = write(tmp_path, "[table_defaults]\nrows = 100\nhash = true\n[tables.C3]\nrows = 7")
+    schema = override_tables(path, read_schema_file(path), criteo_schema())
+    assert schema.table("C1") == Table(name="C1", rows=100, hash=True)
+    assert schema.table("C3") == Table(name="C3", rows=7, hash=True)
+
+
+BAD = [
+    ("labl = 'x'", "unknown key 'labl', known keys: label, dense"),
+    ("label = 3", "label must be a string, got 3"),
+    ("= 3", "not a TOML file"),
+    ("sparse = ['a']", "label is missing: name the label column"),
+    ("label = 'y'", "sparse is missing: name the sparse columns"),
+    ("label = 'y'\nsparse = ['a', 'a']", "feature names must be unique, 'a' appears more than once"),
+    ("label = 'y'\nsparse = [3]", "sparse[0] must be a column name or a table, got 3"),
+    ("label = 'y'\nsparse = [{ table = 'a' }]", "sparse[0]: name is missing"),
+    ("label = 'y'\nsparse = [{ name = 'a', tabel = 'b' }]", "sparse[0]: unknown key 'tabel'"),
+    ("label = 'y'\nsparse = ['a']\ndense = [1]", "dense must be a list of column names, got [1]"),
+    ("label = 'y'\nsparse = ['a']\n[tables.b]\ndim = 3", "tables.b: no such table, known tables: a"),
+    ("label = 'y'\nsparse = ['a']\n[tables.a]\nsize = 3", "tables.a: unknown key 'size', known keys: rows, hash, dim"),
+    ("label = 'y'\nsparse = ['a']\n[tables.a]\nrows = '3'", "tables.a: rows must be an integer, got '3'"),
+    ("label = 'y'\nsparse = ['a']\n[tables.a]\nrows = true", "tables.a: rows must be an integer, got True"),
+    ("label = 'y'\nsparse = ['a']\n[tables.a]\nhash = true", "table 'a': hash needs rows"),
+    ("label = 'y'\nsparse = ['a']\n[tables]\na = 3", "tables.a must be a table, got 3"),
+    ("label = 'y'\nsparse = ['a']\n[tables.a]\npooling = 'max'", "pooling must be sum, mean or none, got 'max'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InputError) as raised:
+        parse_schema(path, read_schema_file(path))
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(InputError, match=r"cannot read schema /nowhere/x.toml: No such file"):
+        read_schema_file("/nowhere/x.toml")

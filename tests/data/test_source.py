@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from data.criteo import CriteoSource
+from data.schema import criteo_schema
+from data.source import Source, check_bad_rows, num_rows
+from data.synthetic import SyntheticSource
+from data.synthetic_options import options_at
+from tests.data.files import criteo_lines
+
+
+def test_rows_are_counted_up_to_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(criteo_lines(30))
+    (tmp_path / "b.gz").write_bytes(gzip.compress(criteo_lines(20)))
+    options = options_at("")
+    sources: list[Source] = [
+        CriteoSource.at(str(tmp_path), block_bytes=2000),
+        SyntheticSource(schema=options.schema, features=options.features, rows=50),
+    ]
+    for source in sources:
+        assert num_rows(source) == 50
+        assert [num_rows(source, bound) for bound in (0, 1, 29, 30, 31, 50, 99)] == [0, 1, 29, 30, 31, 50, 50]
+
+
+def test_policies() -> None:
+    assert [check_bad_rows(policy) for policy in ("stop", "skip")] == ["stop", "skip"]
+    with pytest.raises(InputError, match=r"data\.bad_rows must be one of stop, skip, got ''"):
+        check_bad_rows("")
+
+
+def test_sources_can_be_compared_and_hashed() -> None:
+    assert CriteoSource(files=("a",)) == CriteoSource(files=("a",), schema=criteo_schema())
+    assert len({CriteoSource(files=("a",)), CriteoSource(files=("a",)), CriteoSource(files=("b",))}) == 2

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from data.source import Block, Segment
+from data.text import count_segment, line_number, list_files, natural_key, text_blocks, text_segments
+
+
+def texts(path: Path, block_bytes: int) -> list[bytes]:
+    from data.text import read_text
+
+    segments = text_segments(str(path), block_bytes)
+    return [read_text(block) for segment in segments for block in text_blocks(segment, block_bytes)]
+
+
+def test_days_come_in_natural_order() -> None:
+    names = ["day_10", "day_2.gz", "day_0", "day_1", "day_1b"]
+    assert sorted(names, key=natural_key) == ["day_0", "day_1", "day_1b", "day_2.gz", "day_10"]
+
+
+def test_a_folder_is_its_visible_files(tmp_path: Path) -> None:
+    for name in ("day_10", "day_9", ".hidden", "_SUCCESS"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "sub").mkdir()
+    assert list_files(str(tmp_path)) == (str(tmp_path / "day_9"), str(tmp_path / "day_10"))
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        list_files(str(tmp_path / "missing"))
+    with pytest.raises(InputError, match=r"holds no data file ending in .parquet"):
+        list_files(str(tmp_path), (".parquet",))
+    with pytest.raises(InputError, match=r"data.path is empty"):
+        list_files("")
+
+
+TEXT = b"one\ntwo\n\nfour, the longest line of all\nfive\n"
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4, 5, 9, 20, 1000])
+@pytest.mark.parametrize("name", ["a.tsv", "a.gz"])
+def test_blocks_are_whole_lines_and_lose_none(tmp_path: Path, name: str, block_bytes: int) -> None:
+    path = tmp_path / name
+    for text in (TEXT, TEXT.rstrip(b"\n")):  # a missing last line end is put there
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+        parts = texts(path, block_bytes)
+        assert b"".join(parts) == TEXT
+        assert all(part.endswith(b"\n") for part in parts)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.gz"])
+def test_lines_are_counted_and_numbered(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(TEXT) if name.endswith("gz") else TEXT)
+    segments = text_segments(str(path), 5)
+    assert sum(count_segment(segment, None) for segment in segments) == 5
+    assert count_segment(segments[0], 1) >= 1
+    line = 1
+    for segment in segments:
+        for block in text_blocks(segment, 5):
+            assert line_number(block) == line
+            line += (block.payload or TEXT[block.start : block.stop]).count(b"\n")
+
+
+def test_counts_follow_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    for lines in (3, 4):
+        path.write_bytes(gzip.compress(b"x\n" * lines))
+        assert count_segment(text_segments(str(path), 100)[0], None) == lines
+
+
+def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"a\nb") + gzip.compress(b"c\nd\n"))
+    assert texts(path, 2) == [b"a\n", b"bc\n", b"d\n"]
+
+
+def drain(path: Path) -> list[Block]:
+    return [block for segment in text_segments(str(path), 50) for block in text_blocks(segment, 50)]
+
+
+def test_empty_files_are_refused(tmp_path: Path) -> None:
+    for name, content in (("a.tsv", b""), ("a.gz", b""), ("b.gz", gzip.compress(b""))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=r"the file is empty"):
+            drain(tmp_path / name)
+
+
+def test_a_cut_gzip_is_refused_after_its_whole_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gz"
+    lines = b"".join(b"%d %d\n" % (number, number * 7919 % 1009) for number in range(30_000))
+    path.write_bytes(gzip.compress(lines)[:-40_000])
+    blocks: list[Block] = []
+    with pytest.raises(InputError, match=rf"{path}:\d+: expected the end of the gzip stream, got a file cut short"):
+        blocks.extend(text_blocks(Segment(file=str(path), start=0, stop=0), 1000))
+    text = b"".join(block.payload or b"" for block in blocks)
+    assert text
+    assert lines.startswith(text)
+
+
+def test_a_corrupt_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gz"
+    packed = bytearray(gzip.compress(TEXT * 100))
+    packed[-6] ^= 0xFF  # the checksum
+    for content in (bytes(packed), b"not gzip at all", gzip.compress(TEXT)[:10] + b"\xff" * 20):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"bad\.gz:\d+: expected gzip data, got a corrupt stream"):
+            drain(path)
