@@ -35,7 +35,7 @@ class IdleRank(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """An eviction policy. Rows that the window uses again leave farthest next use first (Belady 1966), after all others.
+    """An eviction policy. Rows that the window uses again always leave last, farthest next use first (Belady 1966).
 
     Attributes:
         idle_rank: ranks of rows that the window does not use again, from the batch of their last use and the number
