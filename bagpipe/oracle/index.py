@@ -90,8 +90,8 @@ class Indexer:
         starts = np.flatnonzero(is_first)
 
         row_of_sorted = self._row_of_sorted[:num_occurrences]
+        is_first[:1] = False  # rows are counted from 0
         np.cumsum(is_first, dtype=np.int32, out=row_of_sorted)
-        row_of_sorted -= 1
         inverse = np.empty(num_occurrences, dtype=np.int32)
         inverse[order] = row_of_sorted
         table_offsets = np.searchsorted(starts, occurrence_offsets).astype(np.int64)

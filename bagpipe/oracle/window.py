@@ -35,15 +35,18 @@ class NextUses:
         previous = self._place_of_handle.take(handles)
         known = previous >= 0
         self._ring[previous.take(np.flatnonzero(known))] = batch_index
-        places = self._places(self._head + self._count, handles.shape[0])
-        self._ring[places] = NEVER
+        tail = self._head + self._count
+        for span in self._spans(tail, handles.shape[0]):
+            self._ring[span] = NEVER
+        places = np.arange(tail, tail + handles.shape[0], dtype=np.int32)
+        places &= np.int32(self._ring.shape[0] - 1)
         self._place_of_handle[handles] = places
         self._count += handles.shape[0]
         return handles.take(np.flatnonzero(~known))
 
     def leave(self, handles: NDArray[np.int64]) -> NDArray[np.int32]:
         """The oldest batch leaves: the next use of each of its rows (`handles` as they entered), `NEVER` if none."""
-        next_use = self._ring.take(self._places(self._head, handles.shape[0]))
+        next_use = np.concatenate([self._ring[span] for span in self._spans(self._head, handles.shape[0])])
         self._head = (self._head + handles.shape[0]) & (self._ring.shape[0] - 1)
         self._count -= handles.shape[0]
         self._place_of_handle[handles.take(np.flatnonzero(next_use == NEVER))] = _NOT_IN_WINDOW
@@ -54,14 +57,16 @@ class NextUses:
         places[: self._place_of_handle.shape[0]] = self._place_of_handle
         self._place_of_handle = places
 
-    def _places(self, first: int, count: int) -> NDArray[np.int64]:
-        places = np.arange(first, first + count)
-        places &= self._ring.shape[0] - 1
-        return places
+    def _spans(self, first: int, count: int) -> tuple[slice, slice]:
+        """`count` places of the ring from running number `first` on: up to its end, and from its beginning."""
+        size = self._ring.shape[0]
+        start = first & (size - 1)
+        stop = min(start + count, size)
+        return slice(start, stop), slice(0, count - (stop - start))
 
     def _grow_ring(self, needed: int) -> None:
         mask = self._ring.shape[0] - 1
-        entries = self._ring[self._places(self._head, self._count)]
+        entries = np.concatenate([self._ring[span] for span in self._spans(self._head, self._count)])
         self._ring = np.full(1 << (needed - 1).bit_length(), NEVER, dtype=np.int32)
         self._ring[: self._count] = entries
         used = np.flatnonzero(self._place_of_handle >= 0)
