@@ -1,0 +1,107 @@
+"""Where a row lives: pure functions from (table number, id) to bucket, field and key. Rule: no I/O, no loop over ids.
+
+    (table, id) ──bucket_of──> bucket b ──> key    <namespace>:{b}         one hash per bucket
+                └─FIELD_DTYPE─> field: table number uint32 BE, id int64 BE  12 bytes, always
+
+All of it is part of the stored format: changing a constant here orphans every row ever written, so a change needs a new
+`FORMAT_VERSION`. Big-endian, so that a hex dump of a field reads as the two numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import InputError, StoreError
+
+__all__ = [
+    "FIELD_BYTES",
+    "FIELD_DTYPE",
+    "FORMAT_VERSION",
+    "MAX_BUCKETS",
+    "bucket_key",
+    "bucket_of",
+    "check_layout",
+    "decode_fields",
+    "meta_key",
+]
+
+#: Version of the stored layout: keys, fields and record bytes.
+FORMAT_VERSION = 1
+
+#: A hash field: the table number, then the id.
+FIELD_DTYPE = np.dtype([("table", ">u4"), ("id", ">i8")])
+FIELD_BYTES = FIELD_DTYPE.itemsize
+
+#: Bucket numbers are sorted as uint16 (numpy's stable sort of 16-bit words is a radix sort).
+MAX_BUCKETS = 1 << 16
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the increment of splitmix64
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)  # splitmix64's finaliser (Steele, Lea, Flood: "Fast splittable PRNGs", 2014)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.:/@+=-]{1,200}")
+
+
+def check_layout(namespace: str, num_buckets: int) -> None:
+    """Refuse a namespace or a number of buckets that keys cannot be made of.
+
+    Raises:
+        InputError: names what was expected and what came.
+    """
+    if not _NAMESPACE.fullmatch(namespace):
+        raise InputError(
+            f"store.namespace must be 1 to 200 letters, digits or any of _.:/@+=- (braces mark the bucket), "
+            f"got {namespace!r}"
+        )
+    if not 1 <= num_buckets <= MAX_BUCKETS or num_buckets & (num_buckets - 1):
+        raise InputError(f"store.buckets must be a power of two from 1 to {MAX_BUCKETS}, got {num_buckets}")
+
+
+def bucket_of(tables: NDArray[np.uint32], ids: NDArray[np.int64], num_buckets: int) -> NDArray[np.uint16]:
+    """Bucket of each row: the high bits of splitmix64 over id and table number.
+
+    Args:
+        tables: table numbers, uint32 ``[n]`` (or anything that broadcasts against `ids`).
+        ids: int64 ``[n]``, any value.
+        num_buckets: a power of two.
+
+    Returns:
+        uint16 ``[n]``, in ``[0, num_buckets)``.
+    """
+    if num_buckets == 1:
+        return np.zeros(ids.shape, np.uint16)
+    # The table enters by its own multiple of the golden ratio, so equal ids of two tables part company.
+    word = ids.astype(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    word ^= word >> np.uint64(30)
+    word *= _MIX_1
+    word ^= word >> np.uint64(27)
+    word *= _MIX_2
+    word ^= word >> np.uint64(31)
+    return (word >> np.uint64(65 - num_buckets.bit_length())).astype(np.uint16)
+
+
+def bucket_key(namespace: str, bucket: int) -> bytes:
+    """Key of a bucket's hash. The braces make the bucket number the key's hash tag in a Redis Cluster."""
+    return f"{namespace}:{{{bucket}}}".encode()
+
+
+def meta_key(namespace: str) -> bytes:
+    """Key of the namespace's schema record."""
+    return f"{namespace}:meta".encode()
+
+
+def decode_fields(fields: Sequence[bytes]) -> NDArray[np.void]:
+    """Fields of a bucket as an array of `FIELD_DTYPE`.
+
+    Raises:
+        StoreError: a field is not 12 bytes long, so something else wrote into the bucket.
+    """
+    joined = b"".join(fields)
+    if any(len(field) != FIELD_BYTES for field in fields):
+        strange = next(field for field in fields if len(field) != FIELD_BYTES)
+        raise StoreError(f"a bucket holds a field of {len(strange)} bytes, expected {FIELD_BYTES}: {strange[:32]!r}")
+    return np.frombuffer(joined, FIELD_DTYPE)

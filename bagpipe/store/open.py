@@ -1,0 +1,89 @@
+"""`open_store`: a store by the scheme of its URL. The only place that knows which schemes there are.
+
+Stores are imported when their scheme is asked for, so that using one kind needs none of the others' packages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bagpipe.errors import InputError
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import Store
+
+__all__ = ["SCHEMES", "open_store"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    url: str
+    namespace: str
+    schema: RowSchema
+    num_buckets: int
+    timeout_s: float
+
+
+def _memory(request: _Request) -> Store:
+    from bagpipe.store.memory import MemoryStore
+
+    name = request.url.removeprefix("memory://")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]*", name):
+        raise InputError(f"store.url: expected memory:// or memory://NAME of letters, digits, _.-, got {request.url!r}")
+    return MemoryStore(request.schema, name=name, namespace=request.namespace, num_buckets=request.num_buckets)
+
+
+def _redis(request: _Request) -> Store:
+    try:
+        from bagpipe.store.redis import RedisStore
+    except ModuleNotFoundError as error:
+        if error.name != "redis":
+            raise
+        raise InputError(
+            "store.url needs the Python package redis, which is not installed: pip install redis"
+        ) from None
+
+    return RedisStore(
+        request.url,
+        schema=request.schema,
+        namespace=request.namespace,
+        num_buckets=request.num_buckets,
+        timeout_s=request.timeout_s,
+    )
+
+
+#: Scheme to constructor.
+SCHEMES: dict[str, Callable[[_Request], Store]] = {
+    "memory": _memory,
+    "redis": _redis,
+    "rediss": _redis,
+    "unix": _redis,
+}
+
+
+def open_store(url: str, *, namespace: str, schema: RowSchema, buckets: int = 64, timeout_s: float = 30.0) -> Store:
+    """The store that `url` names, not entered yet.
+
+    Args:
+        url: memory://[NAME], redis://, rediss:// or unix://; several servers separated by commas, all of one family.
+        namespace: prefix of all keys.
+        schema: what the rows mean.
+        buckets: bucket hashes of the namespace, a power of two.
+        timeout_s: deadline of one exchange with the store.
+
+    Raises:
+        InputError: an unknown scheme, or something the store refuses.
+    """
+    schemes = re.findall(r"(?:^|,)\s*([^:,/]*)://", url) or [url]
+    for scheme in schemes:
+        if scheme not in SCHEMES:
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            raise InputError(
+                f"store.url must begin with one of {known}; got {scheme + '://' if '://' in url else '...'!r}"
+            )
+    makers = {SCHEMES[scheme] for scheme in schemes}
+    if len(makers) > 1:
+        raise InputError("store.url mixes memory:// with servers; name one kind of store")
+    (make,) = makers
+    return make(_Request(url=url, namespace=namespace, schema=schema, num_buckets=buckets, timeout_s=timeout_s))

@@ -1,0 +1,97 @@
+"""The schema record of a namespace: what its rows mean, kept beside them, compared before anything else happens.
+
+    RowSchema + layout ──SchemaRecord.to_fields──> hash <namespace>:meta ──from_fields──> difference(ours) -> refusal
+
+Pure: stores move the fields, this module gives them their meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bagpipe.errors import InputError
+from bagpipe.schema import RowSchema
+from bagpipe.store.keys import FORMAT_VERSION
+
+__all__ = ["SchemaRecord"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaRecord:
+    """Everything two jobs must agree on to share a namespace.
+
+    Attributes:
+        schema: tables, dims, optimizer, dtype, seed.
+        num_buckets: bucket hashes of the namespace.
+        num_servers: servers the buckets are spread over.
+        server: position of this server in the list; each server keeps its own record.
+        format_version: layout of keys, fields and rows.
+    """
+
+    schema: RowSchema
+    num_buckets: int
+    num_servers: int = 1
+    server: int = 0
+    format_version: int = FORMAT_VERSION
+
+    def to_fields(self) -> dict[str, str]:
+        """Fields of the record's hash, as text that `redis-cli HGETALL` shows plainly."""
+        return {
+            "format": str(self.format_version),
+            "buckets": str(self.num_buckets),
+            "servers": str(self.num_servers),
+            "server": str(self.server),
+            "schema": json.dumps(self.schema.to_json(), sort_keys=True),
+            "digest": self.schema.digest(),
+        }
+
+    def compare(self, stored: Mapping[str, str], place: str) -> None:
+        """Refuse a stored record that is not ours.
+
+        Args:
+            stored: fields read from the store; not empty.
+            place: the namespace and server, for the message.
+
+        Raises:
+            InputError: names the first field that differs, with both values.
+        """
+        for name, theirs, ours in self._pairs(stored, place):
+            if theirs != ours:
+                raise InputError(f"{place} was made with {name} {theirs!r}, this job has {ours!r}")
+
+    def _pairs(self, stored: Mapping[str, str], place: str) -> Iterator[tuple[str, Any, Any]]:
+        """(name, stored value, our value); a later one has a meaning only if those before it agree."""
+        yield "format version", stored.get("format"), str(self.format_version)
+        yield "store.buckets", stored.get("buckets"), str(self.num_buckets)
+        yield "number of servers", stored.get("servers"), str(self.num_servers)
+        yield "server position", stored.get("server"), str(self.server)
+        theirs, ours = _parse_schema(stored.get("schema", ""), place), self.schema.to_json()
+        yield "optimizer", theirs.get("optimizer"), ours["optimizer"]
+        yield "dtype", theirs.get("dtype"), ours["dtype"]
+        yield "seed", theirs.get("seed"), ours["seed"]
+        their_tables, our_tables = _tables(theirs), _tables(ours)
+        yield "tables", [table.get("name") for table in their_tables], [table["name"] for table in our_tables]
+        for their_table, our_table in zip(their_tables, our_tables, strict=True):
+            for field, value in our_table.items():
+                yield f"table {our_table['name']!r} {field}", their_table.get(field), value
+        yield "schema digest", stored.get("digest"), self.schema.digest()
+
+
+def _parse_schema(text: str, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{place} holds a schema record that is not a JSON object: {text[:80]!r}")
+    return value
+
+
+def _tables(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tables = schema.get("tables")
+    if not isinstance(tables, list | tuple):
+        return []
+    return [table for table in tables if isinstance(table, dict)]

@@ -1,0 +1,190 @@
+"""`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers.
+
+    read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows put in place
+    write_many  the same with HSET; returns when every server has acknowledged every row
+    check/claim the schema record of every server, compared field by field
+
+Each server has one link for reading and one for writing, so a reader thread and a writer thread never share a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import InputError, StoreError
+from bagpipe.schema import RowSchema
+from bagpipe.store.exchange import Link, Talk, exchange
+from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
+from bagpipe.store.keys import check_layout
+from bagpipe.store.namespace import Namespace
+from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.store.routing import RoutedRows, Router
+from bagpipe.store.servers import parse_urls
+from bagpipe.store.transfer import ReadGroup, ServerReader, ServerWriter, WriteGroup, max_command_rows
+
+__all__ = ["RedisStore"]
+
+
+class RedisStore:
+    """A namespace of rows on Redis-protocol servers. See `bagpipe.store.interface.Store`.
+
+    Args:
+        urls: redis://, rediss:// or unix:// URLs separated by commas. Their order is part of the namespace.
+        schema: what the rows mean.
+        namespace: prefix of all keys.
+        num_buckets: bucket hashes of the namespace, a power of two, at least one per server.
+        timeout_s: deadline of one exchange, and of every connection attempt.
+
+    Raises:
+        InputError: a URL, the namespace or the number of buckets cannot be used. `__enter__` raises it for a server
+            that is unreachable, refuses us, speaks another protocol, or may drop rows.
+    """
+
+    def __init__(
+        self,
+        urls: str,
+        *,
+        schema: RowSchema,
+        namespace: str = "bagpipe",
+        num_buckets: int = 64,
+        timeout_s: float = 30.0,
+    ) -> None:
+        check_layout(namespace, num_buckets)
+        if not timeout_s > 0:
+            raise InputError(f"store.timeout_s must be greater than 0, got {timeout_s}")
+        self.schema = schema
+        self._servers = parse_urls(urls)
+        if len(self._servers) > num_buckets:
+            raise InputError(
+                f"store.buckets = {num_buckets} is fewer than the {len(self._servers)} servers of store.url"
+            )
+        self._router = Router(num_buckets=num_buckets, num_servers=len(self._servers))
+        self._namespace = Namespace(
+            name=namespace, schema=schema, num_buckets=num_buckets, servers=self._servers, timeout_s=timeout_s
+        )
+        self._timeout_s = timeout_s
+        self._dtype = row_dtype(schema)
+        self._stack: ExitStack | None = None
+        self._readers: tuple[ServerReader, ...] = ()
+        self._writers: tuple[ServerWriter, ...] = ()
+        self._rows_read = self._rows_found = self._rows_written = 0
+
+    def __enter__(self) -> Self:
+        if self._stack is not None:
+            raise RuntimeError("the store is already open")
+        with ExitStack() as stack:
+            readers, writers = self._connect(stack), self._connect(stack)
+            self._namespace.refuse_unsafe_servers()
+            keys = self._namespace.bucket_keys()
+            self._readers = tuple(ServerReader(link=link, server=n, keys=keys) for n, link in enumerate(readers))
+            self._writers = tuple(ServerWriter(link=link, server=n, keys=keys) for n, link in enumerate(writers))
+            self._stack = stack.pop_all()
+        return self
+
+    def _connect(self, stack: ExitStack) -> list[Link]:
+        links = []
+        for server in self._servers:
+            link = server.connect(self._timeout_s)
+            stack.callback(link.close, "the store was closed")
+            links.append(link)
+        return links
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def check(self) -> bool:
+        """See `Store.check`."""
+        return self._namespace.check()
+
+    def claim(self) -> bool:
+        """See `Store.claim`."""
+        return self._namespace.claim()
+
+    def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
+        """See `Store.read`."""
+        return self.read_many([(table, ids)])[0]
+
+    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
+        """See `Store.read_many`."""
+        checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
+        results = [ReadResult(np.empty(0), np.empty(0, np.bool_))] * len(checked)
+        groups = []
+        for width, members in self._by_width([table for table, _ in checked]).items():
+            lengths = [len(checked[member][1]) for member in members]
+            rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
+            groups.append(
+                ReadGroup(routed=self._route([checked[member] for member in members]), rows=_voids(rows), found=found)
+            )
+            stops = np.cumsum(lengths)[:-1]
+            for member, its_rows, its_found in zip(members, np.split(rows, stops), np.split(found, stops), strict=True):
+                results[member] = ReadResult(its_rows, its_found)
+        self._exchange([reader.talk(groups) for reader in self._readers])
+        for group in groups:
+            group.rows[~group.found] = np.zeros((), group.rows.dtype)
+            self._rows_read += len(group.found)
+            self._rows_found += int(np.count_nonzero(group.found))
+        return results
+
+    def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
+        """See `Store.write`."""
+        self.write_many([WriteRequest(table, ids, rows)])
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        """See `Store.write_many`."""
+        checked = [(request.table, *check_write(self.schema, request)) for request in requests]
+        groups = []
+        for members in self._by_width([request.table for request in requests]).values():
+            part = [checked[member] for member in members]
+            rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
+            groups.append(WriteGroup(routed=self._route([(table, ids) for table, ids, _ in part]), rows=_voids(rows)))
+        self._exchange([writer.talk(groups) for writer in self._writers])
+        self._rows_written += sum(len(group.rows) for group in groups)
+
+    def ids(self, table: int) -> NDArray[np.int64]:
+        """See `Store.ids`."""
+        check_read(self.schema, table, np.empty(0, np.int64))
+        try:
+            return self._namespace.ids(table)
+        except InputError as error:  # the server was fine when the job began
+            raise StoreError(str(error)) from error
+
+    def statistics(self) -> StoreStatistics:
+        """See `Store.statistics`."""
+        links = [reader.link for reader in self._readers] + [writer.link for writer in self._writers]
+        return StoreStatistics(
+            rows_read=self._rows_read,
+            rows_found=self._rows_found,
+            rows_written=self._rows_written,
+            bytes_sent=sum(link.bytes_sent for link in links),
+            bytes_received=sum(link.bytes_received for link in links),
+        )
+
+    def _by_width(self, tables: Sequence[int]) -> dict[int, list[int]]:
+        """Numbers of the requests of each row width."""
+        members: dict[int, list[int]] = {}
+        for number, table in enumerate(tables):
+            members.setdefault(self.schema.row_width(table), []).append(number)
+        return members
+
+    def _route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
+        return self._router.route(requests, max_rows=max_command_rows(self.schema.row_bytes(requests[0][0])))
+
+    def _exchange(self, talks: Sequence[Talk]) -> None:
+        if self._stack is None:
+            raise StoreError("the store is not open: use it in a with statement")
+        exchange(talks, self._timeout_s)
+
+
+def _voids(rows: Rows) -> NDArray[np.void]:
+    """Contiguous rows ``[n, width]`` as one void element each."""
+    return rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)

@@ -1,0 +1,54 @@
+"""Checks that every store makes on what its caller passes, before anything is sent or changed.
+
+A wrong shape or a duplicate id here is a bug of the calling code, hence ValueError and not `InputError`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import Rows, WriteRequest
+
+__all__ = ["check_read", "check_write", "row_dtype"]
+
+
+def row_dtype(schema: RowSchema) -> np.dtype[np.floating]:
+    """Element type of stored records: little-endian float32 or float64."""
+    return np.dtype(schema.dtype).newbyteorder("<")
+
+
+def check_read(schema: RowSchema, table: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids, contiguous.
+
+    Raises:
+        ValueError: no such table, or `ids` is not int64 ``[n]``.
+    """
+    if not 0 <= table < len(schema.tables):
+        raise ValueError(f"table number must be in [0, {len(schema.tables)}), got {table}")
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise ValueError(f"ids of table {table} must be int64 [n], got {ids.dtype} {list(ids.shape)}")
+    return np.ascontiguousarray(ids)
+
+
+def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.int64], Rows]:
+    """The request's ids and rows, contiguous.
+
+    Raises:
+        ValueError: as for `check_read`, or rows of a wrong shape or dtype, or an id that appears twice.
+    """
+    ids = check_read(schema, request.table, request.ids)
+    expected = (ids.shape[0], schema.row_width(request.table))
+    if request.rows.shape != expected or request.rows.dtype != row_dtype(schema):
+        raise ValueError(
+            f"rows of table {request.table} must be {schema.dtype} {list(expected)}, "
+            f"got {request.rows.dtype} {list(request.rows.shape)}"
+        )
+    # Plans list ids in ascending order, so the cheap test nearly always suffices.
+    if not (ids[1:] > ids[:-1]).all():
+        ordered = np.sort(ids)
+        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+        if twice.size:
+            raise ValueError(f"id {ordered[twice[0]]} appears twice in a write to table {request.table}")
+    return ids, np.ascontiguousarray(request.rows)

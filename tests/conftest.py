@@ -1,0 +1,57 @@
+"""Fixtures shared by all tests: a private store server, namespaces of one test's own, and a leak check."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagpipe.store.embedded import EmbeddedServer
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A private server, shared by the session. Use a namespace of your own; never flush it."""
+    with EmbeddedServer(tmp_path_factory.mktemp("store")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_servers(redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """URLs of three private servers, shared by the session."""
+    with (
+        EmbeddedServer(tmp_path_factory.mktemp("store-2")) as second,
+        EmbeddedServer(tmp_path_factory.mktemp("store-3")) as third,
+    ):
+        yield redis_server.url, second.url, third.url
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test uses."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """The test leaves no thread running and no file descriptor open."""
+
+    def descriptors() -> dict[str, str]:
+        found = {}
+        for entry in Path("/proc/self/fd").iterdir():
+            try:
+                found[entry.name] = os.readlink(entry)
+            except FileNotFoundError:  # the descriptor of this very listing
+                continue
+        return found
+
+    threads_before, descriptors_before = set(threading.enumerate()), descriptors()
+    yield
+    threads = [thread for thread in threading.enumerate() if thread not in threads_before]
+    assert not threads, f"threads left running: {threads}"
+    leaked = {number: name for number, name in descriptors().items() if descriptors_before.get(number) != name}
+    assert not leaked, f"file descriptors left open: {leaked}"

@@ -1,0 +1,52 @@
+"""Every store passes the same checks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from bagpipe.schema import RowSchema
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.interface import Store
+from bagpipe.store.memory import MemoryStore
+from bagpipe.store.redis import RedisStore
+from bagpipe.testing.slow_store import SlowStore
+from bagpipe.testing.store_conformance import CHECKS, MakeStore
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+checks = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+Check = Callable[[MakeStore], None]
+
+
+def make_memory(schema: RowSchema, namespace: str) -> Store:
+    return MemoryStore(schema, name="conformance", namespace=namespace)
+
+
+def make_redis(urls: str, num_buckets: int, schema: RowSchema, namespace: str) -> Store:
+    return RedisStore(urls, schema=schema, namespace=namespace, num_buckets=num_buckets)
+
+
+@checks
+def test_memory(check: Check) -> None:
+    check(make_memory)
+
+
+@checks
+def test_slow_store(check: Check) -> None:
+    check(lambda schema, namespace: SlowStore(make_memory(schema, namespace)))
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("num_buckets", [1, 64])
+@checks
+def test_one_server(check: Check, num_buckets: int, redis_server: EmbeddedServer) -> None:
+    check(functools.partial(make_redis, redis_server.url, num_buckets))
+
+
+@pytest.mark.redis
+@checks
+def test_three_servers(check: Check, redis_servers: tuple[str, ...]) -> None:
+    check(functools.partial(make_redis, ",".join(redis_servers), 16))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bagpipe.errors import InputError
+from bagpipe.schema import RowSchema, RowTable
+from bagpipe.store.record import SchemaRecord
+
+SCHEMA = RowSchema(tables=(RowTable(name="user", dim=8), RowTable(name="item", dim=4, rows=10)), optimizer="adam")
+RECORD = SchemaRecord(schema=SCHEMA, num_buckets=16, num_servers=2, server=1)
+
+
+def test_a_record_equals_itself() -> None:
+    RECORD.compare(RECORD.to_fields(), "here")
+
+
+def test_fields_read_plainly() -> None:
+    fields = RECORD.to_fields()
+    assert {name: fields[name] for name in ("format", "buckets", "servers", "server")} == {
+        "format": "1",
+        "buckets": "16",
+        "servers": "2",
+        "server": "1",
+    }
+    assert '"optimizer": "adam"' in fields["schema"]
+    assert fields["digest"] == SCHEMA.digest()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (dataclasses.replace(RECORD, num_buckets=32), "here was made with store.buckets '32', this job has '16'"),
+        (dataclasses.replace(RECORD, num_servers=3), "here was made with number of servers '3', this job has '2'"),
+        (dataclasses.replace(RECORD, server=0), "here was made with server position '0', this job has '1'"),
+        (dataclasses.replace(RECORD, format_version=2), "here was made with format version '2', this job has '1'"),
+        (
+            dataclasses.replace(RECORD, schema=dataclasses.replace(SCHEMA, seed=9)),
+            "here was made with seed 9, this job has 0",
+        ),
+        (
+            dataclasses.replace(RECORD, schema=dataclasses.replace(SCHEMA, tables=SCHEMA.tables[:1])),
+            "here was made with tables ['user'], this job has ['user', 'item']",
+        ),
+        (
+            dataclasses.replace(
+                RECORD,
+                schema=dataclasses.replace(SCHEMA, tables=(SCHEMA.tables[0], RowTable(name="item", dim=4, rows=11))),
+            ),
+            "here was made with table 'item' rows 11, this job has 10",
+        ),
+    ],
+)
+def test_the_first_difference_is_named_with_both_values(other: SchemaRecord, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        RECORD.compare(other.to_fields(), "here")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("change", [{"schema": "{"}, {"schema": "[]"}, {"digest": "0"}, {"schema": "{}"}])
+def test_a_damaged_record_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="here"):
+        RECORD.compare(RECORD.to_fields() | change, "here")
+
+
+def test_a_missing_field_is_refused() -> None:
+    fields = RECORD.to_fields()
+    del fields["buckets"]
+    with pytest.raises(InputError, match=r"store\.buckets None, this job has '16'"):
+        RECORD.compare(fields, "here")

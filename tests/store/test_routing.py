@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.store.keys import bucket_of
+from bagpipe.store.routing import Router
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40)), max_size=4),
+    st.sampled_from([1, 2, 8, 64]),
+    st.integers(1, 3),
+    st.integers(1, 7),
+)
+def test_every_row_is_sent_once_to_the_server_of_its_bucket(
+    requests: list[tuple[int, list[int]]], num_buckets: int, num_servers: int, max_rows: int
+) -> None:
+    router = Router(num_buckets=num_buckets, num_servers=num_servers)
+    tables = np.array([table for table, ids in requests for _ in ids], np.uint32)
+    ids = np.array([row_id for _, ids in requests for row_id in ids], np.int64)
+    routed = router.route([(table, np.array(ids, np.int64)) for table, ids in requests], max_rows=max_rows)
+    assert sorted(routed.order.tolist()) == list(range(len(ids)))
+    assert (routed.tables == tables[routed.order]).all()
+    assert (routed.ids == ids[routed.order]).all()
+    buckets = bucket_of(routed.tables, routed.ids, num_buckets)
+    next_row = 0
+    assert len(routed.commands) == num_servers
+    for server, commands in enumerate(routed.commands):
+        for command in commands:
+            assert command.start == next_row, "commands leave no gap, so a run of them is one slice"
+            assert 0 < command.stop - command.start <= max_rows
+            assert (buckets[command.start : command.stop] == command.bucket).all()
+            assert router.server_of(command.bucket) == server
+            next_row = command.stop
+    assert next_row == len(ids)
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_equal_ids_keep_their_order(num_servers: int) -> None:
+    ids = np.array([5, 9, 5, 5], np.int64)
+    routed = Router(num_buckets=16, num_servers=num_servers).route([(0, ids), (0, ids)], max_rows=100)
+    places = routed.order[routed.ids == 5]
+    assert places.tolist() == [0, 2, 3, 4, 6, 7]
