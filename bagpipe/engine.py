@@ -29,11 +29,11 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.step import Step
 from bagpipe.errors import InputError
-from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals
 from bagpipe.pipeline.stream import Streams
 from bagpipe.pipeline.trace import Trace
+from bagpipe.progress import PhaseResult, Progress
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
 from bagpipe.store.interface import ReadResult, Store, WriteRequest
 
@@ -70,52 +70,6 @@ class EngineSettings:
     prefetch_depth: int
     rows_lr: float
     eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Totals of a phase so far.
-
-    Attributes:
-        steps, samples: batches and examples done.
-        loss_sum: sum over examples of the loss, a scalar on the device (reading it waits for the device).
-        rows_unique: unique rows of all batches.
-        rows_inserted: those of them that were not in the cache.
-        rows_fetched: rows read from the store.
-        rows_written: rows written to the store.
-        elapsed_s: wall time.
-        exposed_s: time the compute lane waited for rows.
-    """
-
-    steps: int
-    samples: int
-    loss_sum: Tensor
-    rows_unique: int
-    rows_inserted: int
-    rows_fetched: int
-    rows_written: int
-    elapsed_s: float
-    exposed_s: float
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the unique rows that were in the cache when their batch came."""
-        return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseResult:
-    """A finished phase.
-
-    Attributes:
-        progress: its totals.
-        report: where its time went.
-        input_error: the data went bad after the batches that were done; None if it did not.
-    """
-
-    progress: Progress
-    report: Report
-    input_error: InputError | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -180,13 +134,9 @@ class Engine:
             StoreError: the store failed; rows not acknowledged are still dirty in the cache.
         """
         self.model.train()
-        phase = _Training(self, steps)
-        result = phase.run()
-        for requests in self.cache.flush():
-            self.store.write_many(requests)
-            phase.rows_written += sum(len(request.ids) for request in requests)
+        result = _Training(self, steps).run()
         self.cache.clear()
-        return PhaseResult(progress=phase.progress(), report=result.report, input_error=result.input_error)
+        return result
 
     def evaluate(self, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:
         """Score the steps; changes neither model nor rows nor store.
@@ -242,8 +192,13 @@ class _Phase:
             on_batch=self._done,
         )
         with _stop_on_signals(runner):
-            report = runner.run()
-        return PhaseResult(progress=self.progress(), report=report, input_error=self.input_error)
+            runner.run()
+            # Still inside: a signal during the last write-back must not lose it.
+            self.end()
+        return PhaseResult(progress=self.progress(), report=runner.snapshot(), input_error=self.input_error)
+
+    def end(self) -> None:
+        """After the last batch."""
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         raise NotImplementedError
@@ -368,6 +323,12 @@ class _Training(_Phase):
         self.engine.store.write_many(flight.writes)
         self.rows_written += sum(len(request.ids) for request in flight.writes)
         flight.writes = []
+
+    def end(self) -> None:
+        """Write back what is still dirty."""
+        for requests in self.cache.flush():
+            self.engine.store.write_many(requests)
+            self.rows_written += sum(len(request.ids) for request in requests)
 
     def finish(self, b: int) -> None:
         # Its write-back may still be under way, and hazards ask for the plans of batches ahead only.

@@ -17,7 +17,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cacher", description=__doc__)
     parser.add_argument("--serve-fd", type=int, required=True, help="file descriptor of a connected socket")
     options = parser.parse_args()
-    # Ctrl-C reaches the whole process group; the trainer decides when the stream ends, by closing the socket.
+    # The trainer decides when the stream ends, by closing the socket; it finishes the batches it has read first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=options.serve_fd) as connection:
         serve(Channel(connection))

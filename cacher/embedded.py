@@ -47,6 +47,8 @@ class EmbeddedCacher:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
+                # Signals sent to the trainer's process group (Ctrl-C) are the trainer's to answer.
+                process_group=0,
             )
         self._steps = RemoteSteps(Channel(ours), credits=self._credits)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bagpipe.client.step import Step
@@ -26,7 +26,7 @@ __all__ = ["serve"]
 
 _STEPS_PLANNED_AHEAD = 2
 #: How errors are named on the wire; the client raises the class of this name.
-_ERROR_NAMES = {CapacityError: "CapacityError", InputError: "InputError"}
+_ERROR_NAMES: Mapping[type[Exception], str] = {CapacityError: "CapacityError", InputError: "InputError"}
 
 
 class _PeerClosed(Exception):
@@ -97,9 +97,7 @@ def _stream(channel: Channel, steps: Iterator[Step], credits: threading.Semaphor
             planner.join(timeout=0.05)
 
 
-def _plan(
-    steps: Iterator[Step], planned: queue.Queue[bytearray | BaseException | None], stop: threading.Event
-) -> None:
+def _plan(steps: Iterator[Step], planned: queue.Queue[bytearray | BaseException | None], stop: threading.Event) -> None:
     try:
         for step in steps:
             if stop.is_set():
@@ -135,8 +133,8 @@ def _read(
                 requests.put(frame)
             else:
                 requests.put(frame)
-    except (ConnectionError, OSError):
-        pass  # the same as a closed peer
+    except (OSError, KeyError, TypeError):
+        pass  # nonsense (ChannelError among it) is treated as a closed peer
     finally:
         closed.set()
         requests.put(None)

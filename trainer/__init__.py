@@ -1,6 +1,6 @@
 """The training program: `python -m trainer`, or one process per rank under torchrun.
 
-    config ─> cacher process ──schema──> models ─> convert ──> Engine ──steps, rows──> trained model
-                     └──────────────steps──────────────────────┘ └── store
-    afterwards: metrics (AUC, NE) ─> digests ─> result JSON
+config ─> cacher process ──schema──> models ─> convert ──> Engine ──steps, rows──> trained model
+                 └──────────────steps──────────────────────┘ └── store
+afterwards: metrics (AUC, NE) ─> digests ─> result JSON
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +11,10 @@ from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config
 from bagpipe.environment import check_environment
 
 __all__ = ["main"]
+
+
+#: Importing torchrec makes torch.fx say how its own functions will be renamed: nothing a user could do about.
+_TRACING_LOGGER = "torch.fx._symbolic_trace"
 
 
 def main() -> None:
@@ -22,8 +28,15 @@ def _train(argv: Sequence[str]) -> int:
     config = command_line.config
     # Before anything imports torchrec: with a wrong set of packages that import fails with an unreadable error.
     check_environment(config.run.device)
+    # While batches are trained both signals ask for a clean stop; before and after, SIGTERM unwinds as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
     from trainer.job import run_job
 
     result = run_job(config, result_path=command_line.options["result"])
     sys.stdout.write("\n".join(result.lines()) + "\n")
     return EXIT_INTERRUPTED if result.stopped else EXIT_DONE
+
+
+def _is_no_tracing_note(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("is_fx_tracing will return true")

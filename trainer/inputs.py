@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -29,7 +31,7 @@ class InputMaker:
     def __call__(self, batch: Batch) -> ModelInputs:
         """The inputs of one batch; ``sparse`` carries its sizes as host numbers, so that nothing waits for a device."""
         offsets = batch.feature_offsets().tolist()
-        sizes = [stop - start for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+        sizes = [stop - start for start, stop in pairwise(offsets)]
         sparse = KeyedJaggedTensor(
             keys=self._keys,
             values=torch.from_numpy(batch.values).to(self._device, non_blocking=True),
@@ -42,7 +44,9 @@ class InputMaker:
         dense = torch.from_numpy(batch.dense)
         if not dense.shape[1]:
             dense = torch.ones(batch.num_examples, 1)
-        return ModelInputs(dense=self._tensor(dense), sparse=sparse, labels=self._tensor(torch.from_numpy(batch.labels)))
+        return ModelInputs(
+            dense=self._tensor(dense), sparse=sparse, labels=self._tensor(torch.from_numpy(batch.labels))
+        )
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Quality of held-out predictions: AUC and normalised entropy."""
+"""Quality of held-out predictions: AUC and normalised entropy, both of the logits."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ __all__ = ["BinaryMetrics"]
 
 
 class BinaryMetrics:
-    """Collects scores, 8 B per held-out example, on the host; both metrics need all of them at once."""
+    """Collects scores, 12 or 16 B per held-out example, on the host; both metrics need all of them at once."""
 
     def __init__(self) -> None:
-        self._scores: list[Tensor] = []
+        self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Logits and labels ``[n]`` of one batch."""
-        self._scores.append(logits.sigmoid().float().cpu())
-        self._labels.append(labels.float().cpu())
+        self._logits.append(logits.detach().cpu())
+        self._labels.append(labels.detach().cpu())
 
     def auc(self) -> float | None:
-        """Area under the ROC curve; None if only one class was seen."""
+        """Area under the ROC curve; None if only one class was seen, or a logit is not finite.
+
+        Taken on the logits: a sigmoid keeps their order but rounds confident ones to the same score.
+        """
         from sklearn.metrics import roc_auc_score
 
-        if not self._labels:
-            return None
-        labels = torch.cat(self._labels)
-        if labels.min() == labels.max():
-            return None
-        return float(roc_auc_score(labels.numpy(), torch.cat(self._scores).numpy()))
+        scored = self._scored()
+        return None if scored is None else float(roc_auc_score(scored[1].numpy(), scored[0].numpy()))
 
     def normalised_entropy(self) -> float | None:
-        """Log loss divided by the entropy of the mean label (He et al. 2014); None if only one class was seen."""
+        """Log loss divided by the entropy of the mean label (He et al. 2014, "Practical Lessons from Predicting Clicks
+        on Ads at Facebook"); None if only one class was seen, or a logit is not finite.
+        """
+        scored = self._scored()
+        if scored is None:
+            return None
+        logits, labels = scored
+        log_loss = float(torch.nn.functional.binary_cross_entropy_with_logits(logits, labels))
+        rate = float(labels.mean())
+        return log_loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+
+    def _scored(self) -> tuple[Tensor, Tensor] | None:
+        """All logits and labels ``[n]``, float64; None if the metrics mean nothing."""
         if not self._labels:
             return None
-        labels = torch.cat(self._labels).double()
-        rate = float(labels.mean())
-        if rate in (0.0, 1.0):
+        logits, labels = torch.cat(self._logits).double(), torch.cat(self._labels).double()
+        if not len(labels) or labels.min() == labels.max() or not bool(logits.isfinite().all()):
             return None
-        # Clipped as float32 rounds a confident sigmoid to 0 or 1, whose logarithm would be infinite.
-        scores = torch.cat(self._scores).double().clamp(1e-7, 1 - 1e-7)
-        log_loss = -float((labels * scores.log() + (1 - labels) * (1 - scores).log()).mean())
-        return log_loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+        return logits, labels

@@ -48,32 +48,37 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
     """
     tables = [
         EmbeddingBagConfig(
-            name=table.name,
+            # Not the table's own name yet: torchrec makes it an attribute, and "items" or "a.b" cannot be one.
+            name=f"table_{number}",
             embedding_dim=(table.dim or embedding_dim) + extra_dim,
             # An unbounded table has no number of rows; torchrec wants one and nothing here uses it.
             num_embeddings=table.rows or 1,
             feature_names=[feature.name for feature in schema.features if feature.table == table.name],
             pooling=_POOLING.get(table.pooling, PoolingType.SUM),
         )
-        for table in schema.tables
+        for number, table in enumerate(schema.tables)
     ]
     is_weighted = any(feature.weighted for feature in schema.features)
-    return EmbeddingBagCollection(tables=tables, is_weighted=is_weighted, device=torch.device("meta"))
+    collection = EmbeddingBagCollection(tables=tables, is_weighted=is_weighted, device=torch.device("meta"))
+    for config, table in zip(collection.embedding_bag_configs(), schema.tables, strict=True):
+        config.name = table.name  # rows are known by it; `bagpipe.embedding.convert` reads nothing but the configs
+    return collection
 
 
 def _dlrm(schema: DataSchema, config: ModelConfig) -> nn.Module:
     dim = _common_dim(schema, config)
-    return DLRM(
+    model: nn.Module = DLRM(
         embedding_bag_collection=embedding_bags(schema, dim),
         dense_in_features=num_dense_inputs(schema),
         dense_arch_layer_sizes=[*config.bottom_mlp, dim],
         over_arch_layer_sizes=[*config.top_mlp, 1],
     )
+    return model
 
 
 def _dcnv2(schema: DataSchema, config: ModelConfig) -> nn.Module:
     dim = _common_dim(schema, config)
-    return DLRM_DCN(
+    model: nn.Module = DLRM_DCN(
         embedding_bag_collection=embedding_bags(schema, dim),
         dense_in_features=num_dense_inputs(schema),
         dense_arch_layer_sizes=[*config.bottom_mlp, dim],
@@ -81,9 +86,12 @@ def _dcnv2(schema: DataSchema, config: ModelConfig) -> nn.Module:
         dcn_num_layers=DCN_LAYERS,
         dcn_low_rank_dim=min(DCN_RANK, (len(schema.features) + 1) * dim),
     )
+    return model
 
 
 def _deepfm(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    _need_widths(config.bottom_mlp, "model.bottom_mlp", config)
+    _need_widths(config.top_mlp, "model.top_mlp", config)
     model = SimpleDeepFMNN(
         num_dense_features=num_dense_inputs(schema),
         embedding_bag_collection=embedding_bags(schema, _common_dim(schema, config)),
@@ -92,10 +100,12 @@ def _deepfm(schema: DataSchema, config: ModelConfig) -> nn.Module:
     )
     # torchrec ends DeepFM with a sigmoid; the loss here is taken on logits, which is exact for large ones.
     model.over_arch.model[-1] = nn.Identity()
-    return model
+    built: nn.Module = model
+    return built
 
 
 def _wide_deep(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    _need_widths(config.top_mlp, "model.top_mlp", config)
     return WideDeep(schema, config)
 
 
@@ -118,12 +128,13 @@ class WideDeep(nn.Module):
         self.register_buffer("wide_columns", is_wide.nonzero().flatten(), persistent=False)
         self.register_buffer("deep_columns", (~is_wide).nonzero().flatten(), persistent=False)
 
-    def forward(self, dense: Tensor, sparse: Any) -> Tensor:  # noqa: ANN401 (a KeyedJaggedTensor, untyped)
+    def forward(self, dense: Tensor, sparse: Any) -> Tensor:
         """Logits ``[num_examples, 1]``."""
         pooled = self.embeddings(sparse).values()
         wide = pooled.index_select(1, self.wide_columns).sum(1, keepdim=True) + self.wide_dense(dense)
         deep: Tensor = self.head(self.deep(torch.cat([dense, pooled.index_select(1, self.deep_columns)], dim=1)))
-        return wide + deep
+        logits: Tensor = wide + deep
+        return logits
 
 
 MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
@@ -163,6 +174,11 @@ def _from_factory(schema: DataSchema, config: ModelConfig) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InputError(f"model.factory: expected {config.factory!r} to return a module, got {type(model).__name__}")
     return model
+
+
+def _need_widths(widths: tuple[int, ...], key: str, config: ModelConfig) -> None:
+    if not widths:
+        raise InputError(f"{key}: model {config.name} needs at least one width, got none")
 
 
 def _common_dim(schema: DataSchema, config: ModelConfig) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from bagpipe.engine import Progress
+from bagpipe.progress import Progress
 
 __all__ = ["ProgressReporter"]
 
@@ -18,7 +18,7 @@ INTERVAL_S = 0.5
 
 
 class ProgressReporter:
-    """Shows samples/s, loss, hit rate and exposed embedding time; call it after every batch.
+    """Shows samples/s, loss, hit rate and exposed embedding time; call it after every batch. The end is shown too.
 
     Args:
         tensorboard_dir: where scalars go; empty: none.
@@ -30,30 +30,37 @@ class ProgressReporter:
         self._writer: Any = None
         self._last_s = 0.0
         self._last_samples = 0
+        self._totals: Callable[[], Progress] | None = None
 
     def __enter__(self) -> Self:
         self._bar = tqdm(unit=" samples", unit_scale=True, desc="train", disable=None, mininterval=INTERVAL_S)
         if self._tensorboard_dir:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self._tensorboard_dir)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(self._tensorboard_dir)
         self._last_s = time.monotonic()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._totals is not None and error is None:
+            self._show(self._totals(), time.monotonic())
         if self._bar is not None:
             self._bar.close()
         if self._writer is not None:
             self._writer.close()
 
     def __call__(self, totals: Callable[[], Progress]) -> None:
+        self._totals = totals
         now_s = time.monotonic()
-        if self._bar is None or now_s - self._last_s < INTERVAL_S:
+        if now_s - self._last_s >= INTERVAL_S:
+            self._show(totals(), now_s)
+
+    def _show(self, progress: Progress, now_s: float) -> None:
+        if self._bar is None or progress.samples == self._last_samples:
             return
-        progress = totals()
-        samples_per_s = (progress.samples - self._last_samples) / (now_s - self._last_s)
+        samples_per_s = (progress.samples - self._last_samples) / max(now_s - self._last_s, 1e-9)
         loss = float(progress.loss_sum) / progress.samples
         exposed = progress.exposed_s / progress.elapsed_s if progress.elapsed_s else 0.0
         self._bar.update(progress.samples - self._last_samples)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bagpipe.errors import InputError
 
-__all__ = ["Result", "check_writable"]
+__all__ = ["Result", "check_folder", "check_writable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Result:
         steps, samples: training batches and examples.
         seconds: wall time of training, the final write-back included.
         samples_per_s: samples / seconds.
-        loss: mean training loss.
-        auc, ne: on the held-out examples; None without them, or if they hold one class only.
+        loss: mean training loss; None without steps, or if it is not finite.
+        auc, ne: on the held-out examples; None without them, if they hold one class only, or if a score is not finite.
         rows_unique: unique rows, summed over the batches.
         rows_fetched: rows read from the store. rows_written: rows written to it.
         hit_rate: share of the unique rows that were in the cache when their batch came.
@@ -32,6 +32,7 @@ class Result:
         peak_rss_bytes: largest resident size of the trainer process.
         skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
         stopped: the run was interrupted and stopped cleanly.
+        continued: the namespace was there before, so training went on from the rows it held.
     """
 
     steps: int
@@ -52,12 +53,13 @@ class Result:
     peak_rss_bytes: int
     skipped_rows: int
     stopped: bool
+    continued: bool
 
     def write(self, path: str) -> None:
         """Write the JSON object; a reader never sees half of it."""
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         os.replace(partial, target)
 
     def lines(self) -> list[str]:
@@ -66,6 +68,11 @@ class Result:
         ne = "n/a" if self.ne is None else f"{self.ne:.5f}"
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
+        notes = []
+        if self.continued:
+            notes.append("the namespace was there before: training went on from its rows, not from initial values")
+        if self.skipped_rows:
+            notes.append(f"{self.skipped_rows} malformed rows were skipped")
         return [
             f"{self.steps} steps, {self.samples} samples in {self.seconds:.2f} s ({self.samples_per_s:.0f} samples/s)",
             f"loss {loss}   AUC {auc}   NE {ne}   step p50 {p50}",
@@ -73,6 +80,7 @@ class Result:
             f"{self.rows_written} written   exposed {self.exposed_embedding_s:.2f} s",
             f"dense digest     {self.dense_digest}",
             f"embedding digest {self.embedding_digest}",
+            *notes,
         ]
 
 
@@ -83,3 +91,14 @@ def check_writable(path: str, key: str) -> None:
         raise InputError(f"{key}: folder {folder} does not exist")
     if not os.access(folder, os.W_OK) or Path(path).is_dir():
         raise InputError(f"{key}: cannot write {path}")
+
+
+def check_folder(path: str, key: str) -> None:
+    """Raise InputError unless `path` is a folder that can be written, or one that can be made."""
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"{key}: expected a folder, {folder} is none")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{key}: cannot write in {folder}")

@@ -1,7 +1,7 @@
 """`RemoteSteps`: the trainer's end of a cacher's socket. A thread receives and decodes; a bounded queue holds steps.
 
-    socket ──receiver thread──> queue (at most `credits` steps) ──> steps()
-                                              └── taking one sends an Ack: one more credit for the cacher
+socket ──receiver thread──> queue (at most `credits` steps) ──> steps()
+                                          └── taking one sends an Ack: one more credit for the cacher
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from bagpipe.client.step import Phase, Step
 from bagpipe.config import DataConfig
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.proto.channel import Channel, Frame, Kind
-from bagpipe.proto.codec import decode_step
+from bagpipe.proto.channel import Channel, ChannelError, Frame, Kind
+from bagpipe.proto.codec import CodecError, decode_step
 from bagpipe.schema import DataSchema
 
 __all__ = ["QueueStatistics", "RemoteSteps"]
@@ -52,6 +54,7 @@ class RemoteSteps:
         # Steps are bounded by the credits; one more place for END, ERROR or the end of the stream.
         self._received: queue.Queue[Frame | Step | None] = queue.Queue(maxsize=credits + 1)
         self._peak = 0
+        self._end = "the cacher process ended unexpectedly"
         self._skipped_rows = 0
         self._receiver = threading.Thread(target=self._receive, name="cacher-client", daemon=True)
 
@@ -63,12 +66,12 @@ class RemoteSteps:
             JobError: the cacher died.
         """
         self._receiver.start()
-        request = {"data": dataclasses.asdict(data), "seed": seed, "credits": self._credits}
-        self._channel.send_json(Kind.OPEN, request)
+        self._request(Kind.OPEN, {"data": dataclasses.asdict(data), "seed": seed, "credits": self._credits})
         frame = self._next()
         if isinstance(frame, Step) or frame.kind is not Kind.SCHEMA:
-            raise JobError("the cacher answered with something that is not a schema")
-        self.schema = DataSchema.from_json(frame.json())
+            kind = "STEP" if isinstance(frame, Step) else frame.kind.name
+            raise JobError(f"the cacher answered with a {kind} frame, expected SCHEMA")
+        self.schema = DataSchema.from_json(_json(frame))
 
     def close(self) -> None:
         """Close the channel and end the receiver thread. Steps not taken are dropped."""
@@ -81,16 +84,20 @@ class RemoteSteps:
                 self._receiver.join(timeout=0.05)
 
     def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Iterator[Step]:
-        """Steps of a phase in batch order, see `StepSource`. Take them all, or close."""
-        request = {"phase": phase, "spec": dataclasses.asdict(spec), "max_steps": max_steps}
-        self._channel.send_json(Kind.START, request)
+        """Steps of a phase in batch order, see `StepSource`. Take them all, or close.
+
+        Raises:
+            InputError: the data is bad, or a batch does not fit the cache.
+            JobError: the cacher died or failed.
+        """
+        self._request(Kind.START, {"phase": phase, "spec": dataclasses.asdict(spec), "max_steps": max_steps})
         while True:
             item = self._next()
             if isinstance(item, Step):
                 self._acknowledge()
                 yield item
             elif item.kind is Kind.END:
-                self._skipped_rows = int(item.json()["skipped_rows"])
+                self._skipped_rows = int(_json(item)["skipped_rows"])
                 return
             else:
                 raise JobError(f"the cacher sent a {item.kind.name} frame in the middle of the steps")
@@ -102,18 +109,22 @@ class RemoteSteps:
     def statistics(self) -> QueueStatistics:
         return QueueStatistics(current=self._received.qsize(), peak=self._peak, maximum=self._credits)
 
+    def _request(self, kind: Kind, value: dict[str, Any]) -> None:
+        # A cacher that is gone is met in the queue: what it said last, or that it ended.
+        with suppress(OSError):
+            self._channel.send_json(kind, value)
+
     def _acknowledge(self) -> None:
-        try:
+        with suppress(OSError):  # the same
             self._channel.send(Kind.ACK)
-        except OSError:
-            pass  # the cacher is gone; the next frame that is missing says so
 
     def _next(self) -> Frame | Step:
         item = self._received.get()
         if item is None:
-            raise JobError("the cacher process ended unexpectedly")
+            self._received.put(None)  # the end stays the end, whoever asks again
+            raise JobError(self._end)
         if isinstance(item, Frame) and item.kind is Kind.ERROR:
-            value = item.json()
+            value = _json(item)
             raise _ERRORS.get(value["name"], JobError)(value["message"])
         return item
 
@@ -122,7 +133,16 @@ class RemoteSteps:
             while (frame := self._channel.receive()) is not None:
                 self._received.put(decode_step(frame.payload) if frame.kind is Kind.STEP else frame)
                 self._peak = max(self._peak, self._received.qsize())
-        except (OSError, ValueError):
-            pass  # reported as the end of the stream, by whoever waits for the next frame
+        except (ChannelError, CodecError) as error:
+            self._end = f"the cacher sent something that cannot be read: {error}"
+        except OSError:
+            pass  # a reset connection is a closed one
         finally:
             self._received.put(None)
+
+
+def _json(frame: Frame) -> dict[str, Any]:
+    try:
+        return frame.json()
+    except (ChannelError, ValueError) as error:
+        raise JobError(f"the cacher sent a {frame.kind.name} frame that cannot be read: {error}") from None

@@ -9,6 +9,7 @@ import enum
 import json
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +44,17 @@ class Frame:
     payload: bytearray
 
     def json(self) -> dict[str, Any]:
-        value = json.loads(self.payload)
+        """The payload as a JSON object.
+
+        Raises:
+            ChannelError: it is none.
+        """
+        try:
+            value = json.loads(self.payload)
+        except (ValueError, RecursionError) as error:
+            raise ChannelError(f"expected JSON in a {self.kind.name} frame: {error}") from None
         if not isinstance(value, dict):
-            raise ChannelError(f"expected a JSON object in a {self.kind.name} frame")
+            raise ChannelError(f"expected a JSON object in a {self.kind.name} frame, got {type(value).__name__}")
         return value
 
 
@@ -56,6 +65,14 @@ class Channel:
         self._socket = connection
 
     def send(self, kind: Kind, payload: bytes | bytearray = b"") -> None:
+        """Send one frame; waits while the peer does not read.
+
+        Raises:
+            ChannelError: the payload is larger than a peer would take.
+            OSError: the connection is gone.
+        """
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise ChannelError(f"a {kind.name} frame of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} can be sent")
         self._socket.sendall(_HEADER.pack(kind, len(payload)))
         if payload:
             self._socket.sendall(payload)
@@ -82,10 +99,8 @@ class Channel:
 
     def close(self) -> None:
         """Close both directions; a thread blocked in `receive` wakes up."""
-        try:
+        with suppress(OSError):  # the peer was faster
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer was faster
         self._socket.close()
 
     def _exactly(self, num_bytes: int) -> bytearray | None:

@@ -2,7 +2,9 @@
 
     record ─> {"b": {"values": array, "index": 7, …}, …} ─> JSON header | 8-byte aligned little-endian arrays
 
-The header gives each array's dtype, shape and offset; sizes are checked against the buffer before anything is read.
+The header gives each array's dtype and shape; they follow it in the order of the records' fields. Everything a record
+declares is checked before it is built: the kind of each field, each array's dtype and number of dimensions, and that
+its bytes are there. What the numbers mean is the oracle's affair.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,27 +29,58 @@ __all__ = ["CodecError", "decode_step", "encode_step"]
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
 _ALIGNMENT = 8
-_DTYPES = frozenset({"<f4", "<i8", "<i4", "<u2", "|b1"})
 
 
 class CodecError(ValueError):
     """The bytes are not a frame of this version."""
 
 
-#: Records that may travel, by the name of the field they are found under.
-_RECORDS: Mapping[str, type] = {
-    "batch": Batch,
-    "consumer": ConsumerPlan,
-    "owner": OwnerPlan,
-    "span": PlanSpan,
-    "unique": RowList,
-    "fetch": RowList,
-    "evict": RowList,
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array field: dtype and number of dimensions."""
+
+    dtype: str
+    num_dims: int = 1
+    optional: bool = False
+
+
+#: Records that may travel: per record, its fields in order and what each must hold (an `_Array`, int, or a record).
+_RECORDS: Mapping[type, Mapping[str, Any]] = {
+    Step: {"batch": Batch, "consumer": ConsumerPlan, "owner": OwnerPlan, "num_global_examples": int, "span": PlanSpan},
+    Batch: {
+        "index": int,
+        "dense": _Array("<f4", 2),
+        "values": _Array("<i8"),
+        "lengths": _Array("<i4", 2),
+        "labels": _Array("<f4"),
+        "weights": _Array("<f4", optional=True),
+    },
+    RowList: {"table_offsets": _Array("<i8"), "ids": _Array("<i8")},
+    ConsumerPlan: {
+        "unique": RowList,
+        "inverse": _Array("<i4"),
+        "offsets": _Array("<i4"),
+        "order": _Array("<i4"),
+        "slots": _Array("<i4"),
+        "owners": _Array("<u2"),
+        "sync_now": _Array("|b1"),
+    },
+    OwnerPlan: {
+        "fetch": RowList,
+        "fetch_slots": _Array("<i4"),
+        "fetch_new": _Array("|b1"),
+        "evict": RowList,
+        "evict_slots": _Array("<i4"),
+        "evict_after": int,
+        "fetch_after": int,
+        "num_slots": int,
+    },
+    PlanSpan: {"read_start_ns": int, "plan_start_ns": int, "plan_end_ns": int},
 }
 
 
 def encode_step(step: Step) -> bytearray:
-    """A step as bytes."""
+    """A step as bytes; arrays are copied once, straight to their place."""
     arrays: list[NDArray[Any]] = []
     header = json.dumps(_describe(step, arrays)).encode()
     start = _aligned(_PREFIX.size + len(header))
@@ -67,15 +101,18 @@ def decode_step(frame: bytearray) -> Step:
     Raises:
         CodecError: the bytes are not a step.
     """
+    if len(frame) < _PREFIX.size:
+        raise CodecError(f"malformed frame: {len(frame)} bytes, at least {_PREFIX.size} needed")
+    magic, header_bytes = _PREFIX.unpack_from(frame)
+    if magic != _MAGIC:
+        raise CodecError(f"expected a frame that starts with {_MAGIC!r}, got {bytes(frame[:4])!r}")
+    if _PREFIX.size + header_bytes > len(frame):
+        raise CodecError(f"malformed frame: {len(frame)} bytes, {_PREFIX.size + header_bytes} needed")
     try:
-        magic, header_bytes = _PREFIX.unpack_from(frame)
-        if magic != _MAGIC or _PREFIX.size + header_bytes > len(frame):
-            raise CodecError(f"expected a frame that starts with {_MAGIC!r}, got {bytes(frame[:4])!r}")
         header = json.loads(frame[_PREFIX.size : _PREFIX.size + header_bytes])
-        reader = _Reader(frame, _aligned(_PREFIX.size + header_bytes))
-        step: Step = _build(Step, header, reader)
-    except (struct.error, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CodecError(f"malformed frame: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"malformed frame: {error}") from None
+    step: Step = _build(Step, "step", header, _Reader(frame, _aligned(_PREFIX.size + header_bytes)))
     return step
 
 
@@ -86,43 +123,65 @@ class _Reader:
         self._frame = frame
         self._offset = offset
 
-    def array(self, dtype: str, shape: list[int]) -> NDArray[Any]:
-        if dtype not in _DTYPES or any(not isinstance(size, int) or size < 0 for size in shape):
-            raise CodecError(f"malformed frame: array of {dtype} {shape}")
+    def array(self, path: str, expected: _Array, value: object) -> NDArray[Any] | None:
+        if value is None and expected.optional:
+            return None
+        shape = _shape(expected, value)
+        if shape is None:
+            raise CodecError(
+                f"malformed frame: expected {path} to be {expected.dtype} with {expected.num_dims} dimensions, "
+                f"got {str(value)[:80]}"
+            )
         count = math.prod(shape)
-        num_bytes = count * np.dtype(dtype).itemsize
-        if self._offset + num_bytes > len(self._frame):
-            raise CodecError(f"malformed frame: {len(self._frame)} bytes, {self._offset + num_bytes} needed")
+        dtype = np.dtype(expected.dtype)
+        end = self._offset + count * dtype.itemsize
+        if end > len(self._frame):
+            raise CodecError(f"malformed frame: {len(self._frame)} bytes, {path} needs {end}")
         array = np.frombuffer(self._frame, dtype=dtype, count=count, offset=self._offset).reshape(shape)
-        self._offset = _aligned(self._offset + num_bytes)
+        self._offset = min(_aligned(end), len(self._frame))
         return array
 
 
-def _describe(record: Any, arrays: list[NDArray[Any]]) -> dict[str, Any]:
-    header: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+def _shape(expected: _Array, value: object) -> list[int] | None:
+    """The shape in an array's header ``[dtype, shape]``; None if it is not what is expected."""
+    if not isinstance(value, list) or len(value) != 2 or value[0] != expected.dtype or not isinstance(value[1], list):
+        return None
+    shape = [size for size in value[1] if type(size) is int and size >= 0]
+    return shape if len(shape) == len(value[1]) == expected.num_dims else None
+
+
+def _describe(record: object, arrays: list[NDArray[Any]]) -> dict[str, Any]:
+    """Header of a record; its arrays are appended in the order of the fields."""
+    return dict(_described_fields(record, arrays))
+
+
+def _described_fields(record: object, arrays: list[NDArray[Any]]) -> Iterator[tuple[str, Any]]:
+    for name in _RECORDS[type(record)]:
+        value = getattr(record, name)
         if isinstance(value, np.ndarray):
             arrays.append(value)
-            header[field.name] = [value.dtype.str, list(value.shape)]
+            yield name, [value.dtype.str, list(value.shape)]
         elif dataclasses.is_dataclass(value):
-            header[field.name] = _describe(value, arrays)
+            yield name, _describe(value, arrays)
         else:
-            header[field.name] = value
-    return header
+            yield name, value
 
 
-def _build(kind: type, header: Mapping[str, Any], reader: _Reader) -> Any:
+def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
+    fields = _RECORDS[kind]
+    if not isinstance(header, dict) or header.keys() != fields.keys():
+        raise CodecError(f"malformed frame: expected {path} to have {', '.join(fields)}, got {str(header)[:80]}")
     values: dict[str, Any] = {}
-    # Fields are read in the order they were written: the order of the arrays.
-    for field in dataclasses.fields(kind):
-        value = header[field.name]
-        if isinstance(value, dict):
-            values[field.name] = _build(_RECORDS[field.name], value, reader)
-        elif isinstance(value, list):
-            values[field.name] = reader.array(*value)
+    for name, expected in fields.items():
+        value, where = header[name], f"{path}.{name}"
+        if isinstance(expected, _Array):
+            values[name] = reader.array(where, expected, value)
+        elif expected is int:
+            if type(value) is not int or not -(2**63) <= value < 2**63:
+                raise CodecError(f"malformed frame: expected {where} to be an integer, got {str(value)[:80]}")
+            values[name] = value
         else:
-            values[field.name] = value
+            values[name] = _build(expected, where, value, reader)
     return kind(**values)
 
 

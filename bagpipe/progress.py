@@ -1,0 +1,60 @@
+"""What a phase of training or evaluation has done: `Progress` so far, `PhaseResult` at its end. Records only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bagpipe.errors import InputError
+from bagpipe.pipeline.report import Report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PhaseResult", "Progress"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Totals of a phase so far.
+
+    Attributes:
+        steps, samples: batches and examples done.
+        loss_sum: sum over examples of the loss, a scalar on the device (reading it waits for the device).
+        rows_unique: unique rows of all batches.
+        rows_inserted: those of them that were not in the cache.
+        rows_fetched: rows read from the store.
+        rows_written: rows written to the store.
+        elapsed_s: wall time.
+        exposed_s: time the compute lane waited for rows.
+    """
+
+    steps: int
+    samples: int
+    loss_sum: Tensor
+    rows_unique: int
+    rows_inserted: int
+    rows_fetched: int
+    rows_written: int
+    elapsed_s: float
+    exposed_s: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the unique rows that were in the cache when their batch came."""
+        return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseResult:
+    """A finished phase.
+
+    Attributes:
+        progress: its totals.
+        report: where its time went.
+        input_error: the data went bad after the batches that were done; None if it did not.
+    """
+
+    progress: Progress
+    report: Report
+    input_error: InputError | None

@@ -1,0 +1,89 @@
+"""A job's parts, from its configuration: what is trained (`Trainee`) and what trains it (`Engine`). Opens nothing.
+
+config, data schema ──build_trainee──> model, row schema, what to plan for
+                          └── store opened for the row schema ──build_engine──> Engine
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bagpipe.cache.initial import TORCH_DTYPE
+from bagpipe.cache.rows import RowCache
+from bagpipe.config import Config
+from bagpipe.embedding import Converted, convert
+from bagpipe.engine import Engine, EngineSettings
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.pipeline.stream import open_streams
+from bagpipe.pipeline.trace import Trace
+from bagpipe.schema import DataSchema, RowSchema
+from bagpipe.store.interface import Store
+from trainer.inputs import InputMaker
+from trainer.models import build_model
+from trainer.optimizers import dense_optimizer
+
+__all__ = ["Trainee", "build_engine", "build_trainee"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """What a job trains.
+
+    Attributes:
+        config: the job's configuration.
+        data: columns of its data.
+        converted: the model, not bound to a cache yet.
+        rows: the bytes of its rows, for the store.
+        spec: what the cacher is asked to plan for.
+    """
+
+    config: Config
+    data: DataSchema
+    converted: Converted
+    rows: RowSchema
+    spec: OracleSpec
+
+
+def build_trainee(config: Config, data: DataSchema) -> Trainee:
+    """The model and its tables. Dense initial values come from torch's global generator, seeded here.
+
+    Raises:
+        InputError: the model cannot be built, or does not fit the data.
+    """
+    torch.manual_seed(config.run.seed)
+    model = build_model(data, config.model)
+    converted = convert(model, data, device=torch.device(config.run.device), dtype=config.run.dtype)
+    rows = RowSchema(
+        tables=converted.row_tables, optimizer=config.optim.rows, dtype=config.run.dtype, seed=config.run.seed
+    )
+    spec = OracleSpec(
+        table_rows=tuple(table.rows for table in converted.row_tables),
+        features=converted.features,
+        num_slots=config.cache.rows,
+        lookahead=config.oracle.lookahead,
+        policy=config.oracle.policy,
+    )
+    return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec)
+
+
+def build_engine(trainee: Trainee, store: Store, trace: Trace | None = None) -> Engine:
+    """An engine with an empty cache over an open store whose schema is `trainee.rows`."""
+    config = trainee.config
+    device = torch.device(config.run.device)
+    cache = RowCache(trainee.rows, config.cache.rows, device)
+    trainee.converted.bind(cache)
+    return Engine(
+        model=trainee.converted.model,
+        layout=trainee.converted.layout,
+        cache=cache,
+        store=store,
+        optimizer=dense_optimizer(trainee.converted.model.parameters(), config.optim),
+        prepare=InputMaker(trainee.data, device, TORCH_DTYPE[config.run.dtype]),
+        settings=EngineSettings(
+            prefetch_depth=config.cache.prefetch_depth, rows_lr=config.optim.rows_lr, eps=config.optim.eps
+        ),
+        streams=open_streams(str(device)),
+        trace=trace,
+    )
