@@ -19,7 +19,7 @@ from bagpipe.embedding import (
     Converted,
     convert,
 )
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema, Feature, RowSchema, Table
 from tests.cache.plans import DictStore, Job, random_batch
 
@@ -367,68 +367,3 @@ def _with(**changes: object) -> Callable[[], nn.Module]:
 def test_what_cannot_be_converted(build: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(InputError, match=message):
         convert(build(), SCHEMA)
-
-
-# ---- ids must reach the collection unchanged -------------------------------------------------------------------------
-
-
-def _kjt(batch: Batch, **changes: object) -> KeyedJaggedTensor:
-    arguments = {
-        "keys": list(NAMES),
-        "values": torch.from_numpy(batch.values),
-        "lengths": torch.from_numpy(batch.lengths).view(-1),
-        **changes,
-    }
-    return KeyedJaggedTensor(**arguments)
-
-
-def test_parts_and_permutations_of_the_batch_are_the_batch() -> None:
-    """A model may split its input, or order its keys as it likes."""
-    batch = make_batch()
-    converted = convert(EmbeddingBagCollection(BAGS["keys out of batch order"][0], device=META), SCHEMA)
-    begin(converted, batch)
-    whole = converted.model(kjt_of(batch)).values()
-    for order in ([3, 2, 0], [0, 2, 3], [2, 1, 0, 3]):
-        assert torch.equal(converted.model(kjt_of(batch).permute(order)).values(), whole)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda b: _kjt(b, values=torch.from_numpy(b.values) + 1), "other ids for feature 'f0' than the batch"),
-        (
-            lambda b: _kjt(b, values=torch.from_numpy(np.append(b.values, 1))),
-            "must hold the batch's own ids, unchanged: expected",
-        ),
-        (lambda b: _kjt(b, keys=["f0", "f1", "f2", "x"]), r"lacks \['f3'\] and has unknown \['x'\]"),
-        (
-            lambda b: _kjt(b, keys=list(NAMES)[:2], lengths=torch.from_numpy(b.lengths[:2]).reshape(-1)),
-            r"lacks \['f2', 'f3'\]",
-        ),
-        (
-            lambda b: _kjt(b, lengths=torch.from_numpy(b.lengths[:, :-1]).reshape(-1)),
-            "the batch's 6 examples for every feature, got 20 bags for 4 features",
-        ),
-    ],
-)
-def test_other_inputs_are_refused(change: Callable[[Batch], KeyedJaggedTensor], message: str) -> None:
-    batch = make_batch()
-    converted = convert(EmbeddingBagCollection(BAGS["keys out of batch order"][0], device=META), SCHEMA)
-    begin(converted, batch)
-    with pytest.raises(InputError, match=message):
-        converted.model(change(batch))
-
-
-def test_states_that_are_refused() -> None:
-    converted = convert(EmbeddingBagCollection(BAGS["weighted"][0], is_weighted=True, device=META), SCHEMA)
-    with pytest.raises(JobError, match="not bound to a cache"):
-        converted.model(kjt_of(make_batch()))
-    begin(converted, make_batch())
-    with pytest.raises(InputError, match="needs weights in its input, there are none"):
-        converted.model(kjt_of(make_batch()))
-    schema = RowSchema(tables=converted.row_tables, optimizer="sgd")
-    converted.bind(RowCache(schema, 4))
-    with pytest.raises(JobError, match="no batch was begun"):
-        converted.model(kjt_of(make_batch()))
-    with pytest.raises(InputError, match=r"tables are \['a', 'b'\], the cache was made for \['a'\]"):
-        converted.bind(RowCache(RowSchema(tables=converted.row_tables[:1], optimizer="sgd"), 4))

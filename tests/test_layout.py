@@ -51,13 +51,21 @@ MAX_LINES = 400
 NO_MIRROR: dict[str, str] = {
     "bagpipe/batch.py": "tests/data",
     "bagpipe/cli.py": "tests/schedule/test_cli.py",
-    "bagpipe/client/step.py": "tests/client",
+    "bagpipe/client/remote.py": "tests/cacher/test_service.py",
+    "bagpipe/client/step.py": "tests/proto/steps.py",
     "bagpipe/config.py": "tests/test_config_keys.py",
     "bagpipe/errors.py": "tests/test_config_cli.py",
-    "bagpipe/oracle/plan.py": "tests/oracle/test_planner.py",
+    "bagpipe/engine.py": "tests/system",
+    "bagpipe/progress.py": "tests/trainer/test_progress.py",
     "bagpipe/schedule/errors.py": "tests/schedule/test_check.py",
     "bagpipe/store/interface.py": "tests/store",
-    "data/testing.py": "tests/data/test_loader.py",
+    "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
+    "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
+    "cacher/cli.py": "tests/cacher/test_service.py",
+    "cacher/embedded.py": "tests/cacher/test_service.py",
+    "cacher/planning.py": "tests/cacher/test_service.py",
+    "trainer/assembly.py": "tests/system",
+    "trainer/cli.py": "tests/system",
 }
 
 

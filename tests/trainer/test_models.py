@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from bagpipe.config import ModelConfig
+from bagpipe.embedding import convert
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema
+from tests.trainer.schemas import schema_of
+from trainer.models import MODELS, build_model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_built_and_converted(name: str) -> None:
+    schema = schema_of(None, None, None)
+    converted = convert(build_model(schema, ModelConfig(name=name, embedding_dim=4)), schema)
+    assert [table.name for table in converted.row_tables] == ["t0", "t1", "t2"]
+    assert {table.dim for table in converted.row_tables} == {5 if name == "wide-deep" else 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ModelConfig(name="gpt"), "model.name must be one of dlrm"),
+        (ModelConfig(factory="nothing"), "module:function"),
+        (ModelConfig(factory="no_such_module:f"), "no module 'no_such_module'"),
+        (ModelConfig(factory="trainer.models:no_such_function"), "no function 'no_such_function'"),
+        (ModelConfig(factory="tests.trainer.test_models:returns_no_module"), "return a module, got int"),
+        (ModelConfig(name="wide-deep", top_mlp=()), "model.top_mlp"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(config: ModelConfig, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        build_model(schema_of(4), config)
+
+
+def returns_no_module(schema: DataSchema, config: ModelConfig) -> int:
+    return 3
+
+
+def test_models_with_an_interaction_need_one_dimension() -> None:
+    with pytest.raises(InputError, match=r"tables of one dimension, the schema has \[4, 8\]"):
+        build_model(schema_of(4, 8), ModelConfig(name="dlrm"))
+    build_model(schema_of(4, 8), ModelConfig(name="wide-deep"))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from trainer.result import Result, check_folder, check_writable
+
+RESULT = Result(
+    steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, rows_unique=9, rows_fetched=1,
+    rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None, dense_digest="d", embedding_digest="e",
+    peak_rss_bytes=1, skipped_rows=2, stopped=False, continued=True,
+)  # fmt: skip
+
+
+def test_the_result_is_one_json_object(tmp_path: Path) -> None:
+    RESULT.write(str(tmp_path / "out.json"))
+    assert json.loads((tmp_path / "out.json").read_text()) == dataclasses.asdict(RESULT)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_the_result_says_what_a_person_must_know() -> None:
+    text = "\n".join(RESULT.lines())
+    assert "AUC 0.50000" in text
+    assert "2 malformed rows were skipped" in text
+    assert "the namespace was there before" in text
+
+
+def test_paths_are_checked_before_anything_is_trained(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "out.json"), "--result")
+    check_folder(str(tmp_path / "new" / "deeper"), "run.dir")
+    with pytest.raises(InputError, match=r"--result: folder .* does not exist"):
+        check_writable(str(tmp_path / "gone" / "out.json"), "--result")
+    with pytest.raises(InputError, match="--result: cannot write"):
+        check_writable(str(tmp_path), "--result")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"run.dir: expected a folder"):
+        check_folder(str(tmp_path / "file"), "run.dir")
