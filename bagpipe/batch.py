@@ -1,4 +1,4 @@
-"""`Batch`: one global batch as the loader hands it on. Pure numpy; the layout is that of torchrec's KeyedJaggedTensor."""
+"""`Batch`: one global batch as the loader hands it on. Pure numpy, laid out like torchrec's KeyedJaggedTensor."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def embedding_digest(store: Store) -> str:
     return sha.hexdigest()
 
 
-def _update(sha: Any, value: object) -> None:  # noqa: ANN401 (hashlib's type is private)
+def _update(sha: Any, value: object) -> None:
     if isinstance(value, Tensor):
         sha.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     else:

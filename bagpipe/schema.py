@@ -148,9 +148,7 @@ class RowSchema:
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZER_STATE_WIDTH:
-            raise InputError(
-                f"optim.rows must be one of {', '.join(OPTIMIZER_STATE_WIDTH)}, got {self.optimizer!r}"
-            )
+            raise InputError(f"optim.rows must be one of {', '.join(OPTIMIZER_STATE_WIDTH)}, got {self.optimizer!r}")
         if self.dtype not in DTYPE_BYTES:
             raise InputError(f"row dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
 

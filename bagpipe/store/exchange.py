@@ -194,7 +194,8 @@ class Talk:
         self._expected: deque[Request] = deque()
         self._promised_bytes = 0
         self._more_frames = True
-        self._start = self._end = 0
+        self._start = self._end = 0  # unread bytes in the link's buffer
+        self._undecoded = False  # something came in since a reply was found to be incomplete
 
     @property
     def done(self) -> bool:
@@ -269,19 +270,34 @@ class Talk:
         self._promised_bytes += promised_bytes
 
     def _receive(self) -> bool:
-        room = self._expected[0].max_reply_bytes
-        self._start, self._end, came = self.link.receive(self._start, self._end, room)
-        buffer = self.link.buffer
-        while came and self._expected:
-            try:
-                after = self._expected[0].accept(buffer, self._start, self._end)
-            except StoreError as error:
-                raise StoreError(f"{self.link.place}: {error}") from None
-            if after is None:
-                break
-            self._start = after
-            self._promised_bytes -= self._expected.popleft().max_reply_bytes
-        return came
+        room, came, gone = self._expected[0].max_reply_bytes, False, None
+        try:
+            self._start, self._end, came = self.link.receive(self._start, self._end, room)
+        except ConnectionError as error:  # what was said before still counts
+            gone = error
+        moved = came
+        self._undecoded |= came
+        while self._expected and self._undecoded:
+            # A reply may be shorter than its greatest length. While more is coming in, it is cheaper not to look.
+            if came and self._end - self._start < self._expected[0].max_reply_bytes:
+                return True
+            self._undecoded = self._accept_one()
+            moved |= self._undecoded
+        if gone is not None and self._expected:
+            raise gone
+        return moved
+
+    def _accept_one(self) -> bool:
+        """Decode the next reply. True if it was all there."""
+        try:
+            after = self._expected[0].accept(self.link.buffer, self._start, self._end)
+        except StoreError as error:
+            raise StoreError(f"{self.link.place}: {error}") from None
+        if after is None:
+            return False
+        self._start = after
+        self._promised_bytes -= self._expected.popleft().max_reply_bytes
+        return True
 
 
 def exchange(talks: Sequence[Talk], timeout_s: float) -> None:

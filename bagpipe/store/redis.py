@@ -24,9 +24,9 @@ from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequ
 from bagpipe.store.keys import check_layout
 from bagpipe.store.namespace import Namespace
 from bagpipe.store.requests import check_read, check_write, row_dtype
-from bagpipe.store.routing import RoutedRows, Router
+from bagpipe.store.routing import Router
 from bagpipe.store.servers import parse_urls
-from bagpipe.store.transfer import ReadGroup, ServerReader, ServerWriter, WriteGroup, max_command_rows
+from bagpipe.store.transfer import ReadGroup, ServerReader, ServerWriter, WriteGroup
 
 __all__ = ["RedisStore"]
 
@@ -82,8 +82,14 @@ class RedisStore:
             readers, writers = self._connect(stack), self._connect(stack)
             self._namespace.refuse_unsafe_servers()
             keys = self._namespace.bucket_keys()
-            self._readers = tuple(ServerReader(link=link, server=n, keys=keys) for n, link in enumerate(readers))
-            self._writers = tuple(ServerWriter(link=link, server=n, keys=keys) for n, link in enumerate(writers))
+            self._readers = tuple(
+                ServerReader(link=link, server=number, router=self._router, keys=keys)
+                for number, link in enumerate(readers)
+            )
+            self._writers = tuple(
+                ServerWriter(link=link, server=number, router=self._router, keys=keys)
+                for number, link in enumerate(writers)
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -122,17 +128,20 @@ class RedisStore:
         for width, members in self._by_width([table for table, _ in checked]).items():
             lengths = [len(checked[member][1]) for member in members]
             rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
-            groups.append(
-                ReadGroup(routed=self._route([checked[member] for member in members]), rows=_voids(rows), found=found)
-            )
-            stops = np.cumsum(lengths)[:-1]
-            for member, its_rows, its_found in zip(members, np.split(rows, stops), np.split(found, stops), strict=True):
-                results[member] = ReadResult(its_rows, its_found)
+            routed = self._router.route([checked[member] for member in members])
+            groups.append(ReadGroup(routed=routed, rows=_voids(rows), found=found))
+            start = 0
+            for member, length in zip(members, lengths, strict=True):
+                stop = start + length
+                results[member] = ReadResult(rows[start:stop], found[start:stop])
+                start = stop
         self._exchange([reader.talk(groups) for reader in self._readers])
         for group in groups:
-            group.rows[~group.found] = np.zeros((), group.rows.dtype)
-            self._rows_read += len(group.found)
-            self._rows_found += int(np.count_nonzero(group.found))
+            num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
+            if num_found < num_rows:
+                group.rows[~group.found] = np.zeros((), group.rows.dtype)
+            self._rows_read += num_rows
+            self._rows_found += num_found
         return results
 
     def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
@@ -146,7 +155,8 @@ class RedisStore:
         for members in self._by_width([request.table for request in requests]).values():
             part = [checked[member] for member in members]
             rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
-            groups.append(WriteGroup(routed=self._route([(table, ids) for table, ids, _ in part]), rows=_voids(rows)))
+            routed = self._router.route([(table, ids) for table, ids, _ in part])
+            groups.append(WriteGroup(routed=routed, rows=_voids(rows)))
         self._exchange([writer.talk(groups) for writer in self._writers])
         self._rows_written += sum(len(group.rows) for group in groups)
 
@@ -175,9 +185,6 @@ class RedisStore:
         for number, table in enumerate(tables):
             members.setdefault(self.schema.row_width(table), []).append(number)
         return members
-
-    def _route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
-        return self._router.route(requests, max_rows=max_command_rows(self.schema.row_bytes(requests[0][0])))
 
     def _exchange(self, talks: Sequence[Talk]) -> None:
         if self._stack is None:

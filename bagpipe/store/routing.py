@@ -7,7 +7,7 @@ each run of equal buckets ──> one command, or several if its reply would be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,19 +33,19 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedRows:
-    """Rows of one width, in sending order.
+    """Rows of one width and where they go.
 
     Attributes:
+        tables: uint32 ``[n]``, table number of each row, in request order.
+        ids: int64 ``[n]``, id of each row, in request order.
         order: intp ``[n]``; row ``order[k]`` of the request is the k-th sent. Stable: equal ids keep their order.
-        tables: uint32 ``[n]``, table number of each row sent.
-        ids: int64 ``[n]``, id of each row sent.
-        commands: per server, its commands in sending order.
+        stops: per bucket in sending order: sent rows up to and including its own.
     """
 
-    order: NDArray[np.intp]
     tables: NDArray[np.uint32]
     ids: NDArray[np.int64]
-    commands: tuple[tuple[Command, ...], ...]
+    order: NDArray[np.intp]
+    stops: list[int]
 
 
 class Router:
@@ -54,33 +54,30 @@ class Router:
     def __init__(self, *, num_buckets: int, num_servers: int) -> None:
         self.num_buckets = num_buckets
         self.num_servers = num_servers
-        # Place of each bucket in sending order: all buckets of server 0, then of server 1, ...
-        servers = np.arange(num_buckets) % num_servers
-        bucket_at = np.argsort(servers, kind="stable")
-        self._place = np.empty(num_buckets, np.uint16)
-        self._place[bucket_at] = np.arange(num_buckets)
-        self._bucket_at: list[int] = bucket_at.tolist()
+        # Buckets in sending order: all of server 0, then of server 1, ...
+        self._buckets = [bucket for server in range(num_servers) for bucket in range(server, num_buckets, num_servers)]
+        self._places = np.argsort(self._buckets).astype(np.uint16)
 
-    def server_of(self, bucket: int) -> int:
-        """Number of the server that holds the bucket."""
-        return bucket % self.num_servers
-
-    def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]], *, max_rows: int) -> RoutedRows:
-        """Sort the rows of all requests into commands of at most `max_rows` rows."""
+    def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
+        """Sort the rows of all requests by server and bucket."""
         lengths = [len(ids) for _, ids in requests]
         tables = np.repeat(np.array([table for table, _ in requests], np.uint32), lengths)
         ids = np.concatenate([ids for _, ids in requests]) if requests else np.empty(0, np.int64)
         places = bucket_of(tables, ids, self.num_buckets)
         if self.num_servers > 1:
-            places = self._place[places]
-        order = np.argsort(places, kind="stable")
-        stops = np.cumsum(np.bincount(places, minlength=self.num_buckets)).tolist()
-        commands: list[list[Command]] = [[] for _ in range(self.num_servers)]
-        start = 0
-        for bucket, stop in zip(self._bucket_at, stops, strict=True):
+            places = self._places[places]
+        stops: list[int] = np.bincount(places, minlength=self.num_buckets).cumsum().tolist()
+        return RoutedRows(tables=tables, ids=ids, order=places.argsort(kind="stable"), stops=stops)
+
+    def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[Command]:
+        """Commands for one server in sending order, of at most `max_rows` rows each.
+
+        An iterator, so that the first is on its way before the last is made.
+        """
+        first = sum(len(range(before, self.num_buckets, self.num_servers)) for before in range(server))
+        start = rows.stops[first - 1] if first else 0
+        for place, bucket in enumerate(range(server, self.num_buckets, self.num_servers), first):
+            stop = rows.stops[place]
             for begin in range(start, stop, max_rows):
-                commands[bucket % self.num_servers].append(Command(bucket, begin, min(begin + max_rows, stop)))
+                yield Command(bucket, begin, min(begin + max_rows, stop))
             start = stop
-        return RoutedRows(
-            order=order, tables=tables[order], ids=ids[order], commands=tuple(tuple(part) for part in commands)
-        )

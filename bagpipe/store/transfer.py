@@ -1,6 +1,6 @@
 """Rows of one width on their way: routed rows to frames for one link, replies back into place.
 
-    RoutedRows.commands[server] ──runs of about 64 KiB──> encode a run at once ──> a frame of requests
+    Router.commands(server) ──runs of about 32 KiB──> encode a run at once ──> a frame of requests
     reply ──HmgetDecoder──> rows[order[start:stop]] = found rows
 
 A frame is encoded only when the one before has left, into the same scratch array, while the server is still at work.
@@ -8,7 +8,7 @@ A frame is encoded only when the one before has left, into the same scratch arra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.store.exchange import Bytes, Frame, Link, Request, Talk
-from bagpipe.store.routing import Command, RoutedRows
+from bagpipe.store.routing import Command, RoutedRows, Router
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
 
 __all__ = ["ReadGroup", "ServerReader", "ServerWriter", "WriteGroup", "max_command_rows"]
@@ -24,7 +24,7 @@ __all__ = ["ReadGroup", "ServerReader", "ServerWriter", "WriteGroup", "max_comma
 #: Bytes of rows in one command: bounds a reply, the receive buffer and how long the server is busy with one command.
 _COMMAND_BYTES = 64 << 10
 #: Bytes encoded at a time: small enough that the first ones leave early and all stay in a core's cache, large enough
-#: that the server is rarely idle and woken again. 64 KiB was the best of 16, 64 and 128 in benchmarks/store.
+#: that the server is rarely idle and woken again. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
 _FRAME_BYTES = 32 << 10
 _HSET_REPLY_BYTES = 24
 
@@ -60,9 +60,10 @@ class WriteGroup:
 class ServerReader:
     """Reads rows through one link."""
 
-    def __init__(self, *, link: Link, server: int, keys: Sequence[bytes]) -> None:
+    def __init__(self, *, link: Link, server: int, router: Router, keys: Sequence[bytes]) -> None:
         self.link = link
         self._server = server
+        self._router = router
         self._keys = keys
         self._encoder = FieldEncoder()
         self._decoders: dict[int, HmgetDecoder] = {}
@@ -72,17 +73,19 @@ class ServerReader:
         return Talk(self.link, (frame for group in groups for frame in self._frames(group)))
 
     def _frames(self, group: ReadGroup) -> Iterator[Frame]:
-        row_bytes = group.rows.itemsize
+        routed, row_bytes = group.routed, group.rows.itemsize
         decoder = self._decoders.setdefault(row_bytes, HmgetDecoder(row_bytes))
         record_bytes = self._encoder.record_bytes
-        for run in _runs(group.routed.commands[self._server], record_bytes):
-            rows = slice(run[0].start, run[-1].stop)
-            data = self._encoder.encode(group.routed.tables[rows], group.routed.ids[rows]).data
+        commands = self._router.commands(routed, self._server, max_rows=max_command_rows(row_bytes))
+        for run in _runs(commands, record_bytes):
+            first_row = run[0].start
+            order = routed.order[first_row : run[-1].stop]
+            data = self._encoder.encode(routed.tables.take(order), routed.ids.take(order)).data
             requests = []
             for command in run:
                 num_rows = command.stop - command.start
                 head = memoryview(hmget_header(self._keys[command.bucket], num_rows))
-                body = _slice(data, command, rows.start, record_bytes)
+                body = _slice(data, command, first_row, record_bytes)
                 accept = partial(_accept_rows, decoder, group, command)
                 requests.append(Request(head, body, decoder.max_reply_bytes(num_rows), accept))
             yield requests
@@ -91,9 +94,10 @@ class ServerReader:
 class ServerWriter:
     """Writes rows through one link."""
 
-    def __init__(self, *, link: Link, server: int, keys: Sequence[bytes]) -> None:
+    def __init__(self, *, link: Link, server: int, router: Router, keys: Sequence[bytes]) -> None:
         self.link = link
         self._server = server
+        self._router = router
         self._keys = keys
         self._encoders: dict[int, RowEncoder] = {}
 
@@ -102,17 +106,18 @@ class ServerWriter:
         return Talk(self.link, (frame for group in groups for frame in self._frames(group)))
 
     def _frames(self, group: WriteGroup) -> Iterator[Frame]:
-        row_bytes = group.rows.itemsize
+        routed, row_bytes = group.routed, group.rows.itemsize
         encoder = self._encoders.setdefault(row_bytes, RowEncoder(row_bytes))
-        routed = group.routed
-        for run in _runs(routed.commands[self._server], encoder.record_bytes):
-            rows = slice(run[0].start, run[-1].stop)
-            data = encoder.encode(routed.tables[rows], routed.ids[rows], group.rows, routed.order[rows]).data
+        commands = self._router.commands(routed, self._server, max_rows=max_command_rows(row_bytes))
+        for run in _runs(commands, encoder.record_bytes):
+            first_row = run[0].start
+            order = routed.order[first_row : run[-1].stop]
+            data = encoder.encode(routed.tables.take(order), routed.ids.take(order), group.rows.take(order)).data
             requests = []
             for command in run:
                 num_rows = command.stop - command.start
                 head = memoryview(hset_header(self._keys[command.bucket], num_rows))
-                body = _slice(data, command, rows.start, encoder.record_bytes)
+                body = _slice(data, command, first_row, encoder.record_bytes)
                 requests.append(Request(head, body, _HSET_REPLY_BYTES, partial(decode_hset, num_rows=num_rows)))
             yield requests
 
@@ -132,14 +137,16 @@ def _accept_rows(
     return reply.end
 
 
-def _runs(commands: Sequence[Command], record_bytes: int) -> Iterator[Sequence[Command]]:
-    """Split commands into runs of about `_FRAME_BYTES`, at least one command each."""
-    start = 0
-    for number, command in enumerate(commands, 1):
-        run_bytes = (command.stop - commands[start].start) * record_bytes
-        if run_bytes >= _FRAME_BYTES or number == len(commands):
-            yield commands[start:number]
-            start = number
+def _runs(commands: Iterable[Command], record_bytes: int) -> Iterator[list[Command]]:
+    """Group commands into runs of about `_FRAME_BYTES`, at least one command each."""
+    run: list[Command] = []
+    for command in commands:
+        run.append(command)
+        if (command.stop - run[0].start) * record_bytes >= _FRAME_BYTES:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def _slice(data: memoryview, command: Command, first_row: int, record_bytes: int) -> memoryview:

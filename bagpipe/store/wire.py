@@ -92,14 +92,13 @@ class RowEncoder:
         """Bytes of one encoded pair."""
         return self._dtype.itemsize
 
-    def encode(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: Voids, order: NDArray[np.intp]) -> Bytes:
-        """Encoded pairs in the order given, uint8 ``[n * record_bytes]``; overwritten by the next call.
+    def encode(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: Voids) -> Bytes:
+        """Encoded pairs, uint8 ``[n * record_bytes]``; overwritten by the next call.
 
         Args:
-            tables: table numbers ``[n]``, already in order.
-            ids: ids ``[n]``, already in order.
-            rows: all rows of the batch, one void element each.
-            order: ``[n]``, which of `rows` goes where.
+            tables: table numbers ``[n]``.
+            ids: ids ``[n]``.
+            rows: ``[n]``, one void element of `row_bytes` each.
         """
         num_rows = len(ids)
         if num_rows > len(self._scratch):
@@ -109,7 +108,7 @@ class RowEncoder:
         records = self._scratch[:num_rows]
         records["table"] = tables
         records["id"] = ids
-        records["row"] = rows.take(order)
+        records["row"] = rows
         return records.view(np.uint8)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
@@ -31,11 +32,12 @@ CRITEO_KAGGLE_ROWS = (
 ZIPF_EXPONENT = 1.05
 
 
-def zipf(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
+def zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
     """Ids in [0, rows) by inverse transform of a bounded Pareto, rank order kept: hot ids are small."""
     a = 1.0 - ZIPF_EXPONENT
     ranks = ((rows**a - 1.0) * rng.random(count) + 1.0) ** (1.0 / a)
-    return np.minimum(ranks.astype(np.int64) - 1, rows - 1)
+    ids: NDArray[np.int64] = np.minimum(ranks.astype(np.int64) - 1, rows - 1)
+    return ids
 
 
 def batches(batch_size: int, count: int, *, scramble: bool) -> Iterator[Batch]:

@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -65,40 +65,40 @@ class Workload:
             WriteRequest(table, ids, self.rows[share])
             for (table, ids), share in zip(self.reads, map(_as_slice, shares), strict=True)
         ]
-        self.routed = Router(num_buckets=self.num_buckets, num_servers=1).route(
-            self.reads, max_rows=max_command_rows(self.row_bytes)
-        )
-
-    def commands(self) -> Iterator[tuple[bytes, int, int]]:
-        """(key, first row, last row + 1) of every command."""
-        for command in self.routed.commands[0]:
-            yield bucket_key(NAMESPACE, command.bucket), command.start, command.stop
+        router = Router(num_buckets=self.num_buckets, num_servers=1)
+        routed = router.route(self.reads)
+        self.order = routed.order
+        self.sent_tables, self.sent_ids = routed.tables[routed.order], routed.ids[routed.order]
+        self.commands = [
+            (bucket_key(NAMESPACE, command.bucket), command.start, command.stop)
+            for command in router.commands(routed, 0, max_rows=max_command_rows(self.row_bytes))
+        ]
 
     def encoded_read(self) -> bytes:
         """The batch's HMGET requests."""
         encoder = FieldEncoder()
-        data = encoder.encode(self.routed.tables, self.routed.ids).reshape(self.num_rows, -1)
+        data = encoder.encode(self.sent_tables, self.sent_ids).reshape(self.num_rows, -1)
         return b"".join(
-            hmget_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands()
+            hmget_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands
         )
 
     def encoded_write(self) -> bytes:
         """The batch's HSET requests."""
         rows = self.rows.view(f"V{self.row_bytes}").reshape(-1)
-        data = RowEncoder(self.row_bytes).encode(self.routed.tables, self.routed.ids, rows, self.routed.order)
+        data = RowEncoder(self.row_bytes).encode(self.sent_tables, self.sent_ids, rows[self.order])
         data = data.reshape(self.num_rows, -1)
         return b"".join(
-            hset_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands()
+            hset_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands
         )
 
     def read_reply_bytes(self) -> int:
         """Bytes of the replies to `encoded_read` when every row is found."""
         decoder = HmgetDecoder(self.row_bytes)
-        return sum(decoder.max_reply_bytes(stop - start) for _, start, stop in self.commands())
+        return sum(decoder.max_reply_bytes(stop - start) for _, start, stop in self.commands)
 
     def write_reply_bytes(self) -> int:
         """Bytes of the replies to `encoded_write` when every row exists: `:0 CR LF` a command."""
-        return 4 * len(self.routed.commands[0])
+        return 4 * len(self.commands)
 
 
 def _as_slice(share: NDArray[np.int64]) -> slice:
@@ -120,14 +120,14 @@ def replay(sock: socket.socket, request: bytes, reply_bytes: int, buffer: memory
 def redis_py_calls(client: redis.Redis, work: Workload) -> dict[str, dict[str, Callable[[], Any]]]:
     """redis-py's calls for the same rows, arguments made beforehand."""
     fields = np.empty(work.num_rows, [("table", ">u4"), ("id", ">i8")])
-    fields["table"], fields["id"] = work.routed.tables, work.routed.ids
+    fields["table"], fields["id"] = work.sent_tables, work.sent_ids
     names = [field.tobytes() for field in fields]
-    rows = [row.tobytes() for row in work.rows[work.routed.order]]
+    rows = [row.tobytes() for row in work.rows[work.order]]
     keys = [b"bench-key:" + name for name in names]
     by_key, by_field = dict(zip(keys, rows, strict=True)), dict(zip(names, rows, strict=True))
     parts = [
         (b"bench-py:" + key, names[start:stop], dict(zip(names[start:stop], rows[start:stop], strict=True)))
-        for key, start, stop in work.commands()
+        for key, start, stop in work.commands
     ]
 
     def pipelined(call: Callable[[Any, bytes, list[bytes], dict[bytes, bytes]], Any]) -> Callable[[], Any]:

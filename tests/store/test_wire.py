@@ -189,7 +189,7 @@ def test_requests_are_what_a_plain_encoder_makes() -> None:
     hmget = hmget_header(b"job:{3}", 3) + FieldEncoder().encode(tables, ids).tobytes()
     assert hmget == plain_command(b"HMGET", b"job:{3}", *fields)
     pairs = [word for field, row in zip(fields, rows[order], strict=True) for word in (field, row.tobytes())]
-    hset = hset_header(b"job:{3}", 3) + RowEncoder(16).encode(tables, ids, rows.view("V16").ravel(), order).tobytes()
+    hset = hset_header(b"job:{3}", 3) + RowEncoder(16).encode(tables, ids, rows[order].view("V16").ravel()).tobytes()
     assert hset == plain_command(b"HSET", b"job:{3}", *pairs)
 
 
