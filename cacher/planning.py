@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 from bagpipe.batch import Batch
@@ -54,15 +55,16 @@ class PlannedData:
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
 
-    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Iterator[Step]:
-        """Steps of a phase in batch order, see `StepSource`."""
-        return itertools.islice(self._steps(phase, spec), max_steps or None)
+    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Generator[Step, None, None]:
+        """Steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
+        with closing(self._steps(phase, spec)) as steps:
+            yield from itertools.islice(steps, max_steps or None)
 
     def skipped_rows(self) -> int:
         """Malformed rows skipped so far: those before the last step handed out, of each phase."""
         return sum(self._skipped_rows.values())
 
-    def _steps(self, phase: Phase, spec: OracleSpec) -> Iterator[Step]:
+    def _steps(self, phase: Phase, spec: OracleSpec) -> Generator[Step, None, None]:
         planner = make_planner(spec)
         window: deque[_Waiting] = deque()
         self._skipped_rows[phase] = 0

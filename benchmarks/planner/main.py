@@ -22,12 +22,8 @@ from numpy.typing import NDArray
 from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
+from data.skew import CRITEO_KAGGLE_ROWS
 
-#: Rows of the 26 tables of Criteo Kaggle (published cardinalities; 33.76 M in all).
-CRITEO_KAGGLE_ROWS = (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
-    2173, 4, 7046547, 18, 15, 286181, 105, 142572,
-)  # fmt: skip
 #: Exponent of the bounded Zipf draws: about 1 % of the rows cover 80 % of the accesses at this scale.
 ZIPF_EXPONENT = 1.05
 

@@ -1,42 +1,117 @@
-"""Steps with arrays of every shape, for tests of the wire."""
+"""Steps to send over a wire: drawn ones for the codec, planned ones for whole streams."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
-from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.planner import plan_batches
-from tests.oracle.batches import traces
+from bagpipe.oracle.plan import ConsumerPlan, OwnerPlan, RowList
+
+__all__ = ["assert_same", "example_step", "steps"]
+
+_SIZES = st.integers(0, 7)
+_INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@st.composite
-def steps(draw: st.DrawFn) -> Step:
-    """A step of a random trace, as the cacher makes it."""
-    spec, batches = draw(traces(max_batches=4).filter(lambda trace: len(trace[1]) > 0))
-    return draw(st.sampled_from(list(made(spec, batches))))
+def _array(dtype: str, num_dims: int = 1) -> st.SearchStrategy[Any]:
+    return hnp.arrays(np.dtype(dtype), st.tuples(*[_SIZES] * num_dims))
 
 
-def made(spec: OracleSpec, batches: list[Batch]) -> list[Step]:
-    span = PlanSpan(read_start_ns=1, plan_start_ns=2, plan_end_ns=3)
-    return [
-        Step(
-            batch=batch,
-            consumer=plan.consumers[0],
-            owner=plan.owners[0],
-            num_global_examples=batch.num_examples,
-            span=span,
-        )
-        for batch, plan in plan_batches(batches, spec)
-    ]
+_ROWS = st.builds(RowList, table_offsets=_array("<i8"), ids=_array("<i8"))
 
 
-def arrays_of(record: object) -> list[np.ndarray]:
-    """All arrays of a record and the records in it, in order."""
-    found: list[np.ndarray] = []
-    for name in record.__slots__ if hasattr(record, "__slots__") else ():
-        value = getattr(record, name)
-        found.extend([value] if isinstance(value, np.ndarray) else arrays_of(value))
-    return found
+def steps() -> st.SearchStrategy[Step]:
+    """Steps of any shape; their numbers need not make sense."""
+    return st.builds(
+        Step,
+        batch=st.builds(
+            Batch,
+            index=_INT64,
+            dense=_array("<f4", 2),
+            values=_array("<i8"),
+            lengths=_array("<i4", 2),
+            labels=_array("<f4"),
+            weights=st.none() | _array("<f4"),
+        ),
+        consumer=st.builds(
+            ConsumerPlan,
+            unique=_ROWS,
+            inverse=_array("<i4"),
+            offsets=_array("<i4"),
+            order=_array("<i4"),
+            slots=_array("<i4"),
+            owners=_array("<u2"),
+            sync_now=_array("|b1"),
+        ),
+        owner=st.builds(
+            OwnerPlan,
+            fetch=_ROWS,
+            fetch_slots=_array("<i4"),
+            fetch_new=_array("|b1"),
+            evict=_ROWS,
+            evict_slots=_array("<i4"),
+            evict_after=_INT64,
+            fetch_after=_INT64,
+            num_slots=_INT64,
+        ),
+        num_global_examples=_INT64,
+        span=st.builds(PlanSpan, read_start_ns=_INT64, plan_start_ns=_INT64, plan_end_ns=_INT64),
+    )
+
+
+def example_step(index: int = 0, num_examples: int = 3) -> Step:
+    """A small, plausible step."""
+    ids = np.arange(num_examples, dtype=np.int64) * 10
+    numbers = np.arange(num_examples, dtype=np.int32)
+    rows = RowList(table_offsets=np.array([0, num_examples]), ids=ids)
+    none = RowList(table_offsets=np.array([0, 0]), ids=np.empty(0, np.int64))
+    return Step(
+        batch=Batch(
+            index=index,
+            dense=np.ones((num_examples, 2), np.float32),
+            values=ids,
+            lengths=np.ones((1, num_examples), np.int32),
+            labels=np.zeros(num_examples, np.float32),
+        ),
+        consumer=ConsumerPlan(
+            unique=rows,
+            inverse=numbers,
+            offsets=np.arange(num_examples + 1, dtype=np.int32),
+            order=numbers,
+            slots=numbers,
+            owners=np.zeros(num_examples, np.uint16),
+            sync_now=np.ones(num_examples, np.bool_),
+        ),
+        owner=OwnerPlan(
+            fetch=rows,
+            fetch_slots=numbers,
+            fetch_new=np.ones(num_examples, np.bool_),
+            evict=none,
+            evict_slots=np.empty(0, np.int32),
+            evict_after=-1,
+            fetch_after=-1,
+            num_slots=num_examples,
+        ),
+        num_global_examples=num_examples,
+        span=PlanSpan(read_start_ns=1, plan_start_ns=2, plan_end_ns=3),
+    )
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Two records are equal, bit for bit and type for type, spans excepted (they tell the time)."""
+    assert type(one) is type(other)
+    if isinstance(one, PlanSpan):
+        return
+    if dataclasses.is_dataclass(one):
+        for field in dataclasses.fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    else:
+        assert one == other

@@ -1,0 +1,41 @@
+"""The click log and its schemas, and settings shared by the tests of whole jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from bagpipe.config import Config, DataConfig, ModelConfig, OptimConfig, StoreConfig
+from tests.system.clicks import write_clicks, write_schemas
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
+    """Makes the configuration of a small job on the click log: ``clicks(schema, model, optimizer)``."""
+    folder = tmp_path_factory.mktemp("clicks")
+    path = write_clicks(folder / "clicks.parquet")
+    schemas = write_schemas(folder)
+
+    def make(schema: str = "sum", model: str = "dlrm", optimizer: str = "adagrad", **data: object) -> Config:
+        values: dict[str, object] = {"batch_size": 12, "eval_fraction": 0.0, **data}
+        factory = "tests.system.factory:build" if model == "factory" else ""
+        return Config(
+            data=DataConfig(path=str(path), format="parquet", schema=str(schemas[schema]), **values),  # type: ignore[arg-type]
+            store=StoreConfig(url="memory://", buckets=8),
+            model=ModelConfig(
+                name="dlrm" if factory else model, embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,), factory=factory
+            ),
+            # A large step and a small eps, so that a wrong row does not hide behind a rounding.
+            optim=OptimConfig(rows=optimizer, rows_lr=0.1, dense_lr=0.05, eps=1e-6),
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

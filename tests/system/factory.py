@@ -1,0 +1,84 @@
+"""A user's own model, for ``model.factory``: weighted, mean and sequence lookups and a shared table in one model.
+
+The towers take the pooled vectors; `tests.system.reference` builds the same model over plain embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from bagpipe.config import ModelConfig
+from bagpipe.schema import DataSchema
+
+__all__ = ["HISTORY_LENGTH", "Mixed", "Towers", "build", "padded", "returns_no_module"]
+
+HISTORY_LENGTH = 4
+
+
+class Towers(nn.Module):
+    """The dense part: pooled vectors, the attention-weighted history, and dense columns to one logit."""
+
+    def __init__(self, pooled_width: int, history_dim: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(3, history_dim)
+        self.out = nn.Sequential(nn.Linear(3 + pooled_width + history_dim, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, dense: Tensor, pooled: Tensor, history: Tensor) -> Tensor:
+        """Logits ``[num_examples]`` from ``[n, 3]``, ``[n, pooled_width]`` and padded ``[n, HISTORY_LENGTH, dim]``."""
+        scores = (history * self.query(dense).unsqueeze(1)).sum(2, keepdim=True)
+        attended = (history * torch.sigmoid(scores)).sum(1)
+        logits: Tensor = self.out(torch.cat([dense, pooled, attended], dim=1)).squeeze(1)
+        return logits
+
+
+class Mixed(nn.Module):
+    """Two bag collections and a sequence collection."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        meta = torch.device("meta")
+
+        def bag(name: str, features: list[str], pooling: PoolingType, width: int) -> EmbeddingBagConfig:
+            # Unbounded tables: torchrec wants a number of rows, nothing uses it.
+            return EmbeddingBagConfig(
+                name=name, embedding_dim=width, num_embeddings=9, feature_names=features, pooling=pooling
+            )
+
+        shared = bag("goods", ["items", "queried"], PoolingType.SUM, dim)
+        self.weighted = EmbeddingBagCollection(tables=[shared], is_weighted=True, device=meta)
+        means = [bag("topic", ["topic"], PoolingType.MEAN, 5), bag("also_user", ["user"], PoolingType.SUM, dim)]
+        self.means = EmbeddingBagCollection(tables=means, device=meta)
+        sequence = EmbeddingConfig(name="history", embedding_dim=dim, num_embeddings=1, feature_names=["history"])
+        self.sequence = EmbeddingCollection(tables=[sequence], device=meta)
+        self.towers = Towers(3 * dim + 5, dim)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """Logits ``[num_examples]``."""
+        pooled = torch.cat([self.weighted(sparse).values(), self.means(sparse).values()], dim=1)
+        vectors: Mapping[str, Any] = self.sequence(sparse)
+        history = padded(vectors["history"].values(), vectors["history"].lengths())
+        logits: Tensor = self.towers(dense, pooled, history)
+        return logits
+
+
+def padded(values: Tensor, lengths: Tensor) -> Tensor:
+    """``[n, HISTORY_LENGTH, dim]`` of jagged ``[sum of lengths, dim]``; torchrec's has no float64 kernel on CPU."""
+    bags = [*torch.split(values, lengths.tolist()), values.new_zeros(HISTORY_LENGTH, values.shape[1])]
+    return nn.utils.rnn.pad_sequence(bags, batch_first=True)[:-1]
+
+
+def build(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The factory."""
+    return Mixed(config.embedding_dim)
+
+
+def returns_no_module(schema: DataSchema, config: ModelConfig) -> str:
+    """A factory that is none."""
+    return "nothing"

@@ -1,0 +1,143 @@
+"""Whole jobs in this process, from a configuration to the numbers they end with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bagpipe.client.step import StepSource
+from bagpipe.config import Config
+from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.progress import PhaseResult, Progress
+from bagpipe.store.interface import Store
+from bagpipe.store.open import open_store
+from cacher.embedded import EmbeddedCacher
+from cacher.planning import PlannedData
+from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.metrics import BinaryMetrics
+
+__all__ = ["JobEnd", "change", "largest_batch", "run_job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a job ended.
+
+    Attributes:
+        losses: mean loss of every batch.
+        rows: per table name, all ids ascending and their records.
+        dense, state: parameters by name; the dense optimizer's state by parameter number and name.
+        auc: on the held-out examples.
+    """
+
+    dense_digest: str
+    embedding_digest: str
+    losses: tuple[float, ...]
+    rows: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
+    dense: dict[str, torch.Tensor]
+    state: dict[int, dict[str, Any]]
+    trained: PhaseResult
+    trainee: Trainee
+    auc: float | None = None
+    ne: float | None = None
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        return self.dense_digest, self.embedding_digest
+
+
+@dataclass(slots=True)
+class _Losses:
+    """`Engine.on_batch` that keeps every batch's mean loss."""
+
+    sums: list[float] = field(default_factory=lambda: [0.0])
+    samples: list[int] = field(default_factory=lambda: [0])
+
+    def __call__(self, totals: Callable[[], Progress]) -> None:
+        progress = totals()
+        self.sums.append(float(progress.loss_sum))
+        self.samples.append(progress.samples)
+
+    def means(self) -> tuple[float, ...]:
+        return tuple((np.diff(self.sums) / np.diff(self.samples)).tolist())
+
+
+def change(config: Config, **values: object) -> Config:
+    """`config` with keys changed: ``change(config, cache__rows=7)``."""
+    for path, value in values.items():
+        section, _, name = path.partition("__")
+        config = dataclasses.replace(
+            config, **{section: dataclasses.replace(getattr(config, section), **{name: value})}
+        )
+    return config
+
+
+def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[Store], Store] | None = None) -> JobEnd:
+    """Train, and evaluate if the configuration holds examples out.
+
+    Args:
+        config: the job; its `store.url` is used as it is (``memory://`` for a store of this job alone).
+        transport: ``in-process``, or ``process``: an embedded cacher.
+        wrap: puts something between the engine and the store.
+    """
+    torch.set_num_threads(config.run.threads)
+    with ExitStack() as stack:
+        source: StepSource
+        if transport == "process":
+            credits = config.cache.prefetch_depth + 2
+            source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=credits))
+        else:
+            source = PlannedData(config.data, config.run.seed)
+        trainee = build_trainee(config, source.schema)
+        store = stack.enter_context(
+            open_store(
+                config.store.url,
+                namespace=config.store.namespace,
+                schema=trainee.rows,
+                buckets=config.store.buckets,
+                timeout_s=config.store.timeout_s,
+            )
+        )
+        store.check()
+        engine = build_engine(trainee, store if wrap is None else wrap(store))
+        engine.on_batch = losses = _Losses()
+        # The steps' owner closes them: a job that fails leaves them half read.
+        with closing(source.steps("train", trainee.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
+            trained = engine.train(steps)
+        engine.on_batch = None
+        metrics = BinaryMetrics()
+        if config.data.eval_fraction:
+            engine.evaluate(source.steps("eval", trainee.spec), metrics.add)
+        return JobEnd(
+            dense_digest=dense_digest(engine.model, engine.optimizer),
+            embedding_digest=embedding_digest(store),
+            losses=losses.means(),
+            rows=dict(_rows(store)),
+            dense={name: value.detach().clone() for name, value in engine.model.state_dict().items()},
+            state=engine.optimizer.state_dict()["state"],
+            trained=trained,
+            trainee=trainee,
+            auc=metrics.auc(),
+            ne=metrics.normalised_entropy(),
+        )
+
+
+def _rows(store: Store) -> Iterator[tuple[str, tuple[NDArray[np.int64], NDArray[Any]]]]:
+    for number, table in enumerate(store.schema.tables):
+        ids = store.ids(number)
+        yield table.name, (ids, store.read(number, ids).rows.copy())
+
+
+def largest_batch(config: Config) -> int:
+    """Unique rows of the batch that has most: the smallest cache that will do."""
+    source = PlannedData(config.data, config.run.seed)
+    spec = dataclasses.replace(build_trainee(config, source.schema).spec, num_slots=0)
+    phases = ("train", "eval") if config.data.eval_fraction else ("train",)
+    return max(len(step.consumer.unique) for phase in phases for step in source.steps(phase, spec))  # type: ignore[arg-type]

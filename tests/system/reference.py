@@ -1,0 +1,274 @@
+"""Training without any of this project: plain modules, `nn.EmbeddingBag` / `nn.Embedding`, `torch.optim`, one loop.
+
+The only thing taken over is initial values, handed in as arrays. Every table is a whole module over the vocabulary of
+the data; `np.searchsorted` turns raw ids into its row numbers. Models are torchrec's classes over the plain
+embeddings, built here on their own, with the widths of the `clicks` jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchrec.models.deepfm import SimpleDeepFMNN
+from torchrec.models.dlrm import DLRM, DLRM_DCN
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.mlp import MLP
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from tests.system.factory import Towers, padded
+
+__all__ = ["PLAIN_MODELS", "PlainBatch", "PlainTable", "PlainTables", "plain_training", "row_state"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlainTable:
+    """One table: its name, the features that read it, pooling, and its vocabulary with initial weights."""
+
+    name: str
+    features: tuple[str, ...]
+    pooling: str
+    ids: NDArray[np.int64]  # [num_rows], ascending
+    weights: Tensor  # [num_rows, dim]
+    weighted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlainBatch:
+    """One batch: bags per feature as (ids, lengths, weights or None)."""
+
+    dense: Tensor
+    labels: Tensor
+    bags: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32] | None]]
+
+
+class PlainTables(nn.Module):
+    """All tables, each one module. Looks like torchrec's collection to torchrec's models."""
+
+    def __init__(self, tables: Sequence[PlainTable], *, sparse: bool) -> None:
+        super().__init__()
+        self.tables = tuple(tables)
+        modules: list[nn.Module] = []
+        for table in tables:
+            rows, dim = table.weights.shape
+            module: nn.Embedding | nn.EmbeddingBag
+            if table.pooling == "none":
+                module = nn.Embedding(rows, dim, sparse=sparse, dtype=table.weights.dtype)
+            else:
+                module = nn.EmbeddingBag(rows, dim, mode=table.pooling, sparse=sparse, dtype=table.weights.dtype)
+            module.weight.data.copy_(table.weights)
+            modules.append(module)
+        self.rows = nn.ModuleList(modules)
+        self.batch: PlainBatch | None = None
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return [
+            EmbeddingBagConfig(
+                name=table.name,
+                embedding_dim=table.weights.shape[1],
+                num_embeddings=len(table.ids),
+                feature_names=list(table.features),
+            )
+            for table in self.tables
+        ]
+
+    def vectors(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Per feature of the tables: its name, vectors, and lengths of its bags."""
+        assert self.batch is not None
+        for table, module in zip(self.tables, self.rows, strict=True):
+            for feature in table.features:
+                ids, lengths, weights = self.batch.bags[feature]
+                numbers = torch.from_numpy(np.searchsorted(table.ids, ids))
+                if table.name not in names:
+                    continue
+                if table.pooling == "none":
+                    yield feature, module(numbers), torch.from_numpy(lengths)
+                    continue
+                offsets = torch.from_numpy(np.cumsum(lengths) - lengths).long()
+                per_id = None
+                if table.weighted:
+                    ones = np.ones(len(ids), np.float32)
+                    per_id = torch.from_numpy(ones if weights is None else weights).to(module.weight.dtype)  # type: ignore[arg-type]
+                yield feature, module(numbers, offsets, per_sample_weights=per_id), torch.from_numpy(lengths)
+
+    def forward(self, _: object) -> KeyedTensor:
+        """Pooled vectors of all bag tables."""
+        names = [table.name for table in self.tables if table.pooling != "none"]
+        found = list(self.vectors(names))
+        vectors = [vector for _, vector, _ in found]
+        return KeyedTensor(
+            keys=[name for name, _, _ in found],
+            length_per_key=[vector.shape[1] for vector in vectors],
+            values=torch.cat(vectors, dim=1),
+        )
+
+
+class PlainWideDeep(nn.Module):
+    """A linear part over each bag's first number and the dense columns, beside an MLP over the rest."""
+
+    def __init__(self, tables: PlainTables, num_dense: int, top: Sequence[int]) -> None:
+        super().__init__()
+        self.embeddings = tables
+        widths = [table.weights.shape[1] - 1 for table in tables.tables for _ in table.features]
+        self.wide_dense = nn.Linear(num_dense, 1)
+        self.deep = MLP(num_dense + sum(widths), list(top))
+        self.head = nn.Linear(top[-1], 1)
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        vectors = list(self.embeddings(sparse).to_dict().values())
+        wide = sum(vector[:, :1] for vector in vectors) + self.wide_dense(dense)
+        deep = self.head(self.deep(torch.cat([dense, *(vector[:, 1:] for vector in vectors)], dim=1)))
+        logits: Tensor = wide + deep
+        return logits
+
+
+class PlainMixed(nn.Module):
+    """The same model as `tests.system.factory.Mixed`."""
+
+    def __init__(self, tables: PlainTables, dim: int) -> None:
+        super().__init__()
+        self.embeddings = tables
+        self.towers = Towers(3 * dim + 5, dim)
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        vectors = [
+            vector for name in ("goods", "topic", "also_user") for _, vector, _ in self.embeddings.vectors([name])
+        ]
+        ((_, history, lengths),) = self.embeddings.vectors(["history"])
+        logits: Tensor = self.towers(dense, torch.cat(vectors, dim=1), padded(history, lengths))
+        return logits
+
+
+def _deepfm(tables: PlainTables, num_dense: int, dim: int, bottom: Sequence[int], top: Sequence[int]) -> nn.Module:
+    model = SimpleDeepFMNN(
+        num_dense_features=num_dense,
+        embedding_bag_collection=tables,
+        hidden_layer_size=bottom[0],
+        deep_fm_dimension=top[0],
+    )
+    model.over_arch.model[-1] = nn.Identity()
+    return model  # type: ignore[no-any-return]
+
+
+def _dcnv2(tables: PlainTables, num_dense: int, dim: int, bottom: Sequence[int], top: Sequence[int]) -> nn.Module:
+    num_features = sum(len(table.features) for table in tables.tables)
+    return DLRM_DCN(  # type: ignore[no-any-return]
+        embedding_bag_collection=tables,
+        dense_in_features=num_dense,
+        dense_arch_layer_sizes=[*bottom, dim],
+        over_arch_layer_sizes=[*top, 1],
+        dcn_num_layers=3,
+        dcn_low_rank_dim=min(512, (num_features + 1) * dim),
+    )
+
+
+def _dlrm(tables: PlainTables, num_dense: int, dim: int, bottom: Sequence[int], top: Sequence[int]) -> nn.Module:
+    return DLRM(  # type: ignore[no-any-return]
+        embedding_bag_collection=tables,
+        dense_in_features=num_dense,
+        dense_arch_layer_sizes=[*bottom, dim],
+        over_arch_layer_sizes=[*top, 1],
+    )
+
+
+#: (tables, dense columns, dimension, bottom widths, top widths) -> model.
+PLAIN_MODELS: Mapping[str, Callable[[PlainTables, int, int, Sequence[int], Sequence[int]], nn.Module]] = {
+    "dlrm": _dlrm,
+    "dcnv2": _dcnv2,
+    "deepfm": _deepfm,
+    "wide-deep": lambda tables, num_dense, dim, bottom, top: PlainWideDeep(tables, num_dense, top),
+    "factory": lambda tables, num_dense, dim, bottom, top: PlainMixed(tables, dim),
+}
+
+#: Row optimizer -> (does it want sparse gradients, maker).
+_ROW_OPTIMIZERS: Mapping[str, tuple[bool, Callable[..., torch.optim.Optimizer]]] = {
+    "sgd": (True, lambda parameters, lr, eps: torch.optim.SGD(parameters, lr=lr)),
+    "adagrad": (True, lambda parameters, lr, eps: torch.optim.Adagrad(parameters, lr=lr, eps=eps)),
+    "rowwise_adagrad": (False, lambda parameters, lr, eps: RowWiseAdagrad(parameters, lr=lr, eps=eps)),
+    "adam": (True, lambda parameters, lr, eps: torch.optim.SparseAdam(parameters, lr=lr, eps=eps)),
+}
+_DENSE_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, lr, eps: torch.optim.SGD(parameters, lr=lr),
+    "adagrad": lambda parameters, lr, eps: torch.optim.Adagrad(parameters, lr=lr, eps=eps),
+    "adam": lambda parameters, lr, eps: torch.optim.Adam(parameters, lr=lr, eps=eps),
+}
+#: Row optimizer -> the names of its state, in the order of a stored record.
+_ROW_STATE: Mapping[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """A finished loop."""
+
+    model: nn.Module
+    tables: PlainTables
+    rows: torch.optim.Optimizer
+    dense: torch.optim.Optimizer
+    losses: tuple[float, ...]
+
+
+def plain_training(
+    model_name: str,
+    tables: Sequence[PlainTable],
+    batches: Sequence[PlainBatch],
+    dense_parameters: Mapping[str, Tensor],
+    *,
+    dim: int,
+    bottom: Sequence[int],
+    top: Sequence[int],
+    rows: str,
+    rows_lr: float,
+    dense: str,
+    dense_lr: float,
+    eps: float,
+) -> Trained:
+    """Train on all batches, one after the other, on the mean loss of each.
+
+    Args:
+        dense_parameters: initial values of everything but the tables, by name.
+    """
+    sparse, row_optimizer = _ROW_OPTIMIZERS[rows]
+    plain = PlainTables(tables, sparse=sparse)
+    dtype = tables[0].weights.dtype
+    model = PLAIN_MODELS[model_name](plain, batches[0].dense.shape[1], dim, bottom, top).to(dtype)
+    table_parameters = [module.weight for module in plain.rows]
+    their_ids = {id(parameter) for parameter in table_parameters}
+    others = {name: value for name, value in model.named_parameters() if id(value) not in their_ids}
+    assert others.keys() == dense_parameters.keys()
+    for name, value in others.items():
+        value.data.copy_(dense_parameters[name])
+    optimizers = (
+        row_optimizer(table_parameters, lr=rows_lr, eps=eps),
+        _DENSE_OPTIMIZERS[dense](list(others.values()), lr=dense_lr, eps=eps),
+    )
+    losses = []
+    for batch in batches:
+        plain.batch = batch
+        logits = model(batch.dense.to(dtype), None).reshape(-1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.to(dtype))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return Trained(model=model, tables=plain, rows=optimizers[0], dense=optimizers[1], losses=tuple(losses))
+
+
+def row_state(trained: Trained, optimizer: str, number: int) -> Tensor:
+    """Records ``[num_rows, dim + state]`` of one table."""
+    weight: Any = trained.tables.rows[number].weight
+    state = trained.rows.state[weight]
+    parts = [state[name].reshape(len(weight), -1) for name in _ROW_STATE[optimizer]]
+    return torch.cat([weight.detach(), *parts], dim=1)

@@ -1,0 +1,228 @@
+"""Signals, dying processes and what is left of them. Real processes throughout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import redis
+
+from bagpipe.config_cli import parse_config
+from bagpipe.store.embedded import EmbeddedServer
+from tests.system.jobs import run_job
+from tests.system.programs import Done, Program, await_gone, marked_processes
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+#: Rows leave the small cache all the time, and the data does not end.
+ENDLESS = [
+    "--data.format", "synthetic", "--data.limit", "4000", "--data.epochs", "1000000", "--data.eval_fraction", "0",
+    "--data.batch_size", "256", "--cache.rows", "6000", "--oracle.lookahead", "4", "--model.embedding_dim", "4",
+    "--model.bottom_mlp", "4", "--model.top_mlp", "4",
+]  # fmt: skip
+
+
+def client_of(url: str) -> redis.Redis:
+    return redis.Redis(unix_socket_path=unquote(url.removeprefix("unix://")), socket_timeout=60)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(tmp_path / "server") as server:
+        with client_of(server.url) as client:
+            client.config_set("notify-keyspace-events", "Kh")
+        yield server
+
+
+class Writes:
+    """Tells when rows have been written into a namespace, without asking again and again."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._client = client_of(url)
+        self._events = self._client.pubsub(ignore_subscribe_messages=True)
+        self._events.psubscribe(f"__keyspace@0__:{namespace}:{{*")
+
+    def wait(self, count: int) -> None:
+        seen = 0
+        while seen < count:
+            message = self._events.get_message(timeout=60)
+            if message is None:
+                continue  # the acknowledgement of the subscription
+            seen += 1
+
+    def close(self) -> None:
+        self._events.close()
+        self._client.close()
+
+
+@pytest.fixture
+def writes(server: EmbeddedServer, namespace: str) -> Iterator[Writes]:
+    writes = Writes(server.url, namespace)
+    yield writes
+    writes.close()
+
+
+def in_mid_run(arguments: list[str]) -> Program:
+    return Program([*ENDLESS, *arguments])
+
+
+@pytest.mark.parametrize("who", ["SIGINT", "SIGTERM", "terminal"])
+def test_an_interrupted_job_keeps_what_it_trained(
+    who: str, server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
+) -> None:
+    result = tmp_path / "result.json"
+    arguments = ["--store.url", server.url, "--store.namespace", namespace]
+    with in_mid_run([*arguments, "--result", str(result)]) as program:
+        writes.wait(200)
+        assert program.process is not None
+        if who == "terminal":
+            program.interrupt_group()
+        else:
+            program.process.send_signal(getattr(signal, who))
+        done = program.finish()
+    assert (done.code, done.err) == (130, "")
+    await_gone(done.mark)
+    stopped = json.loads(result.read_text())
+    assert stopped["stopped"] is True
+    assert stopped["steps"] > 0
+    assert stopped["auc"] is None
+    # All that was trained is in the server: the same number of steps without an interruption ends the same.
+    steps = ["--run.steps", str(stopped["steps"])]
+    uninterrupted = run_job(parse_config([*ENDLESS, *steps, "--store.url", "memory://"], "test").config)
+    assert uninterrupted.dense_digest == stopped["dense_digest"]
+    assert uninterrupted.embedding_digest == stopped["embedding_digest"]
+    # A second start on the same namespace goes on from the rows that are there.
+    more = run_job(parse_config([*ENDLESS, *arguments, "--run.steps", "2"], "test").config)
+    assert more.trained.progress.rows_fetched > 0
+    assert more.dense_digest != stopped["dense_digest"]
+
+
+def embedded_client(folder: Path) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(folder / "store.sock"), socket_timeout=60)
+
+
+@pytest.mark.xfail(strict=True, reason="the embedded server is started in the trainer's process group")
+def test_ctrl_c_reaches_a_job_with_its_own_server(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to the whole group, the embedded server and the cacher among it; they must outlast it."""
+    result, trace = tmp_path / "result.json", tmp_path / "tensorboard"
+    arguments = ["--run.dir", str(tmp_path / "job"), "--result", str(result), "--run.tensorboard", str(trace)]
+    with in_mid_run(arguments) as program:
+        await_training(program)
+        program.interrupt_group()
+        done = program.finish()
+    assert (done.code, done.err) == (130, "")
+    assert json.loads(result.read_text())["steps"] > 0
+    await_gone(done.mark)
+
+
+def await_training(program: Program) -> None:
+    """Wait until the embedded server of a job holds rows."""
+    folder = Path(program.arguments[list(program.arguments).index("--run.dir") + 1])
+    folder.mkdir(parents=True, exist_ok=True)
+    await_file(folder, "store.sock", program)
+    with embedded_client(folder) as client:
+        events = client.pubsub(ignore_subscribe_messages=True)
+        client.config_set("notify-keyspace-events", "Kh")
+        events.psubscribe("__keyspace@0__:bagpipe:{*")
+        seen = 0
+        while seen < 100:
+            seen += events.get_message(timeout=60) is not None
+        events.close()
+
+
+def await_file(folder: Path, name: str, program: Program) -> None:
+    """Wait until a server listens at a socket in `folder`: tries follow each other, each waiting on the process."""
+    assert program.process is not None
+    while True:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(folder / name))
+                return
+            except OSError:
+                pass
+        try:
+            program.process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(program.finish().err)
+
+
+def server_of(folder: Path) -> int:
+    """Process id of a job's embedded server; servers overwrite their command line and environment."""
+    with embedded_client(folder) as client:
+        return int(client.info()["process_id"])
+
+
+def descendants(program: Program, words: str) -> list[int]:
+    return [pid for pid, command in marked_processes(program.mark).items() if words in command]
+
+
+def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
+    """kill -9: the cacher sees its socket closed, its parser ends with it, the server dies with its parent."""
+    path = tmp_path / "clicks.tsv"
+    line = b"\t".join([b"1", *[b"2"] * 13, *[b"%x" % number for number in range(26)]]) + b"\n"
+    path.write_bytes(line * 20_000)
+    arguments = ["--run.dir", str(tmp_path / "job"), "--data.format", "criteo-tsv", "--data.path", str(path)]
+    arguments += ["--data.limit", "0", "--data.workers", "2", "--optim.rows_lr", "0.1", "--cache.rows", "0"]
+    with in_mid_run(arguments) as program:
+        await_training(program)
+        assert descendants(program, "cacher")
+        assert len(descendants(program, "multiprocessing")) >= 2
+        server = os.pidfd_open(server_of(tmp_path / "job"))
+        try:
+            assert program.process is not None
+            program.process.kill()
+            program.process.wait()
+            await_gone(program.mark)
+            assert select.select([server], [], [], 20)[0], "the embedded server outlives the job"
+        finally:
+            os.close(server)
+
+
+def test_a_job_whose_cacher_dies_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with in_mid_run(["--run.dir", str(tmp_path / "job")]) as program:
+        await_training(program)
+        (cacher,) = descendants(program, "-m cacher")
+        os.kill(cacher, signal.SIGKILL)
+        done = program.finish()
+    assert done.code == 1
+    # The other lines are multiprocessing's, about the parser pool of the killed process.
+    assert "error: the cacher process ended unexpectedly" in done.err.splitlines()
+    assert "Traceback" not in done.err
+    await_gone(done.mark)
+
+
+def test_a_job_whose_server_dies_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with in_mid_run(["--run.dir", str(tmp_path / "job")]) as program:
+        await_training(program)
+        os.kill(server_of(tmp_path / "job"), signal.SIGKILL)
+        done = program.finish()
+    assert done.code == 1
+    assert re.match(r"error: (store )?unix://\S+/job/store.sock", done.error_line)
+    await_gone(done.mark)
+
+
+def interrupted_at_start(signal_number: signal.Signals, tmp_path: Path) -> Done:
+    with in_mid_run(["--run.dir", str(tmp_path / "job")]) as program:
+        await_file(tmp_path / "job", "store.sock", program)
+        assert program.process is not None
+        program.process.send_signal(signal_number)
+        return program.finish()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_training_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    done = interrupted_at_start(number, tmp_path)
+    assert done.code == 130
+    assert done.err in ("", "interrupted\n")
+    assert not (tmp_path / "job" / "store.sock").exists()
+    await_gone(done.mark)

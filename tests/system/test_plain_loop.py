@@ -1,0 +1,62 @@
+"""Direct mode on one rank against `tests.system.reference`: the same losses, parameters, rows and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bagpipe.config import Config
+from tests.system.jobs import JobEnd, change, run_job
+from tests.system.plain_jobs import plain_job
+from tests.system.reference import Trained, row_state
+from tests.system.test_exactness import MODELS
+
+#: Rounding of float32 over 26 steps with rows of order 0.1 and gradients of order 1.
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5}
+
+
+@pytest.fixture(autouse=True)
+def _checked_sparse_tensors() -> Iterator[None]:
+    """torch warns, once, when sparse gradients are made with checks neither on nor off."""
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        yield
+
+
+def assert_same(end: JobEnd, plain: Trained, config: Config) -> None:
+    tolerance: dict[str, Any] = {"rtol": TOLERANCE[config.run.dtype], "atol": TOLERANCE[config.run.dtype]}
+    np.testing.assert_allclose(end.losses, plain.losses, **tolerance)
+    parameters = dict(plain.model.named_parameters())
+    names = [name for name, _ in end.trainee.converted.model.named_parameters()]
+    for name in names:
+        torch.testing.assert_close(end.dense[name], parameters[name].detach(), **tolerance, msg=name)
+    state = plain.dense.state_dict()["state"]
+    assert end.state.keys() == state.keys()
+    for number, values in end.state.items():
+        for name, value in values.items():
+            torch.testing.assert_close(value, state[number][name], **tolerance)
+    assert end.rows.keys() == {table.name for table in plain.tables.tables}
+    for number, table in enumerate(plain.tables.tables):
+        ids, records = end.rows[table.name]
+        np.testing.assert_array_equal(ids, table.ids, "every row that occurs is stored, and no other")
+        expected = row_state(plain, config.optim.rows, number).numpy()
+        np.testing.assert_allclose(records, expected, **tolerance, err_msg=table.name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model))
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_equals_the_plain_loop(
+    model: tuple[str, str], optimizer: str, dtype: str, clicks: Callable[..., Config]
+) -> None:
+    config = change(clicks(model[1], model[0], optimizer), cache__rows=0, run__dtype=dtype)
+    assert_same(run_job(config), plain_job(config), config)
+
+
+@pytest.mark.parametrize("dense", ["sgd", "adam"])
+def test_equals_the_plain_loop_with_other_dense_optimizers(dense: str, clicks: Callable[..., Config]) -> None:
+    config = change(clicks(epochs=2), cache__rows=0, run__dtype="float64", optim__dense=dense)
+    assert_same(run_job(config), plain_job(config), config)
