@@ -155,6 +155,8 @@ class EmbeddedServer:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=os.environ | _MALLOC_SETTINGS,
+            # A terminal sends Ctrl-C to the whole process group; the server must outlive the job's last write-back.
+            process_group=0,
         )
 
     def _await_ready(self, process: subprocess.Popen[bytes], binary: Path) -> None:

@@ -13,7 +13,7 @@ from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, OwnerPlan, RowList
 
-__all__ = ["assert_same", "example_step", "steps"]
+__all__ = ["arrays_of", "assert_same", "example_step", "steps"]
 
 _SIZES = st.integers(0, 7)
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -115,3 +115,12 @@ def assert_same(one: Any, other: Any) -> None:
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     else:
         assert one == other
+
+
+def arrays_of(record: object) -> list[np.ndarray[Any, Any]]:
+    """All arrays of a record and the records in it, in order."""
+    found: list[np.ndarray[Any, Any]] = []
+    for name in record.__slots__ if hasattr(record, "__slots__") else ():
+        value = getattr(record, name)
+        found.extend([value] if isinstance(value, np.ndarray) else arrays_of(value))
+    return found

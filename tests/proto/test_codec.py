@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from bagpipe.client.step import Step
 from bagpipe.proto import codec
 from bagpipe.proto.codec import CodecError, decode_step, encode_step
-from tests.proto.steps import assert_same, example_step, steps
-
-settings.register_profile("codec", deadline=None)
+from tests.proto.steps import arrays_of, assert_same, example_step, steps
 
 
 @settings(deadline=None)
@@ -31,7 +29,9 @@ def test_round_trip(step: Step) -> None:
 
 
 def test_arrays_are_views_at_aligned_places() -> None:
+    """And can be written: torch.from_numpy warns about arrays that cannot."""
     frame = encode_step(example_step())
+    assert all(array.flags.writeable for array in arrays_of(decode_step(frame)))
     values = decode_step(frame).batch.values
     assert not values.flags.owndata
     base = np.frombuffer(frame, np.uint8).__array_interface__["data"][0]
@@ -46,9 +46,7 @@ def test_the_format_says_what_the_records_say() -> None:
         for name, expected in fields.items():
             hint = hints[name]
             if isinstance(expected, codec._Array):
-                assert np.dtype(expected.dtype).name in str(hint).replace("numpy.bool", "bool").replace(
-                    "float32", "float32"
-                )
+                assert np.dtype(expected.dtype).name in str(hint)
                 assert expected.optional == (type(None) in typing.get_args(hint))
             else:
                 assert hint is expected
@@ -77,10 +75,9 @@ def test_a_mutated_frame_is_refused_or_is_a_step(data: st.DataObject) -> None:
         frame[place] = data.draw(st.integers(0, 255))
     try:
         step = decode_step(frame)
-    except CodecError as error:
-        assert "\n" not in str(error)
-    else:
-        assert isinstance(step, Step)
+    except CodecError:
+        return
+    assert sum(array.nbytes for array in arrays_of(step)) <= len(frame)
 
 
 @settings(deadline=None)

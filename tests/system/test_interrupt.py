@@ -110,7 +110,6 @@ def embedded_client(folder: Path) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(folder / "store.sock"), socket_timeout=60)
 
 
-@pytest.mark.xfail(strict=True, reason="the embedded server is started in the trainer's process group")
 def test_ctrl_c_reaches_a_job_with_its_own_server(tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to the whole group, the embedded server and the cacher among it; they must outlast it."""
     result, trace = tmp_path / "result.json", tmp_path / "tensorboard"

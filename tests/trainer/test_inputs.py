@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from bagpipe.batch import Batch
@@ -22,3 +23,24 @@ def test_inputs_carry_the_batch() -> None:
     assert inputs.dense.dtype == inputs.labels.dtype == torch.float64
     assert inputs.sparse.to_dict()["f1"].to_dense()[1].tolist() == [8, 9]
     assert inputs.sparse.weights().tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("offset", range(0, 64, 4))
+def test_numbers_lie_where_torch_puts_them_wherever_the_batch_lies(offset: int) -> None:
+    """Matrix kernels sum in another order at another alignment, so a batch's own place in memory must not matter."""
+    buffer = np.zeros(64 + 4 * 33 * 7 + 64, dtype=np.uint8)
+    start = -buffer.__array_interface__["data"][0] % 64 + offset
+    dense = buffer[start : start + 4 * 33 * 7].view(np.float32).reshape(33, 7)
+    batch = Batch(
+        index=0,
+        dense=dense,
+        values=np.arange(33),
+        lengths=np.ones((1, 33), dtype=np.int32),
+        labels=dense[:, 0],
+        weights=dense.reshape(-1)[:33],
+    )
+    inputs = InputMaker(schema_of(4, dense=7, weighted=True), torch.device("cpu"), torch.float32)(batch)
+    for tensor in (inputs.dense, inputs.labels, inputs.sparse.weights()):
+        assert tensor.data_ptr() % 64 == 0
+    dense[:] = 1
+    assert not inputs.dense.any()

@@ -30,3 +30,19 @@ def test_metrics_of_one_class_are_none(labels: list[float]) -> None:
     assert metrics.auc() is None
     assert metrics.normalised_entropy() is None
     assert BinaryMetrics().auc() is None
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
+def test_metrics_of_scores_that_are_not_finite_are_none(logit: float) -> None:
+    metrics = BinaryMetrics()
+    metrics.add(torch.tensor([0.0, 1.0, logit]), torch.tensor([0.0, 1.0, 1.0]))
+    assert metrics.auc() is None
+    assert metrics.normalised_entropy() is None
+
+
+def test_confident_scores_keep_their_order() -> None:
+    """A sigmoid in float32 would round all of these to one."""
+    metrics = BinaryMetrics()
+    metrics.add(torch.tensor([30.0, 40.0, 50.0, 60.0]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    assert metrics.auc() == 1.0
+    assert math.isfinite(metrics.normalised_entropy() or math.nan)

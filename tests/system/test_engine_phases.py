@@ -1,0 +1,127 @@
+"""Phases of the engine when somebody asks it to stop: nothing trained is lost, wherever the request comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from bagpipe.client.step import Step
+from bagpipe.config import Config
+from bagpipe.digest import embedding_digest
+from bagpipe.engine import Engine
+from bagpipe.errors import InputError
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.memory import MemoryStore
+from cacher.planning import PlannedData
+from tests.system.jobs import change, run_job
+from tests.system.streams import ForgetfulStore
+from trainer.assembly import Trainee, build_engine, build_trainee
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture
+def trainee(clicks: MakeConfig) -> Trainee:
+    config = change(clicks(eval_fraction=0.3), cache__rows=10_000)
+    return build_trainee(config, PlannedData(config.data, config.run.seed).schema)
+
+
+def steps_of(trainee: Trainee, phase: str = "train") -> Iterator[Step]:
+    return PlannedData(trainee.config.data, trainee.config.run.seed).steps(phase, trainee.spec)  # type: ignore[arg-type]
+
+
+class Interrupting(ForgetfulStore):
+    """A store that is there when the user presses Ctrl-C: in the midst of the n-th write."""
+
+    def __init__(self, store: MemoryStore, *, at_write: int, number: signal.Signals) -> None:
+        super().__init__(store)
+        self._left = at_write
+        self._number = number
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        self._left -= bool(requests)
+        if requests and self._left == 0:
+            os.kill(os.getpid(), self._number)
+        self.inner.write_many(requests)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_last_write_back_loses_nothing(trainee: Trainee, number: signal.Signals) -> None:
+    with MemoryStore(trainee.rows, num_buckets=8) as store:
+        # The cache holds every row, so the first write is that of the last write-back (in this, the main, thread).
+        counting = ForgetfulStore(store)
+        build_engine(trainee, counting).train(steps_of(trainee))
+        num_rows = counting.rows_written
+        config = trainee.config
+        engine = build_engine(build_trainee(config, trainee.data), Interrupting(store, at_write=1, number=number))
+        result = engine.train(steps_of(trainee))
+        assert result.report.stopped
+        assert result.progress.rows_written == num_rows
+        assert embedding_digest(store) == run_job(change(config, data__eval_fraction=0.3)).embedding_digest
+
+
+def test_handlers_of_signals_are_put_back(trainee: Trainee) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with MemoryStore(trainee.rows, num_buckets=8) as store:
+        build_engine(trainee, store).train(steps_of(trainee))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_an_interrupted_evaluation_says_so(trainee: Trainee) -> None:
+    with MemoryStore(trainee.rows, num_buckets=8) as store:
+        engine = build_engine(trainee, store)
+        engine.train(steps_of(trainee))
+        before = embedding_digest(store)
+        scored: list[torch.Tensor] = []
+
+        def interrupt(logits: torch.Tensor, labels: torch.Tensor) -> None:
+            scored.append(logits)
+            if len(scored) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        result = engine.evaluate(steps_of(trainee, "eval"), interrupt)
+        assert result.report.stopped
+        assert embedding_digest(store) == before
+
+
+def test_an_engine_trains_again(trainee: Trainee) -> None:
+    """A phase leaves an empty cache behind; the next one goes on from the store."""
+    with MemoryStore(trainee.rows, num_buckets=8) as store:
+        engine = build_engine(trainee, store)
+        totals = [engine.train(steps_of(trainee)).progress for _ in range(2)]
+        assert engine.cache.statistics().resident == 0
+        assert totals[0].rows_fetched == 0, "in a namespace made by this job a new row is not asked for"
+        assert totals[1].rows_fetched == totals[1].rows_inserted == totals[0].rows_inserted
+
+
+def bad_after(steps: Iterator[Step], count: int) -> Iterator[Step]:
+    for _ in range(count):
+        yield next(steps)
+    raise InputError("file.tsv:7: bad")
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_bad_data_ends_a_phase_after_the_good_steps(trainee: Trainee, count: int) -> None:
+    with MemoryStore(trainee.rows, num_buckets=8) as store:
+        engine = build_engine(trainee, store)
+        result = engine.train(bad_after(steps_of(trainee), count))
+        assert str(result.input_error) == "file.tsv:7: bad"
+        assert result.progress.steps == count
+        assert store.check() is (count > 0), "without a good step the store is left alone"
+        if count:
+            config = change(trainee.config, run__steps=count, data__eval_fraction=0.3)
+            assert embedding_digest(store) == run_job(config).embedding_digest
+
+
+def test_no_steps_at_all(trainee: Trainee) -> None:
+    with MemoryStore(trainee.rows, num_buckets=8) as store:
+        engine: Engine = build_engine(trainee, store)
+        result = engine.train(iter(()))
+        assert (result.progress.steps, result.progress.hit_rate) == (0, 0.0)
+        assert np.isfinite(float(result.progress.loss_sum))
+        assert store.check() is False
