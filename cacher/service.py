@@ -128,12 +128,11 @@ def _read(
             if frame.kind is Kind.ACK:
                 credits.release()
             elif frame.kind is Kind.OPEN:
-                for _ in range(frame.json()["credits"]):
-                    credits.release()
+                credits.release(frame.json()["credits"])
                 requests.put(frame)
             else:
                 requests.put(frame)
-    except (OSError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError, ValueError):
         pass  # nonsense (ChannelError among it) is treated as a closed peer
     finally:
         closed.set()

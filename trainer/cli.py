@@ -6,6 +6,8 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
 from bagpipe.environment import check_environment
@@ -28,8 +30,9 @@ def _train(argv: Sequence[str]) -> int:
     config = command_line.config
     # Before anything imports torchrec: with a wrong set of packages that import fails with an unreadable error.
     check_environment(config.run.device)
-    # While batches are trained both signals ask for a clean stop; before and after, SIGTERM unwinds as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # While batches are trained both signals ask for a clean stop (`StopOnSignals`); before and after, they unwind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
     from trainer.job import run_job
 
@@ -40,3 +43,8 @@ def _train(argv: Sequence[str]) -> int:
 
 def _is_no_tracing_note(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("is_fx_tracing will return true")
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Not KeyboardInterrupt: where one passes through C code, CPython ends by SIGINT whatever code we return."""
+    raise SystemExit(EXIT_INTERRUPTED)
