@@ -20,7 +20,7 @@ from typing import Self
 from bagpipe.errors import InputError
 from bagpipe.store.embedded import EmbeddedServer, find_server
 
-__all__ = ["ShapedServer", "check_privileges"]
+__all__ = ["ShapedServer", "check_privileges", "server_version"]
 
 _HOST_ADDRESS, _SERVER_ADDRESS = "198.18.0.1", "198.18.0.2"
 _PORT = 6379
@@ -42,7 +42,15 @@ def check_privileges() -> None:
         raise InputError("this benchmark makes a network namespace and a shaped link, which needs root")
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
-            raise InputError(f"this benchmark needs the programs ip and tc (package iproute2); {program} is not on PATH")
+            raise InputError(
+                f"this benchmark needs the programs ip and tc (package iproute2); {program} is not on PATH"
+            )
+
+
+def server_version() -> str:
+    """What the server binary says of itself; InputError if there is none."""
+    done = subprocess.run([str(find_server()), "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 class ShapedServer:

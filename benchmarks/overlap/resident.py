@@ -1,7 +1,7 @@
 """Compute only: the same model and batches, every row in device memory, nothing else running. The floor of a step.
 
-    cacher ──steps (planned for a cache of all rows)──> index tensors, inputs, initial rows in their slots
-    run():   begin, forward, loss, backward, row update, dense step      per batch, in one thread, no store, no lanes
+cacher ──steps (planned for a cache of all rows)──> index tensors, inputs, initial rows in their slots
+run():   begin, forward, loss, backward, row update, dense step      per batch, in one thread, no store, no lanes
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.config import Config
-from bagpipe.embedding import convert
 from bagpipe.engine import ModelInputs
-from bagpipe.oracle.plan import OracleSpec
-from bagpipe.schema import RowSchema
 from cacher.embedded import EmbeddedCacher
+from trainer.assembly import build_trainee
 from trainer.inputs import InputMaker
-from trainer.models import build_model
 from trainer.optimizers import dense_optimizer
 
 __all__ = ["ResidentModel"]
@@ -47,35 +44,27 @@ class ResidentModel:
     """
 
     def __init__(self, config: Config, *, num_slots: int, batches: range) -> None:
-        torch.manual_seed(config.run.seed)
+        config = replace(
+            config, cache=replace(config.cache, rows=num_slots), oracle=replace(config.oracle, lookahead=1)
+        )
+        device = torch.device(config.run.device)
         with ExitStack() as stack:
             source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=4))
-            device = torch.device(config.run.device)
-            converted = convert(build_model(source.schema, config.model), source.schema, dtype=config.run.dtype)
-            schema = RowSchema(
-                tables=converted.row_tables, optimizer=config.optim.rows, dtype=config.run.dtype, seed=config.run.seed
-            )
-            self.schema = schema
-            self._cache = RowCache(schema, num_slots, device)
-            converted.bind(self._cache)
-            self._model = converted.model.train()
+            trainee = build_trainee(config, source.schema)
+            self._cache = RowCache(trainee.rows, num_slots, device)
+            trainee.converted.bind(self._cache)
+            self._model = trainee.converted.model.train()
             self._optimizer = dense_optimizer(self._model.parameters(), config.optim)
-            self._config = config
+            self._optim = config.optim
             prepare = InputMaker(source.schema, device, TORCH_DTYPE[config.run.dtype])
-            spec = OracleSpec(
-                table_rows=tuple(table.rows for table in converted.row_tables),
-                features=converted.features,
-                num_slots=num_slots,
-                lookahead=1,
-            )
             self._batches: list[_Batch] = []
-            for step in source.steps("train", spec, max_steps=batches.stop):
+            for step in source.steps("train", trainee.spec, max_steps=batches.stop):
                 # Every fetched row is new in a cache that never evicts: it gets its initial value, no store is read.
                 owner = replace(step.owner, fetch_new=step.owner.fetch_new | True)
                 self._cache.insert(owner, [], skip_new=True)
                 if step.batch.index in batches:
                     context = prepare_step(
-                        converted.layout, step.batch, step.consumer, dtype=schema.dtype, device=device
+                        trainee.converted.layout, step.batch, step.consumer, dtype=config.run.dtype, device=device
                     )
                     self._batches.append(
                         _Batch(context=context, inputs=prepare(step.batch), num_examples=step.num_global_examples)
@@ -94,7 +83,7 @@ class ResidentModel:
 
     def _compute(self, batch: _Batch, number: int) -> None:
         """One step as the engine's compute lane does it."""
-        optim, cache = self._config.optim, self._cache
+        optim, cache = self._optim, self._cache
         cache.begin(batch.context)
         logits = self._model(batch.inputs.dense, batch.inputs.sparse).reshape(-1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.inputs.labels, reduction="sum")

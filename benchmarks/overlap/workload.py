@@ -12,12 +12,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagpipe.config import CacheConfig, Config, DataConfig, ModelConfig, OptimConfig, OracleConfig, RunConfig, StoreConfig
+from bagpipe.config import (
+    CacheConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    OracleConfig,
+    RunConfig,
+    StoreConfig,
+)
 from data.skew import CRITEO_KAGGLE_ROWS
 
-__all__ = ["TABLE_ROWS", "TOTAL_ROWS", "WORKLOADS", "Workload", "schema_toml"]
+__all__ = ["LOOKAHEADS", "TABLE_ROWS", "TOTAL_ROWS", "WORKLOADS", "Workload", "schema_toml"]
 
 SCALE = 32
+#: Batches fetched ahead: the default of the trainer.
+PREFETCH_DEPTH = 4
+#: Batches the oracle sees: 1 is no lookahead (rows are still fetched ahead, evictions are by recency).
+LOOKAHEADS = (1, 8, 32, 128)
 _ZIPF_EXPONENT = 1.2
 _ZIPF_ABOVE_ROWS = 1_000
 
@@ -29,48 +42,45 @@ TOTAL_ROWS = sum(TABLE_ROWS.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model and a batch size.
+    """A model, a batch size, and what to measure.
 
     Attributes:
         name: for the command line and the report.
         target_share: share of a step in direct mode that shall not be computation.
         target_ratio: cached step over compute-only step, at most; None: no target.
         target_speedup: direct step over cached step, at least.
-        batch_size, embedding_dim, bottom_mlp, top_mlp: as in the configuration.
-        prefetch_depth: batches fetched ahead.
-        direct_steps, cached_steps: steps measured per run, after `warmup_steps`.
+        model, bottom_mlp, top_mlp, embedding_dim, batch_size: as in the configuration.
+        cache_shares: cache sizes, as shares of all rows.
+        warmup_steps: steps before anything is measured with a cache: enough to fill the largest.
+        measured_steps: steps measured with a cache.
+        direct_steps: steps measured in direct mode.
     """
 
     name: str
     target_share: float
     target_ratio: float | None
     target_speedup: float
-    batch_size: int
-    embedding_dim: int
+    model: str
     bottom_mlp: tuple[int, ...]
     top_mlp: tuple[int, ...]
-    prefetch_depth: int
-    direct_steps: int
-    cached_steps: int
+    embedding_dim: int
+    batch_size: int
+    cache_shares: tuple[float, ...]
     warmup_steps: int
+    measured_steps: int
+    direct_steps: int
 
     def config(self, *, url: str, schema_path: str, cache_rows: int, lookahead: int, steps: int) -> Config:
         """The trainer's configuration of one run."""
         return Config(
-            data=DataConfig(
-                format="synthetic",
-                schema=schema_path,
-                batch_size=self.batch_size,
-                limit=self.batch_size * (steps + lookahead),
-                eval_fraction=0.0,
-            ),
+            data=DataConfig(format="synthetic", schema=schema_path, batch_size=self.batch_size, eval_fraction=0.0),
             oracle=OracleConfig(lookahead=lookahead),
-            cache=CacheConfig(rows=cache_rows, prefetch_depth=self.prefetch_depth),
+            cache=CacheConfig(rows=cache_rows, prefetch_depth=PREFETCH_DEPTH),
             store=StoreConfig(url=url, namespace=self.name),
             model=ModelConfig(
-                name="dlrm", embedding_dim=self.embedding_dim, bottom_mlp=self.bottom_mlp, top_mlp=self.top_mlp
+                name=self.model, embedding_dim=self.embedding_dim, bottom_mlp=self.bottom_mlp, top_mlp=self.top_mlp
             ),
-            optim=OptimConfig(rows="adagrad", dense="sgd"),
+            optim=OptimConfig(rows="adam", dense="sgd"),
             run=RunConfig(seed=1, threads=1, steps=steps),
         )
 
@@ -95,28 +105,30 @@ WORKLOADS: Mapping[str, Workload] = {
             target_share=0.75,
             target_ratio=1.10,
             target_speedup=3.5,
-            batch_size=4096,
+            model="dlrm",
+            bottom_mlp=(128,),
+            top_mlp=(128,),
             embedding_dim=64,
-            bottom_mlp=(256, 128),
-            top_mlp=(256, 128),
-            prefetch_depth=4,
-            direct_steps=40,
-            cached_steps=120,
-            warmup_steps=40,
+            batch_size=4096,
+            cache_shares=(0.02, 0.03, 0.05, 0.10),
+            warmup_steps=50,
+            measured_steps=60,
+            direct_steps=15,
         ),
         Workload(
             name="paper-91",
             target_share=0.915,
             target_ratio=None,
             target_speedup=6.2,
-            batch_size=4096,
+            model="wide-deep",
+            bottom_mlp=(16,),
+            top_mlp=(8,),
             embedding_dim=128,
-            bottom_mlp=(64,),
-            top_mlp=(64,),
-            prefetch_depth=4,
-            direct_steps=20,
-            cached_steps=120,
-            warmup_steps=40,
+            batch_size=512,
+            cache_shares=(0.01, 0.02, 0.05, 0.10),
+            warmup_steps=200,
+            measured_steps=300,
+            direct_steps=40,
         ),
     )
 }

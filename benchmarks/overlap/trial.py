@@ -1,0 +1,170 @@
+"""One job through the shaped link, as the trainer runs it, and what its steady state was like.
+
+fill the store with every row ──> cacher process, engine, RedisStore over TCP ──> step times after the warm-up, and
+waits, rows and bytes on the link between the end of the warm-up and the last measured step
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bagpipe.cache.initial import initial_weights
+from bagpipe.config import Config
+from bagpipe.engine import Progress
+from bagpipe.pipeline.trace import Trace
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.redis import RedisStore
+from benchmarks.overlap.link import ShapedServer
+from benchmarks.overlap.load import ProcessorUse
+from cacher.embedded import EmbeddedCacher
+from trainer.assembly import build_engine, build_trainee
+
+__all__ = ["DRAIN_STEPS", "LOSS_STEPS", "Trial", "fill_store", "run_trial"]
+
+_FILL_ROWS = 50_000
+#: Steps left out at the end: the lanes ahead of the computation have run out of work there.
+DRAIN_STEPS = 16
+#: Every run has at least so many steps.
+LOSS_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run's steady state; per step unless the name says otherwise.
+
+    Attributes:
+        cache_rows: 0: direct mode.
+        lookahead: batches.
+        step_s: times between consecutive steps' ends, seconds to the microsecond.
+        exposed_s: the compute lane waited for rows.
+        hit_rate: share of a batch's unique rows that were in the cache.
+        rows_unique, rows_fetched: rows.
+        received_bytes, sent_bytes: on the link, headers included.
+        own_cores, other_cores: cores used on average by this job (trainer, cacher, server), and by everything else.
+        loss: sum over the first `LOSS_STEPS` steps: equal between runs that did the same work.
+    """
+
+    cache_rows: int
+    lookahead: int
+    step_s: tuple[float, ...]
+    exposed_s: float
+    hit_rate: float
+    rows_unique: float
+    rows_fetched: float
+    received_bytes: float
+    sent_bytes: float
+    own_cores: float
+    other_cores: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """Totals at one moment."""
+
+    progress: Progress
+    loss: float
+    received_bytes: int
+    sent_bytes: int
+    processors: ProcessorUse
+
+
+class _Recorder:
+    """Notes when every step ended, and the totals after some of them."""
+
+    def __init__(self, server: ShapedServer, steps: Sequence[int]) -> None:
+        self._server = server
+        self._steps = frozenset(steps)
+        self.ends_s: list[float] = []
+        self.marks: dict[int, _Mark] = {}
+
+    def __call__(self, totals: Callable[[], Progress]) -> None:
+        self.ends_s.append(time.perf_counter())
+        if len(self.ends_s) in self._steps:
+            received, sent = self._server.link_bytes()
+            progress = totals()
+            self.marks[len(self.ends_s)] = _Mark(
+                progress=progress,
+                loss=float(progress.loss_sum),
+                received_bytes=received,
+                sent_bytes=sent,
+                processors=ProcessorUse.now([os.getpid(), self._server.process_id]),
+            )
+
+
+def fill_store(server: ShapedServer, schema: RowSchema, namespace: str) -> None:
+    """Give every row of every table its initial value, past the shaped link: as if training had gone on for long."""
+    with RedisStore(server.direct_url, schema=schema, namespace=namespace) as store:
+        store.claim()
+        for number, table in enumerate(schema.tables):
+            assert table.rows is not None, "the benchmark's tables are bounded"
+            for first in range(0, table.rows, _FILL_ROWS):
+                ids = np.arange(first, min(first + _FILL_ROWS, table.rows))
+                rows = np.zeros((len(ids), schema.row_width(number)), np.float32)
+                rows[:, : table.dim] = initial_weights(table, ids, seed=schema.seed).numpy()
+                store.write_many([WriteRequest(table=number, ids=ids, rows=rows)])
+
+
+def run_trial(
+    server: ShapedServer, config: Config, *, warmup_steps: int, trace_path: str = "", refill: bool = True
+) -> Trial:
+    """Train `config.run.steps` batches.
+
+    Args:
+        server: where the rows are.
+        config: of the job; its store is the server.
+        warmup_steps: steps left out: the cache fills up, and the lookahead window with it.
+        trace_path: write a trace of all lanes here.
+        refill: give the store its initial rows first.
+    """
+    torch.set_num_threads(config.run.threads)
+    # The last batches no longer share the machine with the reading and fetching of later ones.
+    last_step = config.run.steps - DRAIN_STEPS
+    recorder = _Recorder(server, (warmup_steps, last_step, LOSS_STEPS))
+    with ExitStack() as stack:
+        trace = Trace() if trace_path else None
+        credits = config.cache.prefetch_depth + 2  # as in trainer.job
+        source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=credits))
+        trainee = build_trainee(config, source.schema)
+        if refill:
+            fill_store(server, trainee.rows, config.store.namespace)
+        store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
+        engine = build_engine(trainee, store, trace)
+        engine.on_batch = recorder
+        engine.train(source.steps("train", trainee.spec, max_steps=config.run.steps))
+        if trace is not None:
+            trace.write(trace_path)
+    return _trial(config, recorder, warmup_steps, last_step)
+
+
+def _trial(config: Config, recorder: _Recorder, first: int, last: int) -> Trial:
+    """What happened between the ends of steps `first` and `last`, counted from 1."""
+    start, end, num_steps = recorder.marks[first], recorder.marks[last], last - first
+
+    def per_step(total: Callable[[_Mark], float]) -> float:
+        return (total(end) - total(start)) / num_steps
+
+    own_cores, other_cores = end.processors.cores_since(start.processors)
+    unique = per_step(lambda mark: mark.progress.rows_unique)
+    return Trial(
+        cache_rows=config.cache.rows,
+        lookahead=config.oracle.lookahead,
+        step_s=tuple(np.diff(recorder.ends_s[first - 1 : last]).round(6).tolist()),
+        exposed_s=per_step(lambda mark: mark.progress.exposed_s),
+        hit_rate=1 - per_step(lambda mark: mark.progress.rows_inserted) / unique,
+        rows_unique=unique,
+        rows_fetched=per_step(lambda mark: mark.progress.rows_fetched),
+        received_bytes=per_step(lambda mark: mark.received_bytes),
+        sent_bytes=per_step(lambda mark: mark.sent_bytes),
+        own_cores=own_cores,
+        other_cores=other_cores,
+        loss=recorder.marks[LOSS_STEPS].loss,
+    )
