@@ -1,7 +1,7 @@
 """Digests that tell whether two runs ended with the same numbers, bit for bit.
 
-    dense_digest      SHA-256 of parameters, then optimizer state, in state-dict order
-    embedding_digest  SHA-256 over all rows of a namespace by (table name, id): name utf-8, 0x00, id int64 LE, record
+dense_digest      SHA-256 of parameters, then optimizer state, in state-dict order
+embedding_digest  SHA-256 over all rows of a namespace by (table name, id): name utf-8, 0x00, id int64 LE, record
 """
 
 from __future__ import annotations
