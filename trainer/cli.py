@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
 from bagpipe.environment import check_environment
+from trainer.process import settle_process
 
 __all__ = ["main"]
 
@@ -34,6 +35,7 @@ def _train(argv: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
+    settle_process()
     from trainer.job import run_job
 
     result = run_job(config, result_path=command_line.options["result"])

@@ -21,9 +21,9 @@ import torch
 from bagpipe.errors import InputError
 from benchmarks.overlap.experiment import Record, check_same_work, run_workload
 from benchmarks.overlap.link import check_privileges, server_version
-from benchmarks.overlap.process import settle_process
 from benchmarks.overlap.report import WorkloadSummary, draw, markdown, records_from_json, summarise, to_json
 from benchmarks.overlap.workload import LOOKAHEADS, WORKLOADS
+from trainer.process import settle_process
 
 __all__ = ["main"]
 

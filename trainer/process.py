@@ -1,4 +1,4 @@
-"""Settings of this process, the same for compute-only and pipelined runs.
+"""Settings of a training process that make its steps even.
 
 * Freed memory stays with the process. By default glibc gives a large tensor's pages back when it is freed and faults
   them in again for the next step: 4,000 page faults a step made a compute-only median of 10 ms one of 15 ms.
@@ -27,6 +27,8 @@ _MALLOC_OPTIONS = {
 def settle_process() -> None:
     """Apply the settings; before anything large is allocated."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    mallopt = ctypes.CDLL(None).mallopt
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library than glibc, with habits of its own
+        return
     for parameter, value in _MALLOC_OPTIONS.values():
         mallopt(parameter, value)
