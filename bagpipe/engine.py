@@ -15,6 +15,7 @@ lane may do what when is decided by the loop's edges and the plan's two hazards,
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ class Engine:
         return result
 
 
-class _Phase:
+class _Phase(ABC):
     """Handlers shared by training and evaluation, and the totals."""
 
     train: bool
@@ -197,11 +198,13 @@ class _Phase:
             self.end()
         return PhaseResult(progress=self.progress(), report=runner.snapshot(), input_error=self.input_error)
 
+    @abstractmethod
     def end(self) -> None:
         """After the last batch."""
 
+    @abstractmethod
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
-        raise NotImplementedError
+        """What each op of the loop does."""
 
     def progress(self) -> Progress:
         report = self.runner.snapshot() if self.runner is not None else None
@@ -269,9 +272,9 @@ class _Phase:
         if self.engine.on_batch is not None:
             self.engine.on_batch(self.progress)
 
+    @abstractmethod
     def finish(self, b: int) -> None:
         """The compute lane needs the batch no more."""
-        raise NotImplementedError
 
 
 class _Training(_Phase):
@@ -356,6 +359,9 @@ class _Evaluation(_Phase):
             logits = self.forward(b)
             self.loss(flight, logits)
         self.on_scores(logits, flight.inputs.labels)
+
+    def end(self) -> None:
+        """Nothing changed, so there is nothing to write back."""
 
     def finish(self, b: int) -> None:
         del self.flights[b]
