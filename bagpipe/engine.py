@@ -40,7 +40,7 @@ from bagpipe.store.interface import ReadResult, Store, WriteRequest
 
 __all__ = ["Engine", "EngineSettings", "ModelInputs", "PhaseResult", "Progress"]
 
-#: Batches evicted and not yet acknowledged by the store, at most. Two keep the writer busy while one is gathered.
+#: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
 WRITE_DEPTH = 4
 
 

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import redis
 
 from bagpipe.errors import InputError
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, meta_key
 from bagpipe.store.redis import RedisStore
+from tests.store.clients import client_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=64), RowTable(name="item", dim=4)), optimizer="sgd")
 IDS = np.arange(200, dtype=np.int64)
 ROWS = np.arange(200 * 64, dtype=np.float32).reshape(200, 64)
-
-
-@contextmanager
-def client_of(url: str) -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(url)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def refused(url: str, *words: str, namespace: str) -> None:

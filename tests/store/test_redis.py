@@ -9,12 +9,11 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-import redis
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.schema import RowSchema, RowTable
@@ -22,21 +21,13 @@ from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis import RedisStore
+from tests.store.clients import client_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=64), RowTable(name="item", dim=4)), optimizer="sgd")
 IDS = np.arange(200, dtype=np.int64)
 ROWS = np.arange(200 * 64, dtype=np.float32).reshape(200, 64)
-
-
-@contextmanager
-def client_of(url: str) -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(url)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 @pytest.fixture
