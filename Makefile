@@ -9,7 +9,7 @@ CONFIG ?= trainer/configs/synthetic.toml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format suite setup clean
+.PHONY: help train test check format suite search setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -27,6 +27,9 @@ check: setup ## ruff, formatting, mypy --strict
 
 suite: setup ## the test suite only (ARGS go to pytest)
 	$(PY) -m pytest $(ARGS)
+
+search: setup ## property tests on new random examples, ten times as many
+	$(PY) -m pytest --hypothesis-profile search --timeout 0 $(ARGS)
 
 format: setup ## format and fix what ruff can
 	$(PY) -m ruff check --fix .

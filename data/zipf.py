@@ -59,8 +59,11 @@ class ZipfLaw:
         if abs(power) < 1e-9:
             position = low * (high / low) ** share
         else:
-            # relative to `low`, so that no power overflows or vanishes at steep exponents
-            position = low * (1.0 + share * ((high / low) ** power - 1.0)) ** (1.0 / power)
+            # relative to `low`, so that no power overflows or vanishes at steep exponents; a steep law's share of
+            # the last ranks is below one rounding, and the sum may round past the end of the law to 0
+            end = (high / low) ** power
+            base = 1.0 + share * (end - 1.0)
+            position = low * np.maximum(base, min(end, 1.0)) ** (1.0 / power)
         ranks = np.clip((position - self.shift).astype(np.int64), 1, self.vocabulary - 1)
         ranks[uniforms < self.head] = 0
         return ranks

@@ -9,8 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from bagpipe.store.embedded import EmbeddedServer
+
+# The suite says the same twice: its examples come from each test's own seed. `make search` draws new ones.
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

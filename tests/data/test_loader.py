@@ -245,11 +245,13 @@ def test_must_be_entered(source: CriteoSource) -> None:
 
 
 SCRIPT = """
+import signal
 import sys
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite started in the background ignores it
     source = CriteoSource(files=(sys.argv[1],), block_bytes=700)
     with LookaheadLoader(source, batch_size=2, epochs=10**9, workers=2) as loader:
         next(loader)
