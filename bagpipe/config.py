@@ -84,7 +84,8 @@ class StoreConfig:
     """The embedding store.
 
     Attributes:
-        url: redis://, unix:// or memory://; several servers separated by commas. Empty: a private embedded server.
+        url: redis://, rediss:// (TLS), redis+cluster://, unix:// or memory://; several servers separated by commas.
+            Empty: a private embedded server.
         namespace: prefix of all keys.
         buckets: bucket hashes in a new namespace, a power of two.
         timeout_s: deadline of one exchange with the store.
@@ -101,12 +102,22 @@ class CacherConfig:
     """The Oracle Cacher.
 
     Attributes:
-        url: address of a running cacher; empty: the job starts one for itself.
-        assign: how examples are assigned to ranks.
+        url: address of a running cacher, unix:PATH, HOST:PORT (also grpc://) or grpcs://HOST:PORT (TLS); empty: the job starts
+            one for itself.
+        assign: how examples are assigned to ranks: contiguous, or locality (where their rows were used last).
+        secret_file: file with the secret shared with a cacher that listens on a network.
+        tls_ca: file with the certificate authority that signed a grpcs:// cacher's certificate; empty: the system's.
+        tls_cert, tls_key: this side's certificate and key, where the cacher asks for one.
+        timeout_s: deadline for reaching a cacher, and for reaching it again after a lost connection.
     """
 
     url: str = ""
     assign: str = "contiguous"
+    secret_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +201,7 @@ class RunConfig:
         trace: write a Perfetto-readable trace here.
         tensorboard: write TensorBoard scalars into this folder.
         dir: folder of the job's private files; empty: a temporary one.
+        peer_timeout_s: deadline of one exchange between ranks; longer than any honest stall of one of them.
     """
 
     seed: int = 0
@@ -200,6 +212,7 @@ class RunConfig:
     trace: str = ""
     tensorboard: str = ""
     dir: str = ""
+    peer_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,11 @@ from bagpipe.config import Config
 from bagpipe.errors import InputError
 from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH
 
-__all__ = ["DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
+__all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
 
 DATA_FORMATS = ("criteo-tsv", "parquet", "synthetic")
 POLICIES = ("belady-window", "paper")
+ASSIGNMENTS = ("contiguous", "locality")
 MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep")
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 DTYPES = tuple(DTYPE_BYTES)
@@ -44,7 +45,7 @@ def _one_of(path: str, names: tuple[str, ...]) -> Rule:
 
 
 def _is_address(value: str) -> bool:
-    return value == "" or re.fullmatch(r"unix:.+|.+:\d{1,5}", value) is not None
+    return value == "" or re.fullmatch(r"unix:.+|(grpcs?://)?[^/]+:\d{1,5}", value) is not None
 
 
 RULES: tuple[Rule, ...] = (
@@ -67,8 +68,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("store.buckets", "a power of two from 1 to 65536", lambda value: value in POWERS_OF_TWO),
     Rule("store.timeout_s", "more than 0", lambda value: value > 0),
-    Rule("cacher.url", "empty, unix:PATH or HOST:PORT", _is_address),
-    _one_of("cacher.assign", ("contiguous",)),
+    Rule("cacher.url", "empty, unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT", _is_address),
+    _one_of("cacher.assign", ASSIGNMENTS),
+    Rule("cacher.timeout_s", "more than 0", lambda value: value > 0),
     _one_of("model.name", MODELS),
     _at_least("model.embedding_dim", 1),
     Rule("model.bottom_mlp", "widths of at least 1", lambda value: all(width >= 1 for width in value)),
@@ -96,6 +98,7 @@ RULES: tuple[Rule, ...] = (
     _one_of("run.dtype", DTYPES),
     _at_least("run.steps", 0),
     _at_least("run.threads", 1),
+    Rule("run.peer_timeout_s", "more than 0", lambda value: value > 0),
 )
 
 

@@ -5,11 +5,12 @@
 | `InputError` | configuration, data, or a refused store | 2         |
 | `StoreError` | the store failed while the job ran      | 1         |
 | `JobError`   | the job failed while it ran             | 1         |
+| `PeerError`  | another rank failed, or is gone          | 1         |
 """
 
 from __future__ import annotations
 
-__all__ = ["CapacityError", "InputError", "JobError", "StoreError"]
+__all__ = ["CapacityError", "InputError", "JobError", "PeerError", "StoreError"]
 
 
 class InputError(Exception):
@@ -26,3 +27,7 @@ class StoreError(Exception):
 
 class JobError(Exception):
     """The job cannot go on for a reason that is neither the input's nor the store's."""
+
+
+class PeerError(JobError):
+    """Another rank failed, is gone, or was silent for longer than the deadline."""

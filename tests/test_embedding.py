@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bagpipe.batch import Batch
 from bagpipe.cache.initial import initial_weights
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.rows import RowCache, RowStep
 from bagpipe.embedding import (
     UNBOUNDED_INIT_BOUND,
     CachedEmbeddingBagCollection,
@@ -128,7 +128,7 @@ def test_bags_equal_torchrec_s(name: str, min_length: int) -> None:
     (ours.values() * factor).sum().backward()
     (expected.values() * factor).sum().backward()
     assert job.cache.current is not None
-    job.cache.update(job.cache.current.context, lr=0.5, eps=0.0, step=1)
+    job.cache.update(job.cache.current.context, RowStep(lr=0.5, eps=0.0, step=1))
     for (table, row_id), row in job.finish().items():
         weight = tables[converted.row_tables[table].name]
         assert weight.grad is not None
@@ -160,7 +160,7 @@ def test_sequences_equal_torchrec_s(need_indices: bool) -> None:
     torch.stack([(jagged.values() ** 2).sum() for jagged in ours.values()]).sum().backward()
     torch.stack([(jagged.values() ** 2).sum() for jagged in expected.values()]).sum().backward()
     assert job.cache.current is not None
-    job.cache.update(job.cache.current.context, lr=0.5, eps=0.0, step=1)
+    job.cache.update(job.cache.current.context, RowStep(lr=0.5, eps=0.0, step=1))
     for (table, row_id), row in job.finish().items():
         weight = tables[converted.row_tables[table].name]
         assert weight.grad is not None
@@ -274,7 +274,7 @@ def test_torchrec_models(build: Callable[[EmbeddingBagCollection], nn.Module]) -
     assert logits.shape == (6, 1)
     logits.sum().backward()
     assert job.cache.current is not None
-    job.cache.update(job.cache.current.context, lr=0.1, eps=1e-8, step=1)
+    job.cache.update(job.cache.current.context, RowStep(lr=0.1, eps=1e-8, step=1))
     statistics = job.cache.statistics()
     assert statistics.updated == statistics.dirty == statistics.resident > 0
 
@@ -299,7 +299,7 @@ def test_training_steps_equal_plain_modules() -> None:
         optimizer.zero_grad()
         loss = (converted.model(kjt_of(batches[step])) ** 2).mean()
         loss.backward()
-        cache.update(context, lr=0.1, eps=1e-8, step=step + 1)
+        cache.update(context, RowStep(lr=0.1, eps=1e-8, step=step + 1))
         optimizer.step()
 
         reference.zero_grad()

@@ -39,6 +39,8 @@ TORCH_USERS = (
     "bagpipe/digest.py",
     "bagpipe/embedding.py",
     "bagpipe/engine.py",
+    "bagpipe/peers/",
+    "bagpipe/phases.py",
     "trainer/",
 )
 
@@ -56,6 +58,8 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/config.py": "tests/test_config_keys.py",
     "bagpipe/errors.py": "tests/test_config_cli.py",
     "bagpipe/engine.py": "tests/system",
+    "bagpipe/peers/interface.py": "tests/peers",
+    "bagpipe/phases.py": "tests/system",
     "bagpipe/progress.py": "tests/trainer/test_progress.py",
     "bagpipe/schedule/errors.py": "tests/schedule/test_check.py",
     "bagpipe/store/interface.py": "tests/store",

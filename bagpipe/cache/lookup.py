@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagpipe.cache.rowsums import sum_rows
 from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.errors import JobError
 
@@ -33,7 +34,7 @@ class ActiveRun:
         context: index tensors.
         weights: ``[U, dim]``, the unique rows' weights when the batch began.
         gradients: what backward delivered, one entry per lookup of the run: gradient of its vectors ``[G, dim]``, and
-            the factor of each of the context's `sources` (None: all ones).
+            the per-id weights it was looked up with (None: the run has none).
         closed: the rows were updated, so nothing may arrive any more.
     """
 
@@ -67,21 +68,19 @@ def lookup(run: ActiveRun, weights: Tensor | None = None) -> Tensor:
     return vectors
 
 
-def row_gradient(run: ActiveRun, first: int, end: int) -> Tensor:
-    """``[end - first, dim]``: summed gradient of the run's unique rows ``first`` to ``end``, which backward reached.
+def row_gradient(run: ActiveRun, part: int, first: int, end: int) -> Tensor:
+    """``[end - first, dim]``: summed gradient of rows ``first`` to ``end`` of a part of the run's backward.
 
     Rows are summed one by one, so blocks of them give the bits of all at once.
+
+    Raises:
+        JobError: backward never reached the run.
     """
-    context = run.context
-    start, stop = int(context.row_starts[first]), int(context.row_starts[end])
-    sources = context.sources[start:stop]
-    offsets = context.row_offsets[first : end + 1]
-    if start:
-        offsets = offsets - start
+    sums = run.context.backward[part]
     total: Tensor | None = None
-    for gradient, factors in run.gradients:
-        part = _segment_sum(gradient, sources, offsets, None if factors is None else factors[start:stop])
-        total = part if total is None else total.add_(part)
+    for vectors, weights in run.gradients:
+        summed = sum_rows(vectors, sums, first, end, weights)
+        total = summed if total is None else total.add_(summed)
     if total is None:
         raise JobError("the gradient of rows was asked for, but backward never reached them")
     return total
@@ -139,10 +138,7 @@ class _Lookup(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         # Kept by reference, never written: it may be shared with other nodes of the graph.
         vectors = gradient.contiguous().view(-1, run.context.run.dim)
-        factors = run.context.coefficients
-        if weights is not None:
-            factors = weights.detach().index_select(0, _present(run.context.occurrences))
-        run.gradients.append((vectors, factors))
+        run.gradients.append((vectors, None if weights is None else weights.detach()))
         if weights is not None and ctx.needs_input_grad[2]:
             return None, None, _weights_gradient(run, vectors)
         return None, None, None

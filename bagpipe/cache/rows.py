@@ -1,7 +1,7 @@
 """`RowCache`: the slab of row records on the device, and what the engine's lanes do to it.
 
     lane copy:    evict(owner) ─> WriteRequest…      insert(owner, results)
-    lane compute: begin(context) ─> model forward, backward ─> update(context, …)
+    lane compute: begin(context) ─> model forward, backward ─> update(context, …)   with several ranks: `RowExchange`
     at the end:   flush() ─> WriteRequest…           clear()
 
 Rule of this file: a lane touches only the slots its plan names. `insert` for batch b + 1 may run in another thread
@@ -11,8 +11,9 @@ Rows are dirty from their update until they are handed out to be written; a clea
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -21,17 +22,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.initial import TORCH_DTYPE, InitialWeights
+from bagpipe.cache.layout import LookupRun
 from bagpipe.cache.lookup import ActiveRun, ActiveStep, row_gradient
 from bagpipe.cache.optimizer import ROW_OPTIMIZERS
+from bagpipe.cache.rowsums import SlotRows
 from bagpipe.cache.slab import Scratch, Slab
 from bagpipe.cache.slots import Slots, SlotTable, row_tables
-from bagpipe.cache.step import StepContext
+from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
 
-__all__ = ["CacheStatistics", "RowCache"]
+__all__ = ["CacheStatistics", "RowCache", "RowStep"]
 
 #: Rows of one flush chunk: 16 MiB of 256-byte records, so the host copy stays small beside the cache.
 FLUSH_CHUNK_ROWS = 65_536
@@ -40,6 +43,20 @@ FLUSH_CHUNK_ROWS = 65_536
 #: cache. Measured without the gradients: 29,351 rows of 512 bytes take 5.5 ms at 256-512 KiB and 7.8 ms in one block
 #: (Adagrad, one core, 1 MiB L2).
 UPDATE_CHUNK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStep:
+    """Numbers of one row-optimizer step.
+
+    Attributes:
+        lr, eps: of the row optimizer.
+        step: batches trained so far, this one included (Adam's bias correction).
+    """
+
+    lr: float
+    eps: float
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,26 +266,34 @@ class RowCache:
 
     # ---- the batch being computed --------------------------------------------------------------------------------
 
-    def begin(self, context: StepContext) -> None:
-        """Read the batch's unique rows, and make the batch the one the embedding modules look up.
+    def gather(self, slot_index: Tensor, dim: int, out: Tensor) -> None:
+        """Copy the weights ``[n, dim]`` of the rows in these slots (int64 ``[n]``) to `out`."""
+        self._slab.gather(slot_index, dim, out)
+
+    def begin(self, context: StepContext, weights: Sequence[Tensor] | None = None) -> None:
+        """Make the batch the one the embedding modules look up.
+
+        Args:
+            context: the batch.
+            weights: per run, its rows' weights ``[U, dim]`` as other ranks gave them; None: all are in this cache.
 
         Raises:
             JobError: a row is not in its slot.
         """
-        runs = []
-        for run in context.runs:
-            self.slots.check(run.rows, run.slots)
-            out = self._gathered[run.run.index].take(len(run.rows), run.run.dim)
-            runs.append(ActiveRun(context=run, weights=self._slab.gather(run.slot_index, run.run.dim, out)))
-        self.current = ActiveStep(context=context, runs=tuple(runs))
+        pulled = weights if weights is not None else [self._own_weights(run) for run in context.runs]
+        runs = tuple(ActiveRun(context=run, weights=rows) for run, rows in zip(context.runs, pulled, strict=True))
+        self.current = ActiveStep(context=context, runs=runs)
 
-    def update(self, context: StepContext, *, lr: float, eps: float, step: int) -> None:
-        """Update every row that the batch's backward reached, once, and end the batch.
+    def _own_weights(self, run: RunContext) -> Tensor:
+        local = run.local
+        if local is None:
+            raise JobError(f"run {run.run.index} was planned for several ranks, and no rank gave its rows")
+        self.slots.check(local.rows, local.slots)
+        out = self._gathered[run.run.index].take(run.num_rows, run.run.dim)
+        return self._slab.gather(local.slot_index, run.run.dim, out)
 
-        Args:
-            context: the batch that was begun.
-            lr, eps: of the row optimizer.
-            step: batches trained so far, this one included (Adam's bias correction).
+    def end(self, context: StepContext) -> tuple[ActiveRun, ...]:
+        """The batch's backward is over: its runs, with the gradients that reached them.
 
         Raises:
             JobError: another batch was begun.
@@ -277,25 +302,42 @@ class RowCache:
         if current is None or current.context is not context:
             begun = "none" if current is None else str(current.context.batch_index)
             raise JobError(f"update of batch {context.batch_index}, but the batch begun is {begun}")
-        for run in current.runs:
-            if run.gradients and len(run.context.rows):
-                self._update_run(run, lr, eps, step)
-            run.closed = True
-            run.gradients.clear()
         self.current = None
+        for run in current.runs:
+            run.closed = True
+        return current.runs
 
-    def _update_run(self, run: ActiveRun, lr: float, eps: float, step: int) -> None:
-        """Gradient and optimizer, block of rows by block; a row's result does not depend on its block."""
-        width = self._widths[run.context.run.first_table]
-        num_rows = len(run.context.rows)
+    def update(self, context: StepContext, settings: RowStep) -> None:
+        """Update every row that the batch's backward reached, once, and end the batch. All rows are in this cache.
+
+        Raises:
+            JobError: another batch was begun.
+        """
+        for run in self.end(context):
+            local = run.context.local
+            if run.gradients and local is not None:
+                self.apply(local, run.context.run, partial(row_gradient, run, 0), settings)
+            run.gradients.clear()
+
+    def apply(self, rows: SlotRows, run: LookupRun, gradient: Callable[[int, int], Tensor], settings: RowStep) -> None:
+        """One optimizer step for each of these rows, block by block; a row's result does not depend on its block.
+
+        Args:
+            rows: distinct rows of one run.
+            run: their tables.
+            gradient: of rows ``first`` to ``end``: ``[end - first, dim]``.
+            settings: of the optimizer.
+        """
+        width = self._widths[run.first_table]
+        num_rows = len(rows.rows)
         chunk = num_rows if self.device.type != "cpu" else max(1, UPDATE_CHUNK_BYTES // (width * self.dtype.itemsize))
-        for first in range(0, num_rows, chunk):
+        for first in range(0, num_rows, max(chunk, 1)):
             end = min(first + chunk, num_rows)
-            index = run.context.slot_index[first:end]
-            rows = self._slab.gather(index, width)
-            self._optimizer.apply(rows, row_gradient(run, first, end), lr, eps, step)
-            self._slab.scatter(index, rows)
-        self.slots.mark_dirty(run.context.slots)
+            index = rows.slot_index[first:end]
+            records = self._slab.gather(index, width)
+            self._optimizer.apply(records, gradient(first, end), settings.lr, settings.eps, settings.step)
+            self._slab.scatter(index, records)
+        self.slots.mark_dirty(rows.slots)
         self._updated += num_rows
 
     # ---- helpers ------------------------------------------------------------------------------------------------

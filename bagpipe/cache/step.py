@@ -2,7 +2,10 @@
 
     plan (numpy, segment after segment)                       tensors of one run
     inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
-    order, offsets (CSR)  ──occurrence -> its bag──>          sources, row_offsets   backward: bags -> rows
+    order, offsets (CSR)  ──occurrence -> its bag──>          `RowSums`              backward: bags -> rows
+
+With several ranks the rows stand in the order in which they come from their owners, and the backward is cut in two:
+what the next batch needs, and the rest (`bagpipe.cache.exchange`).
 
 Rule of this file: *bags are numbered example-major*, bag ``b * num_segments + s``. Occurrences come feature by feature,
 but the model wants ``[num_examples, num_segments * dim]``; permuting 4-byte positions here, ahead of time, saves
@@ -21,12 +24,12 @@ from torch import Tensor
 from bagpipe.batch import Batch
 from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.cache.layout import LookupRun, StepLayout
+from bagpipe.cache.rowsums import HostSums, Int32, RowSums, SlotRows, Uploader, rows_of_tables, table_rows
+from bagpipe.cache.serve import RunExchange, prepare_exchange
 from bagpipe.errors import JobError
-from bagpipe.oracle.plan import ConsumerPlan, RowList
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
 __all__ = ["RunContext", "StepContext", "prepare_step"]
-
-Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,33 +40,25 @@ class RunContext:
 
     Attributes:
         run: the tables and segments.
-        rows: the unique rows, on the host.
-        slots: int32 ``[U]``, on the host.
-        slot_index: int64 ``[U]``, the same on the device.
+        num_rows: U.
+        local: the unique rows, all in this rank's cache; None with several ranks.
+        exchange: how they come from their owners and how their gradients go back; None with one rank.
         inverse: int32 ``[n]``, unique row of each occurrence: bag by bag, or as in the plan without pooling.
         bag_offsets: int32 ``[G + 1]``, where each bag starts in `inverse`; None if every bag holds exactly one id, and
             without pooling.
-        row_starts: int32 ``[U + 1]``, on the host: `row_offsets`.
-        row_offsets: int32 ``[U + 1]``, where each unique row's occurrences start in `sources`.
-        sources: int32 ``[n]``, gradient row of each occurrence, grouped by unique row.
-        coefficients: ``[n]`` in the run's dtype, factor of each of `sources` (mean: 1 / bag length); None: all ones.
-        occurrences: int32 ``[n]``, occurrence (as in the plan) of each of `sources`; weighted runs only.
+        backward: gradient rows to unique rows: one entry for all rows, or two (now, later) with several ranks.
         bag_order: int32 ``[n]``, occurrence (as in the plan) of each of `inverse`; weighted runs only.
         bags: int32 ``[n]``, bag of each of `inverse`; weighted runs only.
         segment_sizes: occurrences of each segment.
     """
 
     run: LookupRun
-    rows: RowList
-    slots: Int32
-    slot_index: Tensor
+    num_rows: int
+    local: SlotRows | None
+    exchange: RunExchange | None
     inverse: Tensor
     bag_offsets: Tensor | None
-    row_starts: Int32
-    row_offsets: Tensor
-    sources: Tensor
-    coefficients: Tensor | None
-    occurrences: Tensor | None
+    backward: tuple[RowSums, ...]
     bag_order: Tensor | None
     bags: Tensor | None
     segment_sizes: tuple[int, ...]
@@ -89,7 +84,13 @@ class StepContext:
 
 
 def prepare_step(
-    layout: StepLayout, batch: Batch, consumer: ConsumerPlan, *, dtype: str, device: torch.device
+    layout: StepLayout,
+    batch: Batch,
+    consumer: ConsumerPlan,
+    exchange: ExchangePlan | None = None,
+    *,
+    dtype: str,
+    device: torch.device,
 ) -> StepContext:
     """Turn one batch's plan into index tensors on `device`.
 
@@ -97,6 +98,7 @@ def prepare_step(
         layout: the model's runs.
         batch: the rank's examples.
         consumer: what it reads for them.
+        exchange: what it gives to and takes from the other ranks; None if there are none.
         dtype: the run's dtype, ``float32`` or ``float64``.
 
     Raises:
@@ -109,7 +111,8 @@ def prepare_step(
         raise JobError(
             f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
         )
-    runs = tuple(_run_context(run, layout, batch, consumer, ends, TORCH_DTYPE[dtype], device) for run in layout.runs)
+    upload = Uploader(device, TORCH_DTYPE[dtype])
+    runs = tuple(_run_context(run, layout, batch, consumer, exchange, ends, upload) for run in layout.runs)
     return StepContext(
         batch_index=batch.index,
         num_examples=batch.num_examples,
@@ -124,44 +127,43 @@ def _run_context(
     layout: StepLayout,
     batch: Batch,
     consumer: ConsumerPlan,
+    exchange: ExchangePlan | None,
     ends: NDArray[np.int64],
-    dtype: torch.dtype,
-    device: torch.device,
+    upload: Uploader,
 ) -> RunContext:
     """One run's share of the plan: every index is made relative to the run's first row and first occurrence."""
-    table_offsets = consumer.unique.table_offsets[run.first_table : run.end_table + 1]
-    first_row, end_row = int(table_offsets[0]), int(table_offsets[-1])
+    rows = rows_of_tables(consumer.unique, run.first_table, run.end_table)
+    first_row, end_row = rows.start, rows.stop
     first, end = int(ends[run.first_segment]), int(ends[run.end_segment])
     inverse = consumer.inverse[first:end] - np.int32(first_row)
     order = consumer.order[first:end] - np.int32(first)
-    row_offsets = consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row]
-    # Table numbers stay those of the schema: tables before the run hold no rows of this list.
-    offsets = np.clip(consumer.unique.table_offsets - first_row, 0, end_row - first_row)
-    rows = RowList(table_offsets=offsets, ids=consumer.unique.ids[first_row:end_row])
-    slots = consumer.slots[first_row:end_row]
     pooling = _pooling(run, layout, batch, inverse, order)
-
-    def tensor(array: NDArray[np.generic] | None) -> Tensor | None:
-        return None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
-
-    def required(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    coefficients = tensor(pooling.coefficients)
+    sums = HostSums(
+        row_starts=consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row],
+        sources=pooling.sources,
+        coefficients=pooling.coefficients,
+        occurrences=order if run.lookup.weighted else None,
+    )
+    local: SlotRows | None = None
+    run_exchange: RunExchange | None = None
+    forward = pooling.inverse
+    if exchange is None:
+        local = upload.slot_rows(table_rows(consumer.unique, run.first_table, run.end_table), consumer.slots[rows])
+        backward: tuple[RowSums, ...] = (upload.sums(sums),)
+    else:
+        prepared = prepare_exchange(run, consumer, exchange, sums, upload)
+        run_exchange, backward = prepared.exchange, prepared.backward
+        forward = prepared.place[forward]
     return RunContext(
         run=run,
-        rows=rows,
-        slots=slots,
-        slot_index=required(slots.astype(np.int64)),
-        inverse=required(pooling.inverse),
-        bag_offsets=tensor(pooling.bag_offsets),
-        row_starts=row_offsets,
-        row_offsets=required(row_offsets),
-        sources=required(pooling.sources),
-        coefficients=None if coefficients is None else coefficients.to(dtype),
-        occurrences=required(order) if run.lookup.weighted else None,
-        bag_order=tensor(pooling.bag_order),
-        bags=tensor(pooling.bags),
+        num_rows=end_row - first_row,
+        local=local,
+        exchange=run_exchange,
+        inverse=upload.indices(forward),
+        bag_offsets=upload.optional(pooling.bag_offsets),
+        backward=backward,
+        bag_order=upload.optional(pooling.bag_order),
+        bags=upload.optional(pooling.bags),
         segment_sizes=tuple(np.diff(ends[run.first_segment : run.end_segment + 1]).tolist()),
     )
 

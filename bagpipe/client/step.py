@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from bagpipe.batch import Batch
-from bagpipe.oracle.plan import ConsumerPlan, OracleSpec, OwnerPlan
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
 from bagpipe.schema import DataSchema
 
 __all__ = ["Phase", "PlanSpan", "Step", "StepSource"]
@@ -34,6 +34,7 @@ class Step:
         owner: what happens to the rank's own cache.
         num_global_examples: examples in the global batch; the loss is their mean.
         span: when the cacher worked on it.
+        exchange: what it gives to and takes from the other ranks; None if there are none.
     """
 
     batch: Batch
@@ -41,6 +42,7 @@ class Step:
     owner: OwnerPlan
     num_global_examples: int
     span: PlanSpan
+    exchange: ExchangePlan | None = None
 
 
 class StepSource(Protocol):

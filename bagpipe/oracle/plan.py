@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_BATCH", "CachePlan", "ConsumerPlan", "FeatureRef", "OracleSpec", "OwnerPlan", "RowList"]
+__all__ = ["NO_BATCH", "CachePlan", "ConsumerPlan", "ExchangePlan", "FeatureRef", "OracleSpec", "OwnerPlan", "RowList"]
 
 #: "No batch": a batch index smaller than every real one.
 NO_BATCH = -1
@@ -39,6 +39,7 @@ class OracleSpec:
         lookahead: batches seen ahead, the batch being planned included; at least 1.
         policy: name of an eviction policy.
         world_size: number of ranks.
+        assign: how examples are assigned to ranks, contiguous or locality.
     """
 
     table_rows: tuple[int | None, ...]
@@ -47,6 +48,7 @@ class OracleSpec:
     lookahead: int
     policy: str = "belady-window"
     world_size: int = 1
+    assign: str = "contiguous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,9 +119,46 @@ class OwnerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExchangePlan:
+    """What one rank gives and takes for the batch: rows before its forward, row gradients after its backward.
+
+    A rank both *consumes* (the U unique rows of its `ConsumerPlan`) and *owns* (M rows of the batch, whoever uses
+    them). Row u of consumer c is served by rank ``c.owners[u]``; both sides list the rows they share in the same order,
+    that of the consumer's unique rows, so counts and order need not travel.
+
+    Attributes:
+        pull_now: bool ``[U]``, some rank's batch before used the row, so it can be pulled only after that update.
+        owned: rows of the batch that this rank owns, grouped by table; M of them.
+        owned_slots: int32 ``[M]``, slot of each in this rank's cache.
+        owned_pull_now: bool ``[M]``, as `pull_now`.
+        owned_sync_now: bool ``[M]``, as `ConsumerPlan.sync_now`.
+        serve_offsets: int32 ``[world_size + 1]``; rows served to rank c are
+            ``serve_rows[serve_offsets[c]:serve_offsets[c + 1]]``. A rank serves itself too.
+        serve_rows: int32 ``[S]``, positions among `owned`, ascending for each consumer.
+    """
+
+    pull_now: NDArray[np.bool_]
+    owned: RowList
+    owned_slots: NDArray[np.int32]
+    owned_pull_now: NDArray[np.bool_]
+    owned_sync_now: NDArray[np.bool_]
+    serve_offsets: NDArray[np.int32]
+    serve_rows: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CachePlan:
-    """The plan of one batch: one consumer and one owner record per rank."""
+    """The plan of one batch: one consumer and one owner record per rank.
+
+    Attributes:
+        batch_index: the batch.
+        consumers, owners: by rank.
+        exchanges: by rank; empty for one rank, which exchanges nothing.
+        examples: by rank, int32 numbers of the examples it gets, ascending; empty for one rank, which gets all.
+    """
 
     batch_index: int
     consumers: tuple[ConsumerPlan, ...]
     owners: tuple[OwnerPlan, ...]
+    exchanges: tuple[ExchangePlan, ...] = ()
+    examples: tuple[NDArray[np.int32], ...] = ()

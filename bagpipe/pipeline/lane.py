@@ -56,7 +56,7 @@ class Lane:
         trace: Trace | None,
         steps: StepTimes,
         on_batch: Callable[[int], None] | None,
-        stop_requested: Callable[[], bool],
+        must_stop: Callable[[], bool],
         left: Callable[[int], None],
     ) -> None:
         self.name = plan.resource.name
@@ -70,7 +70,7 @@ class Lane:
         self._trace = trace
         self._steps = steps
         self._on_batch = on_batch
-        self._stop_requested = stop_requested
+        self._must_stop = must_stop
         self._left = left
         self._busy_ns = 0
         self._actions = 0
@@ -104,7 +104,7 @@ class Lane:
                 batch = turn + step.offset
                 if 0 <= batch < board.end and self._ready(step, batch):
                     # Asked after the wait, so that a request made meanwhile still keeps the batch from being read.
-                    if step.is_source and self._stop_requested():
+                    if step.is_source and self._must_stop():
                         board.finish(batch)
                     else:
                         self._act(step, batch)

@@ -52,6 +52,8 @@ class Runner:
         streams: streams of the lanes; default: host lanes only.
         trace: records every action and wait.
         on_batch: called with the batch number after a batch's sink, in the sink's lane.
+        agree: with several ranks: this rank's wish to stop -> what all ranks do. Called in the source's lane, once
+            before each batch, so that no rank reads a batch that another does not.
         grace_s: how long `run` waits for the lanes after an error; above the handlers' own deadlines, of which the
             store's 30 s is the longest.
 
@@ -68,12 +70,15 @@ class Runner:
         streams: Streams | None = None,
         trace: Trace | None = None,
         on_batch: Callable[[int], None] | None = None,
+        agree: Callable[[bool], bool] | None = None,
         grace_s: float = 60.0,
     ) -> None:
         self._compiled: CompiledLoop = compile_loop(loop, handlers, hazards or {})
         self._streams = streams or NullStreams()
         self._trace = trace
         self._on_batch = on_batch
+        self._agree = agree
+        self._agreed_to_stop = False
         self._grace_s = grace_s
         self._board = Board(self._compiled.op_names, [lane.resource.name for lane in self._compiled.lanes])
         self._lanes: list[Lane] = []
@@ -93,9 +98,22 @@ class Runner:
         self._stop_requests.put(None)
         self._inbox.put(None)
 
+    def abort(self, error: BaseException) -> None:
+        """End the run with this error, unless it has one already. From any thread."""
+        self._board.fail(error)
+        self._inbox.put(None)
+
     @property
     def stop_requested(self) -> bool:
-        return not self._stop_requests.empty()
+        """A stop was asked for here, or agreed on."""
+        return self._agreed_to_stop or not self._stop_requests.empty()
+
+    def _must_stop(self) -> bool:
+        """Asked by the source's lane, once before each batch."""
+        stop = not self._stop_requests.empty()
+        if self._agree is not None:
+            stop = self._agreed_to_stop = self._agree(stop)
+        return stop
 
     def run(self, num_batches: int | None = None) -> Report:
         """Run to the end of the data, or for `num_batches` at most. Only once per runner.
@@ -146,7 +164,7 @@ class Runner:
             trace=self._trace,
             steps=self._steps,
             on_batch=self._on_batch,
-            stop_requested=lambda: self.stop_requested,
+            must_stop=self._must_stop,
             left=self._inbox.put,
         )
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
-from bagpipe.oracle.plan import ConsumerPlan, OwnerPlan, RowList
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 
 __all__ = ["CodecError", "decode_step", "encode_step"]
 
@@ -44,9 +44,23 @@ class _Array:
     optional: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Optional:
+    """A record field that may be missing (null)."""
+
+    record: type
+
+
 #: Records that may travel: per record, its fields in order and what each must hold (an `_Array`, int, or a record).
 _RECORDS: Mapping[type, Mapping[str, Any]] = {
-    Step: {"batch": Batch, "consumer": ConsumerPlan, "owner": OwnerPlan, "num_global_examples": int, "span": PlanSpan},
+    Step: {
+        "batch": Batch,
+        "consumer": ConsumerPlan,
+        "owner": OwnerPlan,
+        "num_global_examples": int,
+        "span": PlanSpan,
+        "exchange": _Optional(ExchangePlan),
+    },
     Batch: {
         "index": int,
         "dense": _Array("<f4", 2),
@@ -74,6 +88,15 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "evict_after": int,
         "fetch_after": int,
         "num_slots": int,
+    },
+    ExchangePlan: {
+        "pull_now": _Array("|b1"),
+        "owned": RowList,
+        "owned_slots": _Array("<i4"),
+        "owned_pull_now": _Array("|b1"),
+        "owned_sync_now": _Array("|b1"),
+        "serve_offsets": _Array("<i4"),
+        "serve_rows": _Array("<i4"),
     },
     PlanSpan: {"read_start_ns": int, "plan_start_ns": int, "plan_end_ns": int},
 }
@@ -180,6 +203,8 @@ def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
             if type(value) is not int or not -(2**63) <= value < 2**63:
                 raise CodecError(f"malformed frame: expected {where} to be an integer, got {str(value)[:80]}")
             values[name] = value
+        elif isinstance(expected, _Optional):
+            values[name] = None if value is None else _build(expected.record, where, value, reader)
         else:
             values[name] = _build(expected, where, value, reader)
     return kind(**values)

@@ -50,6 +50,7 @@ def _build_prefetch(values: Mapping[str, Value]) -> Program:
         microbatches=values["microbatches"],
         train=not values["evaluate"],
         direct=bool(values["direct"]),
+        ranks=values["ranks"],
     )
     return loop.unroll(values["batches"])
 
@@ -64,6 +65,7 @@ _ENTRIES = (
             Option(name="read_ahead", default=8, help="batches read and not yet trained, at most"),
             Option(name="write_depth", default=2, help="batches evicted and not yet stored, at most"),
             Option(name="microbatches", default=1, help="micro-batches per batch"),
+            Option(name="ranks", default=1, help="ranks of the job; one of them is shown"),
             Option(name="evaluate", default=False, help="the evaluation pipeline: forwards only"),
             Option(
                 name="direct", default=False, help="direct mode's hazards: no cache, every batch waits for the last"

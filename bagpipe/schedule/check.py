@@ -144,12 +144,14 @@ def _versions(program: Program) -> Iterator[str]:
 
 
 #: (src, dst) of the row hazards: who touches the same rows must be ordered by the plan.
-_ROW_HAZARDS = (("X_STORE", "X_GET"), ("X_UPDATE", "X_EVICT"))
+_ROW_HAZARDS = (("X_STORE", "X_GET"), ("X_ACK", "X_GET"), ("X_UPDATE", "X_EVICT"), ("X_UPDATE_LATE", "X_EVICT"))
 
 
 def _row_hazards(program: Program) -> Iterator[str]:
     """R8: rows written back may be fetched again, and rows updated may be evicted: both need a hazard edge."""
     present = {atom.op for atom in program.atoms()}
+    if "X_ACK" in present:  # it comes after this rank's own X_STORE, and after every other rank's
+        present.discard("X_STORE")
     covered = {(edge.src, edge.dst) for edge in program.edges if edge.kind == "hazard" or edge.delay == 0}
     for src, dst in _ROW_HAZARDS:
         if {src, dst} <= present and (src, dst) not in covered:

@@ -34,9 +34,9 @@ SEGMENT_TABLES = (0, 0, 1)
 
 def gradient_of(run: ActiveRun) -> Tensor:
     """All rows' gradients; taken in two blocks they must be the same bits."""
-    num_rows = len(run.context.rows)
-    together = row_gradient(run, 0, num_rows)
-    blocks = [row_gradient(run, 0, num_rows // 2), row_gradient(run, num_rows // 2, num_rows)]
+    num_rows = run.context.num_rows
+    together = row_gradient(run, 0, 0, num_rows)
+    blocks = [row_gradient(run, 0, 0, num_rows // 2), row_gradient(run, 0, num_rows // 2, num_rows)]
     assert torch.equal(together, torch.cat(blocks))
     return together
 
@@ -52,7 +52,7 @@ def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tens
     layout = build_layout(tables, features, [lookup_of_tables] * 2)
     plan = consumer_plan(batch, layout.features, 2, lambda n: np.arange(n, dtype=np.int32))
     (run,) = prepare_step(layout, batch, plan, dtype="float64", device=torch.device("cpu")).runs
-    ids, offsets = torch.from_numpy(run.rows.ids), run.rows.table_offsets
+    ids, offsets = torch.from_numpy(run.local.rows.ids), run.local.rows.table_offsets
     rows = [weights[table].detach()[ids[offsets[table] : offsets[table + 1]]] for table in range(2)]
     return ActiveRun(context=run, weights=torch.cat(rows))
 
@@ -100,9 +100,9 @@ def test_equals_embedding_bag(case: str) -> None:
     (vectors * factor).sum().backward()
     (expected * factor).sum().backward()
     gradient = gradient_of(run)
-    offsets = run.context.rows.table_offsets
+    offsets = run.context.local.rows.table_offsets
     for table, weight in enumerate(weights):
-        ids = torch.from_numpy(run.context.rows.ids[offsets[table] : offsets[table + 1]])
+        ids = torch.from_numpy(run.context.local.rows.ids[offsets[table] : offsets[table + 1]])
         assert weight.grad is not None
         close(gradient[offsets[table] : offsets[table + 1]], weight.grad[ids])
     if ours is not None and theirs is not None:
@@ -147,7 +147,7 @@ def test_without_gradients() -> None:
         assert not lookup(run).requires_grad
     assert run.gradients == []
     with pytest.raises(JobError, match="backward never reached them"):
-        row_gradient(run, 0, 1)
+        row_gradient(run, 0, 0, 1)
 
 
 def test_late_backward_is_refused() -> None:

@@ -19,7 +19,7 @@ from bagpipe.cache.initial import initial_weights
 from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
 from bagpipe.cache.optimizer import ROW_OPTIMIZERS
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.rows import RowCache, RowStep
 from bagpipe.cache.slots import FREE
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef, OwnerPlan
@@ -64,7 +64,7 @@ def train(job: Job, data: Sequence[Batch]) -> list[float]:
         assert current is not None
         loss = loss_of([lookup(run) for run in current.runs])
         loss.backward()
-        job.cache.update(context, lr=LR, eps=EPS, step=context.batch_index + 1)
+        job.cache.update(context, RowStep(lr=LR, eps=EPS, step=context.batch_index + 1))
         losses.append(loss.item())
     return losses
 
@@ -186,7 +186,7 @@ def test_insert_beside_a_batch_that_computes() -> None:
                 inserting.result()
             assert cache.current is not None
             loss_of([lookup(run) for run in cache.current.runs]).backward()
-            cache.update(context, lr=LR, eps=EPS, step=1)
+            cache.update(context, RowStep(lr=LR, eps=EPS, step=1))
             inserting.result()
         cache.slots.check(entering, free)
         cache.slots.mark_dirty(free)
@@ -284,7 +284,7 @@ def test_only_what_backward_reached_is_updated() -> None:
     (context,) = (step for step in job.steps(batches(1)))
     assert job.cache.current is not None
     lookup(job.cache.current.runs[0]).sum().backward()
-    job.cache.update(context, lr=LR, eps=EPS, step=1)
+    job.cache.update(context, RowStep(lr=LR, eps=EPS, step=1))
     assert {table for table, _ in job.finish()} == {0}
 
 
@@ -320,9 +320,9 @@ def test_begin_and_update_must_match() -> None:
     for context in job.steps(batches(2)):
         contexts.append(context)
     with pytest.raises(JobError, match="update of batch 0, but the batch begun is 1"):
-        job.cache.update(contexts[0], lr=LR, eps=EPS, step=1)
-    job.cache.update(contexts[1], lr=LR, eps=EPS, step=1)
+        job.cache.update(contexts[0], RowStep(lr=LR, eps=EPS, step=1))
+    job.cache.update(contexts[1], RowStep(lr=LR, eps=EPS, step=1))
     with pytest.raises(JobError, match="update of batch 1, but the batch begun is none"):
-        job.cache.update(contexts[1], lr=LR, eps=EPS, step=1)
+        job.cache.update(contexts[1], RowStep(lr=LR, eps=EPS, step=1))
     with pytest.raises(JobError, match="was planned to hold table"):
         job.cache.begin(contexts[0])

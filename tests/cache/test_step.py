@@ -57,14 +57,14 @@ def test_golden_multi_hot() -> None:
     """
     batch = make_batch([[2, 0, 1], [1, 2, 0]], [7, 5, 7, 5, 5, 9])
     run = prepare(batch, layout_of([0, 0], TableLookup(mode="mean")))
-    assert run.rows.ids.tolist() == [5, 7, 9]
+    assert run.local.rows.ids.tolist() == [5, 7, 9]
     assert run.inverse.tolist() == [1, 0, 0, 0, 2, 1]  # example by example
     assert run.bag_offsets is not None
     assert run.bag_offsets.tolist() == [0, 2, 3, 3, 5, 6, 6]
-    assert run.row_offsets.tolist() == [0, 3, 5, 6]
-    assert run.sources.tolist() == [0, 1, 3, 0, 4, 3]  # bags of row 5, of row 7, of row 9
-    assert run.coefficients is not None
-    assert run.coefficients.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0, 0.5]
+    assert run.backward[0].row_offsets.tolist() == [0, 3, 5, 6]
+    assert run.backward[0].sources.tolist() == [0, 1, 3, 0, 4, 3]  # bags of row 5, of row 7, of row 9
+    assert run.backward[0].coefficients is not None
+    assert run.backward[0].coefficients.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0, 0.5]
     assert run.segment_sizes == (3, 3)
 
 
@@ -72,11 +72,11 @@ def test_golden_one_hot() -> None:
     """One id in every bag: no offsets, positions transposed."""
     batch = make_batch([[1, 1, 1], [1, 1, 1]], [4, 6, 4, 4, 4, 8])
     run = prepare(batch, layout_of([0, 0], TableLookup()))
-    assert run.rows.ids.tolist() == [4, 6, 8]
+    assert run.local.rows.ids.tolist() == [4, 6, 8]
     assert run.inverse.tolist() == [0, 0, 1, 0, 0, 2]
     assert run.bag_offsets is None
-    assert run.sources.tolist() == [0, 4, 1, 3, 2, 5]
-    assert run.row_offsets.tolist() == [0, 4, 5, 6]
+    assert run.backward[0].sources.tolist() == [0, 4, 1, 3, 2, 5]
+    assert run.backward[0].row_offsets.tolist() == [0, 4, 5, 6]
 
 
 def test_second_run_counts_from_its_own_start() -> None:
@@ -87,10 +87,10 @@ def test_second_run_counts_from_its_own_start() -> None:
     plan = consumer_plan(batch, layout.features, 2, slots)
     context = prepare_step(layout, batch, plan, dtype="float32", device=CPU)
     second = context.runs[1]
-    assert (second.rows.table_offsets.tolist(), second.rows.ids.tolist()) == ([0, 0, 2], [1, 2])
-    assert second.slots.tolist() == [1, 2]
-    assert second.inverse.tolist() == second.sources.tolist() == [0, 1]
-    assert second.row_offsets.tolist() == [0, 1, 2]
+    assert (second.local.rows.table_offsets.tolist(), second.local.rows.ids.tolist()) == ([0, 0, 2], [1, 2])
+    assert second.local.slots.tolist() == [1, 2]
+    assert second.inverse.tolist() == second.backward[0].sources.tolist() == [0, 1]
+    assert second.backward[0].row_offsets.tolist() == [0, 1, 2]
     assert context.feature_sizes == (2, 2)
 
 
@@ -124,16 +124,16 @@ def test_definition(
     if run.bag_offsets is not None:
         forward_bags = np.repeat(forward_bags, np.diff(run.bag_offsets.numpy()))
     pairs = sorted(zip(forward_bags.tolist(), run.inverse.tolist(), strict=True))
-    rows = np.repeat(np.arange(len(run.rows)), np.diff(run.row_offsets.numpy()))
-    assert pairs == sorted(zip(run.sources.tolist(), rows.tolist(), strict=True))
-    row_tables = np.repeat(np.arange(len(run.rows.table_offsets) - 1), np.diff(run.rows.table_offsets))
+    rows = np.repeat(np.arange(run.num_rows), np.diff(run.backward[0].row_offsets.numpy()))
+    assert pairs == sorted(zip(run.backward[0].sources.tolist(), rows.tolist(), strict=True))
+    row_tables = np.repeat(np.arange(len(run.local.rows.table_offsets) - 1), np.diff(run.local.rows.table_offsets))
     expected = sorted(zip(bag_of.tolist(), batch.values.tolist(), strict=True))
-    assert sorted(zip(forward_bags.tolist(), run.rows.ids[run.inverse.numpy()].tolist(), strict=True)) == expected
+    assert sorted(zip(forward_bags.tolist(), run.local.rows.ids[run.inverse.numpy()].tolist(), strict=True)) == expected
     for bag, row in pairs:
         assert row_tables[row] == segment_tables[bag % len(segment_tables)]
-    if run.bag_order is not None and run.occurrences is not None and run.bags is not None:
+    if run.bag_order is not None and run.backward[0].occurrences is not None and run.bags is not None:
         assert bag_of[run.bag_order.numpy()].tolist() == forward_bags.tolist() == run.bags.tolist()
-        assert bag_of[run.occurrences.numpy()].tolist() == run.sources.tolist()
+        assert bag_of[run.backward[0].occurrences.numpy()].tolist() == run.backward[0].sources.tolist()
 
 
 def test_plan_of_another_batch() -> None:

@@ -84,7 +84,7 @@ BROKEN_LOOPS = {
     "live: .* without any delay": with_edges(Edge(src="OPT", dst="X_GET")),
     "source: lane net-in: 0X_GET does not depend": dataclasses.replace(LOOP, edges=LOOP.edges[2:]),
     "source: source 0X_LOOK must be performed once": dataclasses.replace(LOOP, source=(0, "X_LOOK")),
-    "sink: sink 0X_SYNC": dataclasses.replace(LOOP, sink=(0, "X_SYNC")),
+    "sink: sink 0X_PUSH_LATE": dataclasses.replace(LOOP, sink=(0, "X_PUSH_LATE")),
     "offsets: 0F has different offsets": Loop(
         lanes={"a": (Template(op="X_READ", offset=1), Template(op="F"), Template(op="F", unit=1, offset=1))},
         source=(0, "X_READ"),

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from bagpipe.schedule.check import check, check_loop
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.simulate import simulate
+from bagpipe.schedule.simulate import Simulation, simulate
 
 DEPTHS = st.integers(1, 6)
 
 
-@given(DEPTHS, DEPTHS, DEPTHS, st.integers(1, 4), st.booleans(), st.booleans())
+@given(DEPTHS, DEPTHS, DEPTHS, st.integers(1, 4), st.integers(1, 2), st.booleans(), st.booleans())
 def test_every_combination_is_valid(
-    prefetch_depth: int, read_ahead: int, write_depth: int, microbatches: int, train: bool, direct: bool
+    prefetch_depth: int, read_ahead: int, write_depth: int, microbatches: int, ranks: int, train: bool, direct: bool
 ) -> None:
     loop = prefetch(
         prefetch_depth=prefetch_depth,
@@ -23,6 +23,7 @@ def test_every_combination_is_valid(
         microbatches=microbatches,
         train=train,
         direct=direct,
+        ranks=ranks,
     )
     check_loop(loop)
     check(loop.unroll(3))
@@ -40,8 +41,33 @@ def test_evaluation_writes_nothing() -> None:
     assert loop.sink == (0, "F")
 
 
-@pytest.mark.parametrize("name", ["prefetch_depth", "read_ahead", "write_depth", "microbatches"])
+def span(simulation: Simulation, text: str) -> tuple[float, float]:
+    return next((float(t.start), float(t.finish)) for t in simulation.timed if t.action.text == text)
+
+
+def test_exchange_overlaps_with_the_compute_of_the_batches_around_it() -> None:
+    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=4, ranks=2)
+    costs = {"F": 10, "B": 20, "X_PULL": 1, "X_PUSH": 1, "X_UPDATE": 1, "OPT": 1}
+    simulation = simulate(loop.unroll(6), costs)
+    for b in range(2, 5):
+        step = (span(simulation, f"0F{b}")[0], span(simulation, f"0B{b}")[1])
+        for text in (f"0X_PREPULL{b + 1}", f"0X_PUSH_LATE{b - 1}", f"0X_UPDATE_LATE{b - 1}"):
+            start, finish = span(simulation, text)
+            assert step[0] - 3 <= start, text  # while the rows of the step are still on their way, at the earliest
+            assert finish <= step[1], text
+    # Between two batches' compute: the gradients of the shared rows, their update, and the rows themselves.
+    assert span(simulation, "0F4")[0] - span(simulation, "0B3")[1] == 3
+
+
+def test_ranks_that_write_rows_back_are_waited_for_by_all() -> None:
+    loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2, direct=True)
+    simulation = simulate(loop.unroll(3))
+    for b in range(3):
+        assert span(simulation, f"0X_ACK{b}")[1] <= span(simulation, f"0X_GET{b}")[0]
+
+
+@pytest.mark.parametrize("name", ["prefetch_depth", "read_ahead", "write_depth", "microbatches", "ranks"])
 def test_depths_below_one_are_refused(name: str) -> None:
-    depths = {"prefetch_depth": 1, "read_ahead": 1, "write_depth": 1, "microbatches": 1, name: 0}
+    depths = {"prefetch_depth": 1, "read_ahead": 1, "write_depth": 1, "microbatches": 1, "ranks": 1, name: 0}
     with pytest.raises(ScheduleError, match=f"{name} must be at least 1, got 0"):
         prefetch(**depths)

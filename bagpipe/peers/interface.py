@@ -1,0 +1,72 @@
+"""`Peers`: what a rank's engine needs of the others. Every call is made by all ranks, in the same order per lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+__all__ = ["ExchangeLane", "Peers"]
+
+#: Lanes that exchange rows. Each has a communicator of its own, so that they never wait for each other.
+ExchangeLane = Literal["pull", "push"]
+
+
+class Peers(Protocol):
+    """The ranks of one job. Calls of one lane come from one thread; different lanes may call at the same time.
+
+    Every call has the job's deadline.
+
+    Attributes:
+        rank: this one, from 0.
+        world_size: number of ranks.
+    """
+
+    rank: int
+    world_size: int
+
+    def exchange(
+        self,
+        lane: ExchangeLane,
+        output: Tensor,
+        input: Tensor,
+        output_rows: Sequence[int],
+        input_rows: Sequence[int],
+    ) -> None:
+        """All-to-all of rows; on a CUDA device ordered by the current stream, on a CPU done on return.
+
+        Args:
+            lane: whose communicator.
+            output: contiguous ``[sum(output_rows), dim]``, filled: rows from rank 0, then from rank 1, …
+            input: contiguous ``[sum(input_rows), dim]``: rows for rank 0, then for rank 1, …
+            output_rows, input_rows: rows from and for each rank, this one included.
+
+        Raises:
+            PeerError: a peer is gone, or silent for longer than the deadline.
+        """
+        ...
+
+    def agree(self, stop: bool) -> bool:
+        """True if any rank says stop. Called once per batch by the data lane; after the last batch by none.
+
+        Raises:
+            PeerError: as `exchange`.
+        """
+        ...
+
+    def acknowledge(self) -> None:
+        """Return when every rank has called this as often. Called by the ack lane, once per batch.
+
+        Raises:
+            PeerError: as `exchange`.
+        """
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's JSON-able value, by rank. For the main thread, between phases.
+
+        Raises:
+            PeerError: as `exchange`.
+        """
+        ...

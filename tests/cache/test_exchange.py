@@ -1,0 +1,162 @@
+"""Rows and gradients between ranks: any assignment of examples, any owners, any cut into now and later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bagpipe.cache.exchange import RowExchange
+from bagpipe.cache.layout import TableLookup, build_layout
+from bagpipe.cache.lookup import lookup
+from bagpipe.cache.rows import RowCache, RowStep
+from bagpipe.cache.step import StepContext, prepare_step
+from bagpipe.errors import JobError, PeerError
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import RowSchema, RowTable
+from bagpipe.testing.local_peers import LocalPeers, local_peers
+from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
+from tests.cache.rank_plans import RankPlan, rank_plans
+
+TABLES = (RowTable(name="a", dim=4), RowTable(name="b", dim=4), RowTable(name="c", dim=6))
+LOOKUPS = (TableLookup(mode="mean"), TableLookup(mode="mean"), TableLookup(mode="none"))
+FEATURES = tuple(FeatureRef(feature=f, table=t) for f, t in [(0, 0), (1, 0), (0, 1), (2, 2)])
+NUM_IDS = (9, 9, 5)
+LAYOUT = build_layout(TABLES, FEATURES, LOOKUPS)
+SCHEMA = RowSchema(tables=TABLES, optimizer="adagrad", dtype="float64", seed=3)
+STEP = RowStep(lr=0.1, eps=1e-6, step=1)
+CPU = torch.device("cpu")
+
+
+def loss_of(vectors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(part * (1 + part)).sum() for part in vectors]).sum()
+
+
+def records(cache: RowCache) -> dict[tuple[int, int], NDArray[Any]]:
+    """What a flush would write: the updated rows."""
+    store = DictStore(SCHEMA)
+    for requests in cache.flush():
+        store.write_many(requests)
+    return store.rows
+
+
+def on_all_ranks(peers: Sequence[LocalPeers], work: Callable[[int], None]) -> list[BaseException | None]:
+    """Run `work(rank)` in a thread per rank; their errors."""
+    errors: list[BaseException | None] = [None] * len(peers)
+
+    def body(rank: int) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            errors[rank] = error
+            peers[rank].close()
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(len(peers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def cache_of(plan: RankPlan, num_slots: int) -> RowCache:
+    """A cache with the rank's owned rows in their slots, freshly initialised."""
+    cache = RowCache(SCHEMA, num_slots)
+    nothing = row_list([np.zeros(0, np.int64)] * len(TABLES))
+    owner = owner_plan(
+        plan.exchange.owned,
+        plan.exchange.owned_slots,
+        nothing,
+        np.zeros(0, np.int32),
+        new=np.ones(len(plan.exchange.owned), np.bool_),
+    )
+    cache.insert(owner, [], skip_new=True)
+    return cache
+
+
+def context_of(plan: RankPlan) -> StepContext:
+    return prepare_step(LAYOUT, plan.batch, plan.consumer, plan.exchange, dtype="float64", device=CPU)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), num_examples=st.integers(0, 12), world_size=st.integers(1, 4))
+def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int, world_size: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, num_examples=num_examples, num_ids=NUM_IDS, max_length=3)
+    alone = Job(RowCache(SCHEMA, 0), DictStore(SCHEMA), LAYOUT)
+    (context,) = alone.steps([batch])
+    assert alone.cache.current is not None
+    loss = loss_of([lookup(run) for run in alone.cache.current.runs])
+    loss.backward()
+    alone.cache.update(context, STEP)
+
+    plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
+    peers = local_peers(world_size)
+    caches = [cache_of(plan, num_slots=sum(NUM_IDS) + 9) for plan in plans]
+    losses = [0.0] * world_size
+
+    def work(rank: int) -> None:
+        exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
+        exchange.early(context)
+        exchange.pull(context)
+        exchange.begin(context)
+        current = caches[rank].current
+        assert current is not None
+        loss = loss_of([lookup(run) for run in current.runs])
+        loss.backward()
+        losses[rank] = loss.item()
+        runs = exchange.push(context)
+        exchange.update(context, STEP)
+        exchange.push_late(runs)
+        exchange.update_late(context, STEP)
+
+    assert on_all_ranks(peers, work) == [None] * world_size
+    assert sum(losses) == pytest.approx(loss.item(), rel=1e-12, abs=1e-12)
+    expected = records(alone.cache)
+    got = {row: record for cache in caches for row, record in records(cache).items()}
+    assert got.keys() == expected.keys()
+    for row, record in expected.items():
+        np.testing.assert_allclose(got[row], record, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_that_the_loss_ignores_is_an_error_on_its_rank() -> None:
+    rng = np.random.default_rng(0)
+    batch = random_batch(rng, num_examples=6, num_ids=NUM_IDS, max_length=2, min_length=1)
+    plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=2)
+    peers = local_peers(2, timeout_s=20)
+    caches = [cache_of(plan, num_slots=40) for plan in plans]
+
+    def work(rank: int) -> None:
+        exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
+        exchange.early(context)
+        exchange.pull(context)
+        exchange.begin(context)
+        current = caches[rank].current
+        assert current is not None
+        used = current.runs if rank == 0 else current.runs[:1]
+        loss_of([lookup(run) for run in used]).backward()
+        exchange.push(context)
+
+    first, second = on_all_ranks(peers, work)
+    assert isinstance(first, PeerError)
+    assert isinstance(second, JobError)
+    assert "the loss does not depend on the rows of tables number 2 to 2" in str(second)
+
+
+def test_plans_of_one_rank_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    batch = random_batch(rng, num_examples=3, num_ids=NUM_IDS, max_length=2)
+    (plan,) = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=1)
+    context = prepare_step(LAYOUT, plan.batch, plan.consumer, dtype="float64", device=CPU)
+    with pytest.raises(JobError, match="was planned for one rank, there are several"):
+        RowExchange(cache_of(plan, 40), local_peers(1)[0]).early(context)
+    with pytest.raises(JobError, match="was planned for several ranks, and no rank gave its rows"):
+        cache_of(plan, 40).begin(context_of(plan))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.cache.rowsums import HostSums, Uploader, rows_of_tables, sum_rows, table_rows
+from tests.cache.plans import row_list
+
+UPLOAD = Uploader(torch.device("cpu"), torch.float64)
+
+
+@st.composite
+def sums_and_vectors(draw: st.DrawFn) -> tuple[HostSums, torch.Tensor]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = rng.integers(0, 4, size=draw(st.integers(0, 8)))
+    num_terms, num_vectors = int(lengths.sum()), 5
+    sums = HostSums(
+        row_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        sources=rng.integers(0, num_vectors, size=num_terms).astype(np.int32),
+        coefficients=rng.standard_normal(num_terms) if draw(st.booleans()) else None,
+        occurrences=rng.permutation(num_terms).astype(np.int32),
+    )
+    return sums, torch.from_numpy(rng.standard_normal((num_vectors, 3)))
+
+
+@given(sums_and_vectors(), st.integers(0, 2**32))
+def test_selected_rows_have_the_same_bits(drawn: tuple[HostSums, torch.Tensor], seed: int) -> None:
+    host, vectors = drawn
+    sums = UPLOAD.sums(host)
+    together = sum_rows(vectors, sums, 0, len(sums))
+    for row in range(len(sums)):
+        factors = np.ones(len(host.sources)) if host.coefficients is None else host.coefficients
+        terms = range(host.row_starts[row], host.row_starts[row + 1])
+        expected = sum(
+            (factors[p] * vectors[host.sources[p]] for p in terms), start=torch.zeros(3, dtype=torch.float64)
+        )
+        torch.testing.assert_close(together[row], expected)
+    rows = np.random.default_rng(seed).permutation(len(sums))
+    selected = UPLOAD.sums(host.select(rows))
+    assert torch.equal(sum_rows(vectors, selected, 0, len(selected)), together[torch.from_numpy(rows)])
+    half = len(selected) // 2
+    blocks = [sum_rows(vectors, selected, 0, half), sum_rows(vectors, selected, half, len(selected))]
+    assert torch.equal(torch.cat(blocks), together[torch.from_numpy(rows)])
+
+
+def test_per_id_weights_take_the_place_of_coefficients() -> None:
+    host = HostSums(
+        row_starts=np.array([0, 2, 3], np.int32),
+        sources=np.array([0, 1, 1], np.int32),
+        occurrences=np.array([2, 0, 1], np.int32),
+    )
+    vectors, weights = torch.tensor([[1.0], [10.0]]), torch.tensor([0.5, 3.0, 7.0])
+    assert sum_rows(vectors, UPLOAD.sums(host), 0, 2, weights).tolist() == [[12.0], [30.0]]
+
+
+def test_rows_of_tables_keep_their_table_numbers() -> None:
+    rows = row_list([np.array([4, 5]), np.array([1]), np.array([7, 8, 9])])
+    assert rows_of_tables(rows, 1, 3) == slice(2, 6)
+    part = table_rows(rows, 1, 2)
+    assert (part.table_offsets.tolist(), part.ids.tolist()) == ([0, 0, 1, 1], [1])

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.cache.layout import TableLookup, build_layout
+from bagpipe.cache.serve import RunExchange
+from bagpipe.cache.step import prepare_step
+from bagpipe.oracle.plan import FeatureRef
+from bagpipe.schema import RowTable
+from tests.cache.plans import consumer_plan, random_batch
+from tests.cache.rank_plans import Home, exchange_plan, rank_plans, rows_of
+
+TABLES = (RowTable(name="a", dim=4), RowTable(name="b", dim=8), RowTable(name="c", dim=8))
+FEATURES = tuple(FeatureRef(feature=f, table=t) for f, t in [(0, 0), (1, 1), (2, 2)])
+NUM_IDS = (7, 5, 4)
+LAYOUT = build_layout(TABLES, FEATURES, [TableLookup()] * 3)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), num_examples=st.integers(0, 10), world_size=st.integers(1, 5))
+def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: int) -> None:
+    """Rank a's counts for b are b's counts from a, in every part of every run, and no row is left out."""
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, num_examples=num_examples, num_ids=NUM_IDS, max_length=3)
+    plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
+    contexts = [
+        prepare_step(LAYOUT, p.batch, p.consumer, p.exchange, dtype="float32", device=torch.device("cpu"))
+        for p in plans
+    ]
+    for number in range(len(LAYOUT.runs)):
+        runs = [context.runs[number] for context in contexts]
+        exchanges = [run.exchange for run in runs if run.exchange is not None]
+        assert len(exchanges) == world_size
+        for name in ("early", "pull", "push", "late"):
+            given_rows = np.array([getattr(exchange, name).given for exchange in exchanges])
+            taken_rows = np.array([getattr(exchange, name).taken for exchange in exchanges])
+            assert (given_rows == taken_rows.T).all(), name
+        for run, exchange in zip(runs, exchanges, strict=True):
+            assert exchange.early.first == 0
+            assert exchange.early.end == exchange.pull.first
+            assert exchange.pull.end == run.num_rows == sum(exchange.push.given) + sum(exchange.late.given)
+            for part, sums in zip((exchange.push, exchange.late), run.backward, strict=True):
+                assert len(sums) == sum(part.given)
+                assert len(part.sums) == len(part.owned.rows)
+                assert sorted(part.sums.sources.tolist()) == list(range(sum(part.taken)))
+                # contributions to a row in rank order: what arrives first is from the lower rank
+                starts = part.sums.row_starts
+                for row in range(len(part.sums)):
+                    assert (np.diff(part.sums.sources[starts[row] : starts[row + 1]]) > 0).all()
+
+
+def test_golden() -> None:
+    """Two ranks, one table: rank 0 owns 5 and 9, rank 1 owns 7; 9 was used by the batch before."""
+    layout = build_layout(TABLES[:1], FEATURES[:1], [TableLookup()])
+    rng = np.random.default_rng(0)
+    base = random_batch(rng, num_examples=2, num_ids=(1,), max_length=2, min_length=2)
+    batches = [dataclasses.replace(base, values=np.array(ids)) for ids in ([5, 7, 9, 5], [9, 9, 7, 5])]
+    homes = {
+        (0, 5): Home(owner=0, slot=3, pull_now=False, sync_now=True),
+        (0, 7): Home(owner=1, slot=8, pull_now=False, sync_now=False),
+        (0, 9): Home(owner=0, slot=1, pull_now=True, sync_now=True),
+    }
+    consumers = []
+    for batch in batches:
+        plan = consumer_plan(batch, FEATURES[:1], 1, lambda n: np.zeros(n, np.int32))
+        owners = np.array([homes[row].owner for row in rows_of(plan)], np.uint16)
+        sync_now = np.array([homes[row].sync_now for row in rows_of(plan)], np.bool_)
+        consumers.append(dataclasses.replace(plan, owners=owners, sync_now=sync_now))
+    exchange = exchange_plan(0, consumers, homes, 1)
+    context = prepare_step(layout, batches[0], consumers[0], exchange, dtype="float32", device=torch.device("cpu"))
+    run = context.runs[0]
+    parts = run.exchange
+    assert isinstance(parts, RunExchange)
+    assert parts.early.slot_index.tolist() == [3, 3]  # row 5 for itself and for rank 1
+    assert (parts.early.given, parts.early.taken) == ((1, 1), (1, 1))  # it takes 5 from itself, 7 from rank 1
+    assert parts.pull.slot_index.tolist() == [1, 1]
+    assert (parts.pull.given, parts.pull.taken) == ((1, 1), (1, 0))
+    assert run.inverse.tolist() == [0, 1, 2, 0]  # rows stand as 5, 7, then 9
+    assert (parts.push.given, parts.push.taken) == ((2, 0), (2, 2))
+    assert parts.push.owned.slots.tolist() == [3, 1]
+    assert parts.push.sums.sources.tolist() == [0, 2, 1, 3]  # 5: from rank 0, from rank 1; then 9
+    assert (parts.late.given, parts.late.taken) == ((0, 1), (0, 0))
+    assert [sums.row_starts.tolist() for sums in run.backward] == [[0, 2, 3], [0, 1]]
+    assert [sums.sources.tolist() for sums in run.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7
