@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bagpipe.errors import PeerError
@@ -70,9 +71,9 @@ class LocalPeers:
         output_rows: Sequence[int],
         input_rows: Sequence[int],
     ) -> None:
-        given = input.split(list(input_rows))
+        given = torch.split(input, list(input_rows))
         with self._places[lane].meet(self.rank, given) as brought:
-            for taken, parts in zip(output.split(list(output_rows)), brought, strict=True):
+            for taken, parts in zip(torch.split(output, list(output_rows)), brought, strict=True):
                 if taken.shape != parts[self.rank].shape:
                     raise PeerError(f"expected rows of shape {list(taken.shape)}, got {list(parts[self.rank].shape)}")
                 taken.copy_(parts[self.rank])
