@@ -28,9 +28,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bagpipe.batch import Batch
 from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.rows import RowStep
@@ -155,15 +157,16 @@ class Phase(ABC):
             step = None
         if step is None:
             raise EndOfBatches
+        batch = step.batch if step.batch.num_examples else _stand_in(step.batch)
         context = prepare_step(
             engine.layout,
-            step.batch,
+            batch,
             step.consumer,
             step.exchange,
             dtype=engine.cache.schema.dtype,
             device=engine.cache.device,
         )
-        self.flights[b] = _Flight(step=step, context=context, inputs=engine.prepare(step.batch))
+        self.flights[b] = _Flight(step=step, context=context, inputs=engine.prepare(batch))
         if engine.trace is not None:
             span = step.span
             engine.trace.note("oracle", "0X_PLAN", b, span.plan_start_ns, span.plan_end_ns)
@@ -193,6 +196,8 @@ class Phase(ABC):
     def loss(self, flight: _Flight, logits: Tensor) -> Tensor:
         """The mean over the global batch, of which this rank's examples are a part."""
         total = nn.functional.binary_cross_entropy_with_logits(logits, flight.inputs.labels, reduction="sum")
+        if not flight.step.batch.num_examples:
+            total = total * 0.0
         self.loss_sum += total.detach()
         return total / flight.step.num_global_examples
 
@@ -330,7 +335,8 @@ class Evaluation(Phase):
         with torch.no_grad():
             logits = self.forward(b, self.engine.model)
             self.loss(flight, logits)
-        self.on_scores(logits, flight.inputs.labels)
+        if flight.step.batch.num_examples:
+            self.on_scores(logits, flight.inputs.labels)
 
     def end(self) -> None:
         """Nothing changed, so there is nothing to write back."""
@@ -359,6 +365,16 @@ class EvaluationOfRanks(Evaluation):
         context = self.flights[b].context
         self.exchange.early(context)
         self.exchange.pull(context)
+
+
+def _stand_in(empty: Batch) -> Batch:
+    """One example without ids, for a rank that got none: few models take an empty batch. It counts for nothing."""
+    return dataclasses.replace(
+        empty,
+        dense=np.zeros((1, empty.dense.shape[1]), np.float32),
+        lengths=np.zeros((empty.num_features, 1), np.int32),
+        labels=np.zeros(1, np.float32),
+    )
 
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ Rows are dirty from their update until they are handed out to be written; a clea
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,6 +109,7 @@ class RowCache:
         self._gathered = [Scratch(self.dtype, self.device) for _ in schema.tables]  # per run; there are no more runs
         self._staging = Scratch(self.dtype, torch.device("cpu"))
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
+        self._count_lock = threading.Lock()
 
     def statistics(self) -> CacheStatistics:
         return CacheStatistics(
@@ -338,7 +340,8 @@ class RowCache:
             self._optimizer.apply(records, gradient(first, end), settings.lr, settings.eps, settings.step)
             self._slab.scatter(index, records)
         self.slots.mark_dirty(rows.slots)
-        self._updated += num_rows
+        with self._count_lock:  # with several ranks, two lanes update rows
+            self._updated += num_rows
 
     # ---- helpers ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,171 @@
+"""Whole jobs of several ranks in this process, one thread each: the real oracle, engines, exchange and store.
+
+The ranks' dense gradients are summed by `_RankOrderSum` in the place of DistributedDataParallel, which wants processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bagpipe.client.step import PlanSpan, Step
+from bagpipe.config import Config
+from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.planner import plan_batches
+from bagpipe.progress import PhaseResult
+from bagpipe.store.memory import MemoryStore
+from bagpipe.testing.local_peers import LocalPeers, local_peers
+from cacher.planning import PlannedData
+from data.formats import open_source
+from data.loader import open_loader
+from trainer.assembly import build_engine, build_trainee
+
+__all__ = ["RanksEnd", "run_ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksEnd:
+    """How a job of several ranks ended.
+
+    Attributes:
+        rows: per table name, all ids ascending and their records.
+        dense: parameters by name, of rank 0; all ranks' are equal.
+        results: by rank.
+        scores: logits of the held-out examples, by rank.
+        rows_sent: row vectors and row gradients that crossed ranks.
+    """
+
+    dense_digest: str
+    embedding_digest: str
+    rows: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
+    dense: dict[str, torch.Tensor]
+    results: tuple[PhaseResult, ...]
+    rows_sent: int
+    scores: tuple[tuple[float, ...], ...]
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        return self.dense_digest, self.embedding_digest
+
+
+class _RankOrderSum:
+    """A dense optimizer whose step first sums the gradients of all ranks, in rank order."""
+
+    def __init__(
+        self, inner: torch.optim.Optimizer, all_ranks: list[_RankOrderSum], barrier: threading.Barrier
+    ) -> None:
+        self.inner = inner
+        self._all_ranks = all_ranks
+        self._barrier = barrier
+        all_ranks.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
+
+    def step(self) -> None:
+        self._barrier.wait()
+        sums = []
+        for same in zip(*(optimizer.parameters() for optimizer in self._all_ranks), strict=True):
+            total = torch.zeros_like(same[0])
+            for parameter in same:
+                if parameter.grad is not None:
+                    total = total + parameter.grad
+            sums.append(total)
+        self._barrier.wait()
+        for parameter, total in zip(self.parameters(), sums, strict=True):
+            parameter.grad = total
+        self.inner.step()
+
+
+def steps_of_rank(config: Config, spec: OracleSpec, phase: str, rank: int) -> Iterator[Step]:
+    """One rank's steps; every rank plans for itself, which must give every rank the same."""
+    source = open_source(config.data, config.run.seed)
+    with open_loader(config.data, seed=config.run.seed, phase=phase, source=source) as loader:  # type: ignore[arg-type]
+        for batch, plan in plan_batches(loader, spec):
+            yield Step(
+                batch=batch.select(plan.examples[rank]),
+                consumer=plan.consumers[rank],
+                owner=plan.owners[rank],
+                num_global_examples=batch.num_examples,
+                span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
+                exchange=plan.exchanges[rank],
+            )
+
+
+def run_ranks(config: Config, world_size: int) -> RanksEnd:
+    """Train, and evaluate if the configuration holds examples out."""
+    torch.set_num_threads(config.run.threads)
+    peers = local_peers(world_size)
+    barrier = threading.Barrier(world_size, timeout=60)
+    optimizers: list[_RankOrderSum] = []
+    name = f"ranks-{uuid.uuid4().hex}"
+    schema = PlannedData(config.data, config.run.seed).schema
+    with ExitStack() as stack:
+        jobs = []
+        for peer in peers:
+            trainee = build_trainee(config, schema)
+            spec = dataclasses.replace(trainee.spec, world_size=world_size, assign=config.cacher.assign)
+            store = stack.enter_context(MemoryStore(trainee.rows, name=name, num_buckets=8))
+            engine = build_engine(trainee, store)
+            engine.peers = peer
+            engine.claim = _claim(peer, store)
+            engine.optimizer = _RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
+            jobs.append((peer, engine, spec))
+        results: list[PhaseResult | BaseException | None] = [None] * world_size
+        scores: list[list[float]] = [[] for _ in peers]
+
+        def work(peer: LocalPeers) -> None:
+            _, engine, spec = jobs[peer.rank]
+            try:
+                with closing(steps_of_rank(config, spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
+                    results[peer.rank] = engine.train(steps)
+                if config.data.eval_fraction:
+                    with closing(steps_of_rank(config, spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
+                        engine.evaluate(steps, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))
+            except BaseException as error:
+                results[peer.rank] = error
+                peer.close()
+                barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(peer,), name=f"rank-{peer.rank}") for peer in peers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise errors[0]
+        engines = [engine for _, engine, _ in jobs]
+        digests = {dense_digest(engine.model, engine.optimizer) for engine in engines}
+        assert len(digests) == 1, "the ranks' dense parts differ"
+        store = engines[0].store
+        return RanksEnd(
+            dense_digest=digests.pop(),
+            embedding_digest=embedding_digest(store),
+            rows={
+                table.name: (ids, store.read(number, ids).rows.copy())
+                for number, table in enumerate(store.schema.tables)
+                for ids in [store.ids(number)]
+            },
+            dense={name: value.detach().clone() for name, value in engines[0].model.state_dict().items()},
+            results=tuple(result for result in results if isinstance(result, PhaseResult)),
+            rows_sent=sum(sum(peer.rows_sent.values()) for peer in peers),
+            scores=tuple(tuple(row) for row in scores),
+        )
+
+
+def _claim(peer: LocalPeers, store: MemoryStore) -> Callable[[], bool]:
+    return lambda: any(peer.gather(peer.rank == 0 and store.claim()))

@@ -1,0 +1,72 @@
+"""Several ranks are exact: the bits of direct mode at every world size, one rank's numbers up to summation order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from bagpipe.config import Config
+from tests.system.clicks import NUM_EXAMPLES
+from tests.system.jobs import change, run_job
+from tests.system.rank_threads import RanksEnd, run_ranks
+
+MakeConfig = Callable[..., Config]
+
+#: (schema, model, row optimizer)
+JOBS = (("sum", "dlrm", "adagrad"), ("mixed", "dcnv2", "adam"), ("everything", "factory", "rowwise_adagrad"))
+
+
+def direct(config: Config) -> Config:
+    return change(config, cache__rows=0)
+
+
+@pytest.mark.parametrize(("schema", "model", "optimizer"), JOBS)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_equal_one_rank_up_to_summation_order(
+    clicks: MakeConfig, schema: str, model: str, optimizer: str, world_size: int
+) -> None:
+    config = change(clicks(schema, model, optimizer, limit=110), run__dtype="float64", cache__rows=150)
+    alone, together = run_job(config), run_ranks(config, world_size)
+    assert together.rows.keys() == alone.rows.keys()
+    for name, (ids, rows) in alone.rows.items():
+        assert together.rows[name][0].tolist() == ids.tolist()
+        np.testing.assert_allclose(together.rows[name][1], rows, rtol=1e-12, atol=1e-12)
+    for name, value in alone.dense.items():
+        torch.testing.assert_close(together.dense[name], value, rtol=1e-12, atol=1e-12)
+    progress = [result.progress for result in together.results]
+    assert sum(p.samples for p in progress) == alone.trained.progress.samples
+    assert sum(p.rows_unique for p in progress) == alone.trained.progress.rows_unique
+
+
+@pytest.mark.parametrize("assign", ["contiguous", "locality"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_cache_and_lookahead_change_no_bit(clicks: MakeConfig, world_size: int, assign: str) -> None:
+    config = change(clicks(), cacher__assign=assign)
+    reference = run_ranks(direct(config), world_size)
+    for rows, lookahead, depth in ((40, 1, 1), (25, 8, 4), (60, 64, 2), (1000, 8, 4)):
+        cached = change(config, cache__rows=rows, oracle__lookahead=lookahead, cache__prefetch_depth=depth)
+        assert run_ranks(cached, world_size).digests == reference.digests, (rows, lookahead, depth)
+
+
+def test_batches_smaller_than_the_world(clicks: MakeConfig) -> None:
+    config = change(clicks(batch_size=3, limit=31), run__dtype="float64", cache__rows=30)
+    alone, together = run_job(config), run_ranks(config, 4)
+    for name, (ids, rows) in alone.rows.items():
+        assert together.rows[name][0].tolist() == ids.tolist()
+        np.testing.assert_allclose(together.rows[name][1], rows, rtol=1e-12, atol=1e-12)
+
+
+def test_evaluation_scores_every_example_once(clicks: MakeConfig) -> None:
+    config = change(clicks(eval_fraction=0.3), cache__rows=60)
+    ends: list[RanksEnd] = [run_ranks(config, 2), run_ranks(direct(config), 2)]
+    assert ends[0].scores == ends[1].scores
+    assert sum(map(len, ends[0].scores)) == int(NUM_EXAMPLES * 0.3)
+
+
+def test_locality_sends_fewer_rows(clicks: MakeConfig) -> None:
+    config = change(clicks(), cache__rows=1000)
+    contiguous, locality = (run_ranks(change(config, cacher__assign=name), 2) for name in ("contiguous", "locality"))
+    assert locality.rows_sent < contiguous.rows_sent
