@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from bagpipe.store.embedded import EmbeddedServer
+from tests.store.nodes import ClusterNodes, start_cluster
 
 # The suite says the same twice: its examples come from each test's own seed. `make search` draws new ones.
 settings.register_profile("suite", derandomize=True, deadline=None)
@@ -34,6 +35,13 @@ def redis_servers(redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPat
         EmbeddedServer(tmp_path_factory.mktemp("store-3")) as third,
     ):
         yield redis_server.url, second.url, third.url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNodes]:
+    """A private cluster of three masters, shared by the session. Leave its slots where they were."""
+    with start_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
 
 
 @pytest.fixture

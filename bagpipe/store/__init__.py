@@ -3,10 +3,11 @@
     URL ──open──> memory.MemoryStore | redis.RedisStore          both pass bagpipe.testing.store_conformance
 
     RedisStore   ids ──keys──> buckets ──routing──> commands per server ──transfer──> frames
-                        wire: arrays <-> RESP bytes        exchange: frames <-> sockets, one deadline
+                        wire: arrays <-> RESP bytes        exchange: frames <-> links, one deadline
+                        fleet: a list of servers           cluster_fleet: a cluster's nodes, redirections followed
                         namespace + record: the schema record, compared before anything is written
-                        servers: redis-py connects, authenticates, asks
+                        urls, servers, cluster: redis-py connects, authenticates, encrypts, asks
     embedded     a private server for one job, when no URL is given
 
-keys, record, requests, routing and wire are pure; only servers and what imports it need redis-py.
+keys, record, requests, routing, topology and wire are pure; only servers and what imports it need redis-py.
 """

@@ -2,8 +2,8 @@
 
     find a binary ─> start, through a launcher that ties its life to ours ─> PING until it answers ─> url ─> stop, reap
 
-No TCP port, no persistence, nothing outside its folder. It is more memory for one job, not a database: whoever wants
-rows to outlive the job names a server in `store.url`.
+No TCP port unless asked for, no persistence, nothing outside its folder. It is more memory for one job, not a database:
+whoever wants rows to outlive the job names a server in `store.url`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -86,13 +87,17 @@ class EmbeddedServer:
     Args:
         folder: where its socket and log go; made if missing. A path too long for a socket gets a short temporary one.
         binary: the server to run; None: `find_server()`.
+        options: further options of the server, by name; they win over what is set here.
 
     Raises:
         InputError: on `__enter__`, when there is no server binary or it does not start.
     """
 
-    def __init__(self, folder: Path | str, *, binary: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | str, *, binary: Path | None = None, options: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = Path(folder)
+        self._options = dict(options or {})
         self._binary = binary
         self._stack: ExitStack | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,6 +151,7 @@ class EmbeddedServer:
             "dir": str(self._folder.resolve()),
             "maxmemory": "0",
             "maxmemory-policy": "noeviction",
+            **self._options,
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]

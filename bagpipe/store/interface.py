@@ -45,13 +45,21 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatistics:
-    """Totals since the store was opened; bytes are those of the wire (0 for an in-memory store)."""
+    """Totals since the store was opened; bytes are those of the wire (0 for an in-memory store).
+
+    Attributes:
+        moved, asked: commands that a cluster's node sent elsewhere, for good and once.
+        failovers: times that another node of a cluster took over from one whose connection was lost.
+    """
 
     rows_read: int = 0
     rows_found: int = 0
     rows_written: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    moved: int = 0
+    asked: int = 0
+    failovers: int = 0
 
 
 @runtime_checkable

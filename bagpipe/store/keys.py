@@ -1,6 +1,7 @@
 """Where a row lives: pure functions from (table number, id) to bucket, field and key. Rule: no I/O, no loop over ids.
 
     (table, id) ──bucket_of──> bucket b ──> key    <namespace>:{b}         one hash per bucket
+                │                           └─key_slot──> hash slot         which node of a cluster has it
                 └─FIELD_DTYPE─> field: table number uint32 BE, id int64 BE  12 bytes, always
 
 All of it is part of the stored format: changing a constant here orphans every row ever written, so a change needs a new
@@ -9,6 +10,7 @@ All of it is part of the stored format: changing a constant here orphans every r
 
 from __future__ import annotations
 
+import binascii
 import re
 from collections.abc import Sequence
 
@@ -22,10 +24,12 @@ __all__ = [
     "FIELD_DTYPE",
     "FORMAT_VERSION",
     "MAX_BUCKETS",
+    "NUM_SLOTS",
     "bucket_key",
     "bucket_of",
     "check_layout",
     "decode_fields",
+    "key_slot",
     "meta_key",
 ]
 
@@ -38,6 +42,9 @@ FIELD_BYTES = FIELD_DTYPE.itemsize
 
 #: Bucket numbers are sorted as uint16 (numpy's stable sort of 16-bit words is a radix sort).
 MAX_BUCKETS = 1 << 16
+
+#: Hash slots of a Redis Cluster.
+NUM_SLOTS = 1 << 14
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the increment of splitmix64
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)  # splitmix64's finaliser (Steele, Lea, Flood: "Fast splittable PRNGs", 2014)
@@ -92,6 +99,14 @@ def bucket_key(namespace: str, bucket: int) -> bytes:
 def meta_key(namespace: str) -> bytes:
     """Key of the namespace's schema record."""
     return f"{namespace}:meta".encode()
+
+
+def key_slot(key: bytes) -> int:
+    """Hash slot of a key in a Redis Cluster: CRC16 (XMODEM) of its tag, the part between braces, else of all of it."""
+    start = key.find(b"{")
+    stop = key.find(b"}", start + 1)
+    tag = key[start + 1 : stop] if start >= 0 and stop > start + 1 else key
+    return binascii.crc_hqx(tag, 0) % NUM_SLOTS
 
 
 def decode_fields(fields: Sequence[bytes]) -> NDArray[np.void]:

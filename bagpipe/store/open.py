@@ -58,6 +58,8 @@ SCHEMES: dict[str, Callable[[_Request], Store]] = {
     "memory": _memory,
     "redis": _redis,
     "rediss": _redis,
+    "redis+cluster": _redis,
+    "rediss+cluster": _redis,
     "unix": _redis,
 }
 
@@ -66,7 +68,8 @@ def open_store(url: str, *, namespace: str, schema: RowSchema, buckets: int = 64
     """The store that `url` names, not entered yet.
 
     Args:
-        url: memory://[NAME], redis://, rediss:// or unix://; several servers separated by commas, all of one family.
+        url: memory://[NAME]; redis://, rediss:// or unix://, several servers separated by commas; or
+            redis+cluster:// or rediss+cluster:// with nodes separated by commas.
         namespace: prefix of all keys.
         schema: what the rows mean.
         buckets: bucket hashes of the namespace, a power of two.

@@ -1,16 +1,17 @@
-"""`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers.
+"""`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers, or of a Redis Cluster.
 
     read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows put in place
     write_many  the same with HSET; returns when every server has acknowledged every row
-    check/claim the schema record of every server, compared field by field
+    check/claim the schema record of every server (of the cluster), compared field by field
 
-Each server has one link for reading and one for writing, so a reader thread and a writer thread never share a socket.
+A fleet of links for reading and one for writing, so that a reader thread and a writer thread never share a socket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.schema import RowSchema
-from bagpipe.store.exchange import Link, Talk, exchange
+from bagpipe.store.cluster import Cluster
+from bagpipe.store.cluster_fleet import ClusterFleet
+from bagpipe.store.fleet import Fleet, ListFleet
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
-from bagpipe.store.keys import check_layout
-from bagpipe.store.namespace import Namespace
+from bagpipe.store.keys import bucket_key, check_layout
+from bagpipe.store.namespace import Home, Namespace
 from bagpipe.store.requests import check_read, check_write, row_dtype
-from bagpipe.store.routing import Router
-from bagpipe.store.servers import parse_urls
-from bagpipe.store.transfer import ReadGroup, ServerReader, ServerWriter, WriteGroup
+from bagpipe.store.transfer import ReadCodec, ReadGroup, WriteCodec, WriteGroup
+from bagpipe.store.urls import is_cluster_url, parse_cluster_url, parse_urls
 
 __all__ = ["RedisStore"]
 
@@ -35,7 +37,8 @@ class RedisStore:
     """A namespace of rows on Redis-protocol servers. See `bagpipe.store.interface.Store`.
 
     Args:
-        urls: redis://, rediss:// or unix:// URLs separated by commas. Their order is part of the namespace.
+        urls: redis://, rediss:// or unix:// URLs separated by commas, whose order is part of the namespace; or one
+            redis+cluster:// or rediss+cluster:// URL.
         schema: what the rows mean.
         namespace: prefix of all keys.
         num_buckets: bucket hashes of the namespace, a power of two, at least one per server.
@@ -59,47 +62,37 @@ class RedisStore:
         if not timeout_s > 0:
             raise InputError(f"store.timeout_s must be greater than 0, got {timeout_s}")
         self.schema = schema
-        self._servers = parse_urls(urls)
-        if len(self._servers) > num_buckets:
-            raise InputError(
-                f"store.buckets = {num_buckets} is fewer than the {len(self._servers)} servers of store.url"
-            )
-        self._router = Router(num_buckets=num_buckets, num_servers=len(self._servers))
+        keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
+        read_codec, write_codec = partial(ReadCodec, keys), partial(WriteCodec, keys)
+        self._reading: Fleet[ReadGroup]
+        self._writing: Fleet[WriteGroup]
+        if is_cluster_url(urls):
+            cluster = Cluster(seeds=parse_cluster_url(urls))
+            homes: tuple[Home, ...] = (cluster,)
+            self._reading = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
+            self._writing = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=write_codec)
+        else:
+            homes = servers = parse_urls(urls)
+            if len(servers) > num_buckets:
+                raise InputError(f"store.buckets = {num_buckets} is fewer than the {len(servers)} servers of store.url")
+            self._reading = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=read_codec)
+            self._writing = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=write_codec)
         self._namespace = Namespace(
-            name=namespace, schema=schema, num_buckets=num_buckets, servers=self._servers, timeout_s=timeout_s
+            name=namespace, schema=schema, num_buckets=num_buckets, homes=homes, timeout_s=timeout_s
         )
-        self._timeout_s = timeout_s
         self._dtype = row_dtype(schema)
         self._stack: ExitStack | None = None
-        self._readers: tuple[ServerReader, ...] = ()
-        self._writers: tuple[ServerWriter, ...] = ()
         self._rows_read = self._rows_found = self._rows_written = 0
 
     def __enter__(self) -> Self:
         if self._stack is not None:
             raise RuntimeError("the store is already open")
         with ExitStack() as stack:
-            readers, writers = self._connect(stack), self._connect(stack)
+            stack.enter_context(self._reading)
+            stack.enter_context(self._writing)
             self._namespace.refuse_unsafe_servers()
-            keys = self._namespace.bucket_keys()
-            self._readers = tuple(
-                ServerReader(link=link, server=number, router=self._router, keys=keys)
-                for number, link in enumerate(readers)
-            )
-            self._writers = tuple(
-                ServerWriter(link=link, server=number, router=self._router, keys=keys)
-                for number, link in enumerate(writers)
-            )
             self._stack = stack.pop_all()
         return self
-
-    def _connect(self, stack: ExitStack) -> list[Link]:
-        links = []
-        for server in self._servers:
-            link = server.connect(self._timeout_s)
-            stack.callback(link.close, "the store was closed")
-            links.append(link)
-        return links
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -122,20 +115,21 @@ class RedisStore:
 
     def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         """See `Store.read_many`."""
+        self._check_open()
         checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
         results = [ReadResult(np.empty(0), np.empty(0, np.bool_))] * len(checked)
         groups = []
         for width, members in self._by_width([table for table, _ in checked]).items():
             lengths = [len(checked[member][1]) for member in members]
             rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
-            routed = self._router.route([checked[member] for member in members])
+            routed = self._reading.route([checked[member] for member in members])
             groups.append(ReadGroup(routed=routed, rows=_voids(rows), found=found))
             start = 0
             for member, length in zip(members, lengths, strict=True):
                 stop = start + length
                 results[member] = ReadResult(rows[start:stop], found[start:stop])
                 start = stop
-        self._exchange([reader.talk(groups) for reader in self._readers])
+        self._reading.carry(groups)
         for group in groups:
             num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
             if num_found < num_rows:
@@ -150,14 +144,15 @@ class RedisStore:
 
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
         """See `Store.write_many`."""
+        self._check_open()
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
         groups = []
         for members in self._by_width([request.table for request in requests]).values():
             part = [checked[member] for member in members]
             rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
-            routed = self._router.route([(table, ids) for table, ids, _ in part])
+            routed = self._writing.route([(table, ids) for table, ids, _ in part])
             groups.append(WriteGroup(routed=routed, rows=_voids(rows)))
-        self._exchange([writer.talk(groups) for writer in self._writers])
+        self._writing.carry(groups)
         self._rows_written += sum(len(group.rows) for group in groups)
 
     def ids(self, table: int) -> NDArray[np.int64]:
@@ -170,13 +165,16 @@ class RedisStore:
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`."""
-        links = [reader.link for reader in self._readers] + [writer.link for writer in self._writers]
+        reading, writing = self._reading.traffic(), self._writing.traffic()
         return StoreStatistics(
             rows_read=self._rows_read,
             rows_found=self._rows_found,
             rows_written=self._rows_written,
-            bytes_sent=sum(link.bytes_sent for link in links),
-            bytes_received=sum(link.bytes_received for link in links),
+            bytes_sent=reading.bytes_sent + writing.bytes_sent,
+            bytes_received=reading.bytes_received + writing.bytes_received,
+            moved=reading.moved + writing.moved,
+            asked=reading.asked + writing.asked,
+            failovers=reading.failovers + writing.failovers,
         )
 
     def _by_width(self, tables: Sequence[int]) -> dict[int, list[int]]:
@@ -186,10 +184,9 @@ class RedisStore:
             members.setdefault(self.schema.row_width(table), []).append(number)
         return members
 
-    def _exchange(self, talks: Sequence[Talk]) -> None:
+    def _check_open(self) -> None:
         if self._stack is None:
             raise StoreError("the store is not open: use it in a with statement")
-        exchange(talks, self._timeout_s)
 
 
 def _voids(rows: Rows) -> NDArray[np.void]:

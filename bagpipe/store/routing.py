@@ -1,6 +1,6 @@
 """Which row goes into which command to which server. Pure: arrays in, arrays and command lists out.
 
-ids of several tables ──bucket_of──> bucket ──> server (bucket mod number of servers)
+ids of several tables ──bucket_of──> bucket ──one table──> server
                       ──one stable sort──> rows in sending order: server by server, bucket by bucket
 each run of equal buckets ──> one command, or several if its reply would be too large
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.keys import bucket_of
 
-__all__ = ["Command", "RoutedRows", "Router"]
+__all__ = ["Command", "RoutedRows", "Router", "spread"]
 
 
 class Command(NamedTuple):
@@ -48,15 +48,26 @@ class RoutedRows:
     stops: list[int]
 
 
-class Router:
-    """Routes rows over the buckets and servers of one namespace."""
+def spread(num_buckets: int, num_servers: int) -> NDArray[np.intp]:
+    """Server of each bucket where servers are a list: bucket number modulo their number. Part of the stored format."""
+    return np.arange(num_buckets, dtype=np.intp) % num_servers
 
-    def __init__(self, *, num_buckets: int, num_servers: int) -> None:
-        self.num_buckets = num_buckets
-        self.num_servers = num_servers
+
+class Router:
+    """Routes rows over the buckets and servers of one namespace.
+
+    Args:
+        servers: integers ``[num_buckets]``: the server of each bucket.
+    """
+
+    def __init__(self, servers: NDArray[np.intp]) -> None:
+        self.num_buckets = len(servers)
         # Buckets in sending order: all of server 0, then of server 1, ...
-        self._buckets = [bucket for server in range(num_servers) for bucket in range(server, num_buckets, num_servers)]
-        self._places = np.argsort(self._buckets).astype(np.uint16)
+        order = servers.argsort(kind="stable")
+        self._buckets: list[int] = order.tolist()
+        self._places = order.argsort().astype(np.uint16)
+        self._in_order = bool((servers[1:] >= servers[:-1]).all())
+        self._firsts: list[int] = np.searchsorted(servers[order], np.arange(int(servers.max()) + 2)).tolist()
 
     def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
         """Sort the rows of all requests by server and bucket."""
@@ -64,20 +75,20 @@ class Router:
         tables = np.repeat(np.array([table for table, _ in requests], np.uint32), lengths)
         ids = np.concatenate([ids for _, ids in requests]) if requests else np.empty(0, np.int64)
         places = bucket_of(tables, ids, self.num_buckets)
-        if self.num_servers > 1:
+        if not self._in_order:
             places = self._places[places]
         stops: list[int] = np.bincount(places, minlength=self.num_buckets).cumsum().tolist()
         return RoutedRows(tables=tables, ids=ids, order=places.argsort(kind="stable"), stops=stops)
 
     def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[Command]:
-        """Commands for one server in sending order, of at most `max_rows` rows each.
+        """Commands for one server in sending order, of at most `max_rows` rows each; `rows` were routed here.
 
         An iterator, so that the first is on its way before the last is made.
         """
-        first = sum(len(range(before, self.num_buckets, self.num_servers)) for before in range(server))
+        first, last = self._firsts[server], self._firsts[server + 1]
         start = rows.stops[first - 1] if first else 0
-        for place, bucket in enumerate(range(server, self.num_buckets, self.num_servers), first):
-            stop = rows.stops[place]
+        for place in range(first, last):
+            bucket, stop = self._buckets[place], rows.stops[place]
             for begin in range(start, stop, max_rows):
                 yield Command(bucket, begin, min(begin + max_rows, stop))
             start = stop

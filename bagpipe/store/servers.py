@@ -1,56 +1,38 @@
 """Servers by URL: parsing, connecting, questions asked once. redis-py makes and authenticates every connection.
 
-    URL list ──parse_urls──> Server (place without password, redis-py settings)
+    store.url ──bagpipe.store.urls──> Server (place without password, redis-py settings)
     Server ──connect──> redis-py connection, whose socket the hot path uses directly
            ──admin────> redis-py client for INFO, the schema record and scans
+
+Every refusal is one `InputError` line that names the server and what to do, without the password.
 
 Client retries are off: redis-py 8 re-sends up to ten times by default, writes too, and lets a deadline pass many times.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, ConnectionPool, parse_url
+from redis.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
 from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.exchange import Link
+from bagpipe.store.link import Link
 
-__all__ = ["Server", "parse_urls", "redact"]
+__all__ = ["Server", "ServerSession", "Unreachable", "refuse_unsafe"]
 
-#: Options of a URL's query that mean something here; redis-py's own names. Others would break what we rely on.
-_QUERY_OPTIONS = frozenset(
-    {
-        "db",
-        "username",
-        "password",
-        "ssl_ca_certs",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_cert_reqs",
-        "ssl_check_hostname",
-    }
-)
-_HIDDEN = "***"
-#: A comma starts another URL only where a scheme follows, so a socket path may hold commas.
-_NEXT_URL = re.compile(r",\s*(?=[a-z][a-z+]*://)")
+T = TypeVar("T")
 
 
-def redact(url: str) -> str:
-    """The URL with its password, wherever it stands, replaced by stars. Never raises."""
-    # By pattern, not by parsing: a URL that cannot be parsed is the one that ends up in a message. Up to the last
-    # @, since a password that was not percent-encoded may hold one.
-    url = re.sub(r"(://[^:@/]*:).*@", rf"\1{_HIDDEN}@", url, flags=re.DOTALL)
-    return re.sub(r"([?&]password=)[^&]*", rf"\1{_HIDDEN}", url)
+class Unreachable(InputError):
+    """A server does not answer at all; another one, or the same a little later, may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +52,62 @@ class Server:
     def __repr__(self) -> str:
         return f"Server({self.place})"
 
-    def connect(self, timeout_s: float) -> Link:
+    def connect(self, timeout_s: float, *, identify: bool = False) -> Link:
         """A connected, authenticated link.
 
+        Args:
+            timeout_s: deadline of every step.
+            identify: ask for the link's `client_id`.
+
         Raises:
-            InputError: unreachable, refused, or not a Redis-protocol server.
+            Unreachable: nobody answers.
+            InputError: refused, or not a Redis-protocol server.
         """
         connection = self.connection_class(**self._connection_settings(timeout_s))
-        with self._refusals(timeout_s, connection.disconnect):
+        with self.refusals(timeout_s, connection.disconnect):
             connection.connect()
             # A server that wants a password accepts the connection and refuses the first command.
             connection.send_command("PING", check_health=False)
             if connection.read_response() != b"PONG":
                 raise redis.ConnectionError("it did not answer PING with PONG")
-        return Link(connection._sock, self.place, connection.disconnect)
+            client_id = 0
+            if identify:
+                connection.send_command("CLIENT", "ID", check_health=False)
+                client_id = int(connection.read_response())
+        return Link(connection._sock, self.place, connection.disconnect, client_id=client_id)
+
+    @property
+    def database(self) -> int:
+        """Number of the database at the server."""
+        return int(self.settings["db"])
+
+    def infos(self, timeout_s: float) -> list[tuple[str, Mapping[str, Any]]]:
+        """(place, INFO) of every server behind this URL: of this one.
+
+        Raises:
+            InputError: as for `admin`, or the server has only a part of a cluster's keys.
+        """
+        with self.admin(timeout_s) as client:
+            info = client.info()
+        if int(info.get("cluster_enabled", 0)):
+            raise InputError(
+                f"store {self.place} is a node of a cluster, expected a server on its own; use redis+cluster:// instead"
+            )
+        return [(self.place, info)]
 
     @contextmanager
-    def admin(self, timeout_s: float) -> Iterator[redis.Redis]:
+    def session(self, timeout_s: float) -> Iterator[ServerSession]:
+        """Commands on keys of this server; its errors come out as `InputError`."""
+        with self.admin(timeout_s) as client:
+            yield ServerSession(client)
+
+    @contextmanager
+    def admin(self, timeout_s: float, *, client_class: type[redis.Redis] = redis.Redis) -> Iterator[redis.Redis]:
         """A client for a few commands; its errors come out as `InputError`."""
         pool = ConnectionPool(connection_class=self.connection_class, **self._connection_settings(timeout_s))
-        client = redis.Redis(connection_pool=pool)
+        client = client_class(connection_pool=pool)
         try:
-            with self._refusals(timeout_s):
+            with self.refusals(timeout_s):
                 yield client
         finally:
             client.close()
@@ -109,7 +125,7 @@ class Server:
         }
 
     @contextmanager
-    def _refusals(self, timeout_s: float, cleanup: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def refusals(self, timeout_s: float, cleanup: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Turn redis-py's errors into one line that names the server and what to do."""
         try:
             yield
@@ -118,19 +134,91 @@ class Server:
             raise
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
             cleanup()
-            raise InputError(f"store {self.place}: {_explain(error, timeout_s)}") from error
+            kind = Unreachable if _is_unreachable(error) else InputError
+            advice = _advice(error, self.connection_class)
+            raise kind(f"store {self.place}: {_explain(error, timeout_s)}{advice}") from error
         except BaseException:
             cleanup()
             raise
 
 
+class ServerSession:
+    """Runs calls on a client of one server. A cluster's session chooses the client by the key."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
+        """What `call` returns, given a client of the server that has `key`; it may be called more than once."""
+        return call(self._client)
+
+    def any_exists(self, keys: Sequence[bytes]) -> bool:
+        """One of the keys exists."""
+        return bool(keys) and bool(self._client.exists(*keys))
+
+
+def refuse_unsafe(place: str, info: Mapping[str, Any]) -> None:
+    """Refuse a server that may drop rows.
+
+    Args:
+        place: the server, for the message.
+        info: its INFO.
+
+    Raises:
+        InputError: names the server, what it is set to, and the fix.
+    """
+    policy, max_bytes = info.get("maxmemory_policy"), int(info.get("maxmemory", 0))
+    if policy is None:
+        raise InputError(f"store {place}: INFO does not tell maxmemory_policy, so rows may be dropped")
+    if max_bytes > 0 and policy != "noeviction":
+        raise InputError(
+            f"store {place} drops rows when full: maxmemory {max_bytes} with maxmemory-policy {policy}, "
+            f"expected noeviction; run CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+def _is_unreachable(error: Exception) -> bool:
+    if _tls_cause(error) is not None or isinstance(error, redis.AuthenticationError | redis.InvalidResponse):
+        return False
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
+
+
 def _explain(error: Exception, timeout_s: float) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
+    tls = _tls_cause(error)
+    if isinstance(tls, ssl.SSLCertVerificationError):
+        advice = "; the option ssl_ca_certs names the authority to trust" if tls.verify_code in _UNKNOWN_ISSUER else ""
+        return f"its certificate is refused: {tls.verify_message}{advice}"
+    if tls is not None:
+        return f"no TLS connection: {tls.reason or text}{_NO_TLS}"
     for kind, explanation in _EXPLANATIONS:
         if isinstance(error, kind):
             return explanation.format(text=text, timeout_s=timeout_s)
     return text
 
+
+def _advice(error: Exception, connection_class: type[AbstractConnection]) -> str:
+    """What to look at if one side may speak TLS and the other not."""
+    text = str(error)
+    # A server that wants TLS hangs up on whoever greets it plainly; one that does not waits for the rest of a line.
+    if connection_class is Connection and ("reset by peer" in text or "closed by server" in text):
+        return "; if it speaks TLS, the URL begins with rediss"
+    if connection_class is SSLConnection and isinstance(error, redis.TimeoutError) and "connecting" in text:
+        return _NO_TLS
+    return ""
+
+
+def _tls_cause(error: BaseException | None) -> ssl.SSLError | None:
+    """The TLS error behind redis-py's, if that is what it was."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+_NO_TLS = "; does the server speak TLS on this port?"
+
+#: OpenSSL's verify codes 18 to 21: self-signed, or no issuer that is trusted (X509_V_ERR_*, x509_vfy.h).
+_UNKNOWN_ISSUER = range(18, 22)
 
 #: First match wins, so subclasses stand before their bases.
 _EXPLANATIONS: tuple[tuple[type[Exception], str], ...] = (
@@ -142,38 +230,3 @@ _EXPLANATIONS: tuple[tuple[type[Exception], str], ...] = (
     (OSError, "cannot be reached: {text}"),
     (redis.ResponseError, "the server answered: {text}"),
 )
-
-
-def parse_urls(urls: str) -> tuple[Server, ...]:
-    """Servers of a comma-separated URL list: redis://, rediss:// and unix://.
-
-    Raises:
-        InputError: a URL cannot be read, or one appears twice.
-    """
-    servers = tuple(_parse_one(url.strip()) for url in _NEXT_URL.split(urls))
-    for number, server in enumerate(servers):
-        if any(server.settings == other.settings for other in servers[:number]):
-            raise InputError(f"store.url names a server twice: {server.place}")
-    return servers
-
-
-def _parse_one(url: str) -> Server:
-    place = redact(url)
-    try:
-        parts = urlsplit(url)
-        database = parts.path.strip("/") if parts.scheme != "unix" else ""
-        if database and not database.isdigit():
-            raise InputError(f"store.url: the path of {place} must be a database number, got {database!r}")
-        if parts.scheme == "unix" and not parts.path:
-            raise InputError(f"store.url: {place} names no socket, expected unix:///path/to/socket")
-        unknown = sorted({name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _QUERY_OPTIONS)
-        if unknown:
-            raise InputError(
-                f"store.url: {place} has the option {unknown[0]!r}, known options: {', '.join(sorted(_QUERY_OPTIONS))}"
-            )
-        settings = dict(parse_url(url))
-        settings["db"] = int(settings.get("db", 0))
-    except ValueError as error:
-        raise InputError(f"store.url: {place} cannot be read: {error}") from None
-    connection_class: type[AbstractConnection] = settings.pop("connection_class", Connection)
-    return Server(place=place, settings=settings, connection_class=connection_class)

@@ -1,6 +1,6 @@
-"""Rows of one width on their way: routed rows to frames for one link, replies back into place.
+"""Rows of one width on their way: routed rows to frames of requests for one link, replies back into place.
 
-    Router.commands(server) ──runs of about 32 KiB──> encode a run at once ──> a frame of requests
+    commands ──runs of about 32 KiB──> encode a run at once ──> a frame of requests
     reply ──HmgetDecoder──> rows[order[start:stop]] = found rows
 
 A frame is encoded only when the one before has left, into the same scratch array, while the server is still at work.
@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.exchange import Bytes, Frame, Link, Request, Talk
-from bagpipe.store.routing import Command, RoutedRows, Router
+from bagpipe.store.exchange import Frame, Request
+from bagpipe.store.link import Bytes
+from bagpipe.store.routing import Command, RoutedRows
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
 
-__all__ = ["ReadGroup", "ServerReader", "ServerWriter", "WriteGroup", "max_command_rows"]
+__all__ = ["Codec", "Group", "ReadCodec", "ReadGroup", "WriteCodec", "WriteGroup", "max_command_rows"]
 
 #: Bytes of rows in one command: bounds a reply, the receive buffer and how long the server is busy with one command.
 _COMMAND_BYTES = 64 << 10
@@ -32,6 +34,27 @@ _HSET_REPLY_BYTES = 24
 def max_command_rows(row_bytes: int) -> int:
     """Rows of one command, at most."""
     return max(1, _COMMAND_BYTES // row_bytes)
+
+
+class Group(Protocol):
+    """Rows of one width: where they go, and a void element ``[n]`` for each in request order."""
+
+    @property
+    def routed(self) -> RoutedRows: ...
+
+    @property
+    def rows(self) -> NDArray[np.void]: ...
+
+
+G = TypeVar("G", bound=Group, contravariant=True)
+
+
+class Codec(Protocol[G]):
+    """Makes the requests of one link. Its scratch arrays hold one frame at a time."""
+
+    def frames(self, group: G, commands: Iterable[Command]) -> Iterator[Frame]:
+        """Requests for `commands` of a group, one each, in their order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,26 +80,23 @@ class WriteGroup:
     rows: NDArray[np.void]
 
 
-class ServerReader:
-    """Reads rows through one link."""
+class ReadCodec:
+    """HMGET requests whose replies fill a `ReadGroup`.
 
-    def __init__(self, *, link: Link, server: int, router: Router, keys: Sequence[bytes]) -> None:
-        self.link = link
-        self._server = server
-        self._router = router
+    Args:
+        keys: key of each bucket.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = keys
         self._encoder = FieldEncoder()
         self._decoders: dict[int, HmgetDecoder] = {}
 
-    def talk(self, groups: Sequence[ReadGroup]) -> Talk:
-        """This server's part in reading all groups."""
-        return Talk(self.link, (frame for group in groups for frame in self._frames(group)))
-
-    def _frames(self, group: ReadGroup) -> Iterator[Frame]:
+    def frames(self, group: ReadGroup, commands: Iterable[Command]) -> Iterator[Frame]:
+        """See `Codec.frames`."""
         routed, row_bytes = group.routed, group.rows.itemsize
         decoder = self._decoders.setdefault(row_bytes, HmgetDecoder(row_bytes))
         record_bytes = self._encoder.record_bytes
-        commands = self._router.commands(routed, self._server, max_rows=max_command_rows(row_bytes))
         for run in _runs(commands, record_bytes):
             first_row = run[0].start
             order = routed.order[first_row : run[-1].stop]
@@ -91,24 +111,21 @@ class ServerReader:
             yield requests
 
 
-class ServerWriter:
-    """Writes rows through one link."""
+class WriteCodec:
+    """HSET requests with the rows of a `WriteGroup`.
 
-    def __init__(self, *, link: Link, server: int, router: Router, keys: Sequence[bytes]) -> None:
-        self.link = link
-        self._server = server
-        self._router = router
+    Args:
+        keys: key of each bucket.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = keys
         self._encoders: dict[int, RowEncoder] = {}
 
-    def talk(self, groups: Sequence[WriteGroup]) -> Talk:
-        """This server's part in writing all groups."""
-        return Talk(self.link, (frame for group in groups for frame in self._frames(group)))
-
-    def _frames(self, group: WriteGroup) -> Iterator[Frame]:
+    def frames(self, group: WriteGroup, commands: Iterable[Command]) -> Iterator[Frame]:
+        """See `Codec.frames`."""
         routed, row_bytes = group.routed, group.rows.itemsize
         encoder = self._encoders.setdefault(row_bytes, RowEncoder(row_bytes))
-        commands = self._router.commands(routed, self._server, max_rows=max_command_rows(row_bytes))
         for run in _runs(commands, encoder.record_bytes):
             first_row = run[0].start
             order = routed.order[first_row : run[-1].stop]
@@ -138,9 +155,12 @@ def _accept_rows(
 
 
 def _runs(commands: Iterable[Command], record_bytes: int) -> Iterator[list[Command]]:
-    """Group commands into runs of about `_FRAME_BYTES`, at least one command each."""
+    """Group commands whose rows follow each other into runs of about `_FRAME_BYTES`, at least one command each."""
     run: list[Command] = []
     for command in commands:
+        if run and command.start != run[-1].stop:
+            yield run
+            run = []
         run.append(command)
         if (command.stop - run[0].start) * record_bytes >= _FRAME_BYTES:
             yield run

@@ -23,15 +23,42 @@ from numpy.typing import NDArray
 from bagpipe.errors import StoreError
 from bagpipe.store.keys import FIELD_BYTES
 
-__all__ = ["FieldEncoder", "HmgetDecoder", "HmgetReply", "RowEncoder", "decode_hset", "hmget_header", "hset_header"]
+__all__ = [
+    "ErrorReply",
+    "FieldEncoder",
+    "HmgetDecoder",
+    "HmgetReply",
+    "RowEncoder",
+    "decode_hset",
+    "decode_ok",
+    "hmget_header",
+    "hset_header",
+]
 
 Bytes = NDArray[np.uint8]
 Voids = NDArray[np.void]
 
 _MISSING = b"$-1\r\n"
 _CRLF = b"\r\n"
+_OK = b"+OK\r\n"
 #: An error line longer than this is no error line. Servers cut their messages far below it.
 _MAX_LINE_BYTES = 64 * 1024
+
+
+class ErrorReply(StoreError):
+    """The server answered an error line.
+
+    Attributes:
+        line: its text, without the leading minus.
+        start: offset of the line.
+        end: offset after it.
+    """
+
+    def __init__(self, line: str, start: int, end: int) -> None:
+        super().__init__(f"the store answered an error: {line}")
+        self.line = line
+        self.start = start
+        self.end = end
 
 
 def hmget_header(key: bytes, num_rows: int) -> bytes:
@@ -297,12 +324,26 @@ def decode_hset(buffer: Bytes, start: int, end: int, num_rows: int) -> int | Non
     return None
 
 
+def decode_ok(buffer: Bytes, start: int, end: int) -> int | None:
+    """Offset after the reply `+OK` that begins at `start`; None if it is not complete.
+
+    Raises:
+        StoreError: any other reply.
+    """
+    line = buffer[start : min(start + len(_OK), end)].tobytes()
+    if line == _OK:
+        return start + len(_OK)
+    if not _OK.startswith(line):
+        _refuse(buffer, start, end, _OK)
+    return None
+
+
 def _refuse(buffer: Bytes, start: int, end: int, expected: bytes) -> None:
     """Raise for what stands at `start`. Returns only while it is the beginning of an error line."""
     line, separator, _ = buffer[start : min(start + _MAX_LINE_BYTES, end)].tobytes().partition(_CRLF)
     if line.startswith(b"-"):
         if separator:
-            raise StoreError(f"the store answered an error: {line[1:].decode(errors='replace')}")
+            raise ErrorReply(line[1:].decode(errors="replace"), start, start + len(line) + len(_CRLF))
         if len(line) < _MAX_LINE_BYTES:
             return
     raise StoreError(f"the store answered {line[:40]!r}, expected {expected!r}")

@@ -38,7 +38,7 @@ from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis import RedisStore
-from bagpipe.store.routing import Router
+from bagpipe.store.routing import Router, spread
 from bagpipe.store.transfer import max_command_rows
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
 
@@ -65,7 +65,7 @@ class Workload:
             WriteRequest(table, ids, self.rows[share])
             for (table, ids), share in zip(self.reads, map(_as_slice, shares), strict=True)
         ]
-        router = Router(num_buckets=self.num_buckets, num_servers=1)
+        router = Router(spread(self.num_buckets, 1))
         routed = router.route(self.reads)
         self.order = routed.order
         self.sent_tables, self.sent_ids = routed.tables[routed.order], routed.ids[routed.order]

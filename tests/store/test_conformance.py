@@ -14,6 +14,7 @@ from bagpipe.store.memory import MemoryStore
 from bagpipe.store.redis import RedisStore
 from bagpipe.testing.slow_store import SlowStore
 from bagpipe.testing.store_conformance import CHECKS, MakeStore
+from tests.store.nodes import ClusterNodes
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -50,3 +51,10 @@ def test_one_server(check: Check, num_buckets: int, redis_server: EmbeddedServer
 @checks
 def test_three_servers(check: Check, redis_servers: tuple[str, ...]) -> None:
     check(functools.partial(make_redis, ",".join(redis_servers), 16))
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("num_buckets", [1, 64])
+@checks
+def test_cluster(check: Check, num_buckets: int, redis_cluster: ClusterNodes) -> None:
+    check(functools.partial(make_redis, redis_cluster.url, num_buckets))

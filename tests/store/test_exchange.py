@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import StoreError
-from bagpipe.store.exchange import Bytes, Frame, Link, Request, Talk, exchange
+from bagpipe.store.exchange import Frame, Request, Talk, exchange
+from bagpipe.store.link import Bytes, Link, LinkLost
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 TIMEOUT_S = 20.0
@@ -133,6 +134,22 @@ def test_silence_ends_at_the_deadline_and_every_link_is_closed() -> None:
         for link in (good, silent):
             with pytest.raises(StoreError, match="the connection was closed"):
                 link.check()
+
+
+def test_silence_may_count_as_a_lost_connection_before_the_deadline() -> None:
+    log: list[bytes] = []
+    with linked(answer(b"one\n")) as good, linked(answer(b"")) as silent:
+        silent.place = "server-2"
+        with pytest.raises(LinkLost, match=r"server-2: silent for 0\.05 s") as caught:
+            exchange([ask(good, log), ask(silent, log)], TIMEOUT_S, patience_s=0.05)
+        assert caught.value.places == ("server-2",)
+        assert log == [b"one"]
+
+
+def test_a_deadline_may_be_what_is_left_of_one() -> None:
+    with linked(answer(b"")) as silent:
+        with pytest.raises(StoreError, match=r"within store\.timeout_s = 20 s"):
+            exchange([ask(silent, [])], TIMEOUT_S, deadline_s=time.monotonic() + 0.05)
 
 
 def test_a_trickle_does_not_put_off_the_deadline() -> None:

@@ -2,9 +2,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.keys import FIELD_DTYPE, bucket_key, bucket_of, check_layout, decode_fields, meta_key
+from bagpipe.store.keys import (
+    FIELD_DTYPE,
+    NUM_SLOTS,
+    bucket_key,
+    bucket_of,
+    check_layout,
+    decode_fields,
+    key_slot,
+    meta_key,
+)
+from tests.store.nodes import ClusterNodes
 
 # Part of the stored format. If one of these changes, every row ever written is lost.
 GOLDEN_BUCKETS = [
@@ -76,3 +88,42 @@ def test_a_bad_namespace_is_refused(namespace: str) -> None:
 def test_a_bad_number_of_buckets_is_refused(num_buckets: int) -> None:
     with pytest.raises(InputError, match=rf"power of two .* got {num_buckets}"):
         check_layout("job", num_buckets)
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [
+        (b"job:{7}", b"7"),
+        (b"{7}", b"7"),
+        (b"a{7}{8}b", b"7"),
+        (b"a{{7}}b", b"{7"),
+        (b"job:{}", b"job:{}"),
+        (b"job:{7", b"job:{7"),
+        (b"job:meta", b"job:meta"),
+    ],
+)
+def test_a_slot_is_that_of_the_tag(key: bytes, tag: bytes) -> None:
+    assert key_slot(key) == key_slot(tag)
+
+
+def test_the_check_value_of_the_cluster_specification() -> None:
+    assert key_slot(b"123456789") == 0x31C3 % NUM_SLOTS
+
+
+@pytest.mark.redis
+@given(st.lists(st.binary(max_size=20) | st.integers(0, 65_535).map(lambda bucket: bucket_key("job", bucket))))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_slots_are_what_a_cluster_says(redis_cluster: ClusterNodes, keys: list[bytes]) -> None:
+    with redis_cluster.nodes[0].client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.execute_command("CLUSTER", "KEYSLOT", key)
+        assert [key_slot(key) for key in keys] == pipeline.execute()
+
+
+@pytest.mark.redis
+def test_every_bucket_has_the_slot_that_a_cluster_says(redis_cluster: ClusterNodes) -> None:
+    keys = [bucket_key("job", bucket) for bucket in range(4096)]
+    with redis_cluster.nodes[0].client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.execute_command("CLUSTER", "KEYSLOT", key)
+        assert [key_slot(key) for key in keys] == pipeline.execute()

@@ -24,6 +24,8 @@ SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="sgd")
         ("rediss://u:p@host", RedisStore),
         ("unix:///tmp/s.sock?db=1", RedisStore),
         ("redis://a,unix:///b", RedisStore),
+        ("redis+cluster://a:1,b:2", RedisStore),
+        ("rediss+cluster://u:p@a:1", RedisStore),
     ],
 )
 def test_the_scheme_names_the_store(url: str, kind: type) -> None:
@@ -36,7 +38,7 @@ def test_the_scheme_names_the_store(url: str, kind: type) -> None:
         "",
         "host:6379",
         "http://host",
-        "redis+cluster://host",
+        "redis-cluster://host",
         "redis://a,http://b",
         "Redis://host",
         "/tmp/s.sock",

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -218,59 +215,3 @@ def test_bytes_of_the_wire_are_counted(redis_server: EmbeddedServer, namespace: 
         assert ROWS.nbytes < written.bytes_sent < 1.5 * ROWS.nbytes
         store.read(0, IDS)
         assert store.statistics().bytes_received - written.bytes_received > ROWS.nbytes
-
-
-# TLS
-
-
-def make_certificate(folder: Path) -> None:
-    arguments = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    subprocess.run(
-        ["openssl", *arguments.split(), "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True,
-        capture_output=True,
-    )
-
-
-def forward(listener: socket.socket, context: ssl.SSLContext, path: str, count: int) -> None:
-    """Ends TLS for `count` connections, one thread per direction, in front of a server on a unix socket."""
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        for sock in (source, sink):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    threads, sockets = [], []
-    for _ in range(count):
-        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        plain.connect(path)
-        outer = context.wrap_socket(listener.accept()[0], server_side=True)
-        sockets += [plain, outer]
-        threads += [threading.Thread(target=pump, args=pair) for pair in ((plain, outer), (outer, plain))]
-        threads[-1].start()
-        threads[-2].start()
-    for thread in threads:
-        thread.join()
-    for sock in sockets:
-        sock.close()
-
-
-def test_rediss(redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
-    make_certificate(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    path = redis_server.url.removeprefix("unix://")
-    with socket.create_server(("localhost", 0)) as listener:
-        # Two links, and one connection for the questions asked on entering.
-        thread = threading.Thread(target=forward, args=(listener, context, path, 3))
-        thread.start()
-        url = f"rediss://localhost:{listener.getsockname()[1]}?ssl_ca_certs={tmp_path / 'cert.pem'}"
-        ids = np.arange(20_000, dtype=np.int64)
-        rows = np.random.default_rng(0).random((20_000, 64), np.float32)
-        with RedisStore(url, schema=SCHEMA, namespace=namespace) as store:
-            store.write(0, ids, rows)
-            assert (store.read(0, ids).rows == rows).all()
-        thread.join()

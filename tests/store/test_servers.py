@@ -1,52 +1,66 @@
+"""What a server is asked once. Refusals of whole stores: test_redis, test_tls, test_acl."""
+
 from __future__ import annotations
 
 import pytest
+import redis
 
 from bagpipe.errors import InputError
-from bagpipe.store.servers import parse_urls, redact
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.servers import Unreachable, refuse_unsafe
+from bagpipe.store.urls import parse_urls
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("info", "message"),
     [
-        ("redis://host:6379/1", "redis://host:6379/1"),
-        ("redis://:secret@host", "redis://:***@host"),
-        ("redis://user:secret@host:1", "redis://user:***@host:1"),
-        ("redis://user:se%40cret@host:1", "redis://user:***@host:1"),
-        ("rediss://user@host", "rediss://user@host"),
-        ("unix:///tmp/s.sock?db=2&password=secret", "unix:///tmp/s.sock?db=2&password=***"),
-        ("unix://u:secret@/tmp/s.sock", "unix://u:***@/tmp/s.sock"),
-        ("redis://[u:a/b@c@host", "redis://[u:***@host"),
-    ],
-)
-def test_a_password_is_never_shown(url: str, shown: str) -> None:
-    assert redact(url) == shown
-
-
-def test_urls_are_split_where_another_begins() -> None:
-    servers = parse_urls("redis://a:1, unix:///tmp/x,y.sock?db=3,rediss://u:p%2C@b/2")
-    assert [server.place for server in servers] == ["redis://a:1", "unix:///tmp/x,y.sock?db=3", "rediss://u:***@b/2"]
-    assert [server.settings["db"] for server in servers] == [0, 3, 2]
-    assert servers[2].settings["password"] == "p,"
-    assert "p," not in repr(servers)
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("redis://host:port", "cannot be read"),
-        ("redis://host/name", "must be a database number, got 'name'"),
-        ("unix://", "names no socket"),
-        ("unix:///s?db=x", "cannot be read"),
+        ({"maxmemory": 0}, "INFO does not tell maxmemory_policy"),
         (
-            "redis://u:secret@host?decode_responses=1",
-            r"redis://u:\*\*\*@host.* has the option 'decode_responses', known",
+            {"maxmemory": 10, "maxmemory_policy": "allkeys-lru"},
+            "there drops rows when full: maxmemory 10 .* allkeys-lru",
         ),
-        ("redis://a,redis://b,redis://a", "names a server twice: redis://a"),
     ],
 )
-def test_a_bad_url_is_refused_in_one_line(url: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        parse_urls(url)
-    assert "\n" not in str(caught.value)
-    assert "secret" not in str(caught.value)
+def test_a_server_that_may_drop_rows(info: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        refuse_unsafe("there", info)
+
+
+def test_a_server_that_keeps_rows() -> None:
+    refuse_unsafe("there", {"maxmemory": 10, "maxmemory_policy": "noeviction"})
+    refuse_unsafe("there", {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"})
+
+
+@pytest.mark.redis
+def test_a_link_knows_its_number_at_the_server(redis_server: EmbeddedServer) -> None:
+    (server,) = parse_urls(redis_server.url)
+    first, second = server.connect(10.0, identify=True), server.connect(10.0, identify=True)
+    anonymous = server.connect(10.0)
+    try:
+        assert 0 < first.client_id < second.client_id
+        assert anonymous.client_id == 0
+    finally:
+        for link in (first, second, anonymous):
+            link.close("the test is over")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (redis.ConnectionError("x"), Unreachable),
+        (redis.TimeoutError("x"), Unreachable),
+        (redis.exceptions.BusyLoadingError("x"), Unreachable),
+        (OSError("x"), Unreachable),
+        (redis.AuthenticationError("x"), InputError),
+        (redis.InvalidResponse("x"), InputError),
+        (redis.ResponseError("x"), InputError),
+    ],
+)
+def test_only_silence_is_worth_another_try(error: Exception, kind: type) -> None:
+    (server,) = parse_urls("redis://u:secret@host")
+    with pytest.raises(InputError, match=r"store redis://u:\*\*\*@host: ") as caught:
+        with server.refusals(1.0):
+            raise error
+    assert type(caught.value) is kind

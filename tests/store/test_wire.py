@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import StoreError
 from bagpipe.store.wire import (
+    ErrorReply,
     FieldEncoder,
     HmgetDecoder,
     RowEncoder,
     decode_hset,
+    decode_ok,
     hmget_header,
     hset_header,
 )
@@ -199,3 +201,21 @@ def test_an_encoder_is_used_again_with_more_and_fewer_rows() -> None:
         tables, ids = np.full(count, count, np.uint32), np.arange(count, dtype=np.int64)
         assert encoder.encode(tables, ids).tobytes() == FieldEncoder().encode(tables, ids).tobytes()
     assert once.record_bytes == 19
+
+
+def test_an_error_reply_says_where_it_stands() -> None:
+    data = b":1\r\n-MOVED 3999 10.0.0.1:7000\r\n:0\r\n"
+    with pytest.raises(ErrorReply) as caught:
+        decode_hset(np.frombuffer(data, np.uint8), 4, len(data), 12)
+    assert (caught.value.line, caught.value.start, caught.value.end) == ("MOVED 3999 10.0.0.1:7000", 4, len(data) - 4)
+
+
+@pytest.mark.parametrize(("data", "end"), [(b"+OK\r\n", 5), (b"+OK\r\n:1\r\n", 5), (b"", None), (b"+OK\r", None)])
+def test_ok_reply(data: bytes, end: int | None) -> None:
+    assert decode_ok(np.frombuffer(data, np.uint8), 0, len(data)) == end
+
+
+@pytest.mark.parametrize("data", [b"+KO\r\n", b":1\r\n", b"-ERR x\r\n"])
+def test_a_wrong_ok_reply_is_refused(data: bytes) -> None:
+    with pytest.raises(StoreError):
+        decode_ok(np.frombuffer(data, np.uint8), 0, len(data))

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from bagpipe.config import CacheConfig, Config, DataConfig, ModelConfig, StoreConfig
+from tests.store.nodes import ClusterNodes
 from tests.system.covering import covering
 from tests.system.jobs import JobEnd, change, largest_batch, run_job
 
@@ -27,7 +28,7 @@ MODELS = [
 FREE_AXES = {
     "lookahead": (1, 8, 64),
     "cache": ("smallest", "a few more", "all rows"),
-    "store": ("memory", "server", "servers"),
+    "store": ("memory", "server", "servers", "cluster"),
     "transport": ("in-process", "process"),
     "prefetch_depth": (1, 4),
     "policy": ("belady-window", "paper"),
@@ -73,18 +74,28 @@ def reference(clicks: MakeConfig) -> Reference:
     return Reference(clicks)
 
 
-def check(row: Row, clicks: MakeConfig, reference: Reference, servers: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def stores(redis_servers: tuple[str, ...], redis_cluster: ClusterNodes) -> dict[str, str]:
+    """URL of each store."""
+    return {
+        "memory": "memory://",
+        "server": redis_servers[0],
+        "servers": ",".join(redis_servers),
+        "cluster": redis_cluster.url,
+    }
+
+
+def check(row: Row, clicks: MakeConfig, reference: Reference, stores: dict[str, str]) -> None:
     direct, smallest = reference.of(row)
     num_rows = sum(len(ids) for ids, _ in direct.rows.values())
     cache_rows = {"smallest": smallest, "a few more": smallest + 9, "all rows": num_rows}[str(row["cache"])]
-    url = {"memory": "memory://", "server": servers[0], "servers": ",".join(servers)}[str(row["store"])]
     config = change(
         job_config(clicks, row),
         cache__rows=cache_rows,
         cache__prefetch_depth=row["prefetch_depth"],
         oracle__lookahead=row["lookahead"],
         oracle__policy=row["policy"],
-        store__url=url,
+        store__url=stores[str(row["store"])],
         store__namespace=f"exact-{uuid.uuid4().hex}",
     )
     end = run_job(config, transport=str(row["transport"]))
@@ -97,10 +108,8 @@ def check(row: Row, clicks: MakeConfig, reference: Reference, servers: tuple[str
 @pytest.mark.redis
 @pytest.mark.multiproc
 @pytest.mark.parametrize("row", covering(AXES, strength=2), ids=lambda row: "-".join(map(str, row.values())))
-def test_every_pair_of_settings(
-    row: Row, clicks: MakeConfig, reference: Reference, redis_servers: tuple[str, ...]
-) -> None:
-    check(row, clicks, reference, redis_servers)
+def test_every_pair_of_settings(row: Row, clicks: MakeConfig, reference: Reference, stores: dict[str, str]) -> None:
+    check(row, clicks, reference, stores)
 
 
 @pytest.mark.redis
@@ -111,7 +120,7 @@ def test_every_model_and_optimizer(
     optimizer: str,
     clicks: MakeConfig,
     reference: Reference,
-    redis_servers: tuple[str, ...],
+    stores: dict[str, str],
 ) -> None:
     """In the tightest cache, where rows leave and come back in the midst of the window."""
     row: Row = {
@@ -119,17 +128,17 @@ def test_every_model_and_optimizer(
         "lookahead": 8, "cache": "smallest", "store": "server", "transport": "in-process", "prefetch_depth": 4,
         "policy": "belady-window",
     }  # fmt: skip
-    check(row, clicks, reference, redis_servers)
+    check(row, clicks, reference, stores)
 
 
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.multiproc
 @pytest.mark.timeout(1200)
-def test_every_four_settings(clicks: MakeConfig, reference: Reference, redis_servers: tuple[str, ...]) -> None:
+def test_every_four_settings(clicks: MakeConfig, reference: Reference, stores: dict[str, str]) -> None:
     axes = {name: values for name, values in AXES.items() if name != "transport"}
     for row in covering(axes, strength=4, seed=1):
-        check({**row, "transport": "in-process"}, clicks, reference, redis_servers)
+        check({**row, "transport": "in-process"}, clicks, reference, stores)
 
 
 @pytest.mark.multiproc

@@ -1,0 +1,174 @@
+"""The user that docs/store.md proposes: it may do all a job does, and each thing it may do is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from bagpipe.errors import InputError, StoreError
+from bagpipe.schema import RowSchema, RowTable
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.keys import bucket_key, key_slot
+from bagpipe.store.redis import RedisStore
+from tests.store.clients import client_of
+from tests.store.nodes import ClusterNodes
+
+pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
+
+SCHEMA = RowSchema(tables=(RowTable(name="user", dim=4),), optimizer="sgd")
+IDS = np.arange(100, dtype=np.int64)
+ROWS = np.arange(400, dtype=np.float32).reshape(100, 4)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "store.md"
+
+
+#: Rights that a job does without, here: see the first test. HKEYS stands in for HSCAN.
+_NOT_MISSED = {"hkeys", "hscan", "select", "unwatch"}
+
+
+def documented(number: int) -> list[str]:
+    """Words of the ACL SETUSER line that the manual proposes for a server (0) or a cluster (1)."""
+    lines = re.findall(r"^ACL SETUSER trainer (.*)$", DOCUMENT.read_text(), re.MULTILINE)
+    return str(lines[number]).split()
+
+
+def set_user(client: redis.Redis, rules: list[str], *changes: str) -> None:
+    words = [">secret" if rule.startswith(">") else rule for rule in rules]
+    client.execute_command("ACL", "SETUSER", "trainer", "reset", *words, *changes)
+
+
+def denials(client: redis.Redis) -> list[object]:
+    """What was denied, but for redis-py saying its name."""
+    return [entry for entry in client.acl_log() if entry["object"] != "client|setinfo"]
+
+
+def commands_of(rules: list[str]) -> set[str]:
+    return {rule.removeprefix("+") for rule in rules if rule.startswith("+")}
+
+
+def run_a_job(url: str, namespace: str = "bagpipe") -> None:
+    """All that a job asks of its store."""
+    for _ in range(2):
+        with RedisStore(url, schema=SCHEMA, namespace=namespace) as store:
+            store.check()
+            store.claim()
+            store.read(0, IDS)
+            store.write(0, IDS, ROWS)
+            assert (store.ids(0) == IDS).all()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(tmp_path / "own") as server:
+        yield server
+
+
+def login(url: str, password: str = "secret", user: str = "trainer") -> str:
+    return url.replace("://", f"://{user}:{password}@", 1)
+
+
+def test_the_proposed_user_may_do_all_and_no_more(own_server: EmbeddedServer) -> None:
+    rules = documented(0)
+    with client_of(own_server.url) as client:
+        set_user(client, rules)
+        client.config_resetstat()
+        run_a_job(login(own_server.url))
+        assert denials(client) == []
+        called = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+    ours = {"acl|log", "config|resetstat", "auth", "client|setinfo"}
+    # HKEYS is for servers without HSCAN NOVALUES, SELECT for a URL with a database, UNWATCH for two jobs that claim
+    # one namespace at the same time.
+    assert called - ours - {"hkeys"} == commands_of(rules) - {"hkeys", "select", "unwatch"}
+
+
+def test_the_proposed_user_may_follow_a_cluster(redis_cluster: ClusterNodes, namespace: str) -> None:
+    rules = [rule.replace("bagpipe", namespace) for rule in documented(1)]
+    assert commands_of(rules) == commands_of(documented(0)) - {"select"} | {
+        "asking", "client|id", "client|kill", "cluster|slots",
+    }  # fmt: skip
+    nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 0))
+    source = nodes.owner_of(slot)
+    target = next(node for node in nodes.masters if node is not source)
+    for node in nodes.masters:
+        set_user(node.client, rules)
+        node.client.acl_log_reset()
+    try:
+        nodes.begin_move(slot, source, target)
+        run_a_job(login(nodes.url), namespace)
+        nodes.move_keys(slot, source, target)
+        run_a_job(login(nodes.url), namespace)
+        for node in nodes.masters:
+            assert denials(node.client) == []
+    finally:
+        nodes.move_keys(slot, source, target)
+        nodes.end_move(slot, target)
+        nodes.begin_move(slot, target, source)
+        nodes.move_keys(slot, target, source)
+        nodes.end_move(slot, source)
+        for node in nodes.masters:
+            node.client.acl_deluser("trainer")
+
+
+@pytest.mark.parametrize("command", sorted(commands_of(documented(0)) - _NOT_MISSED))
+def test_a_command_that_is_denied(own_server: EmbeddedServer, command: str) -> None:
+    with client_of(own_server.url) as client:
+        set_user(client, documented(0), f"-{command}")
+        # redis-py sends all of a transaction at once, and the server's last word is about its end.
+        said = "EXEC without MULTI" if command == "multi" else f"(may not run|NOPERM).*'{command}'"
+        with pytest.raises((InputError, StoreError), match=said) as caught:
+            run_a_job(login(own_server.url))
+    # Whatever can be seen before the first row moves is.
+    assert isinstance(caught.value, StoreError) == (command == "hmget")
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["cluster|slots", "client|id", "client|kill"])
+def test_a_command_that_a_cluster_denies(redis_cluster: ClusterNodes, namespace: str, command: str) -> None:
+    """Also the one that is needed only when a connection breaks."""
+    for node in redis_cluster.masters:
+        set_user(node.client, [rule.replace("bagpipe", namespace) for rule in documented(1)], f"-{command}")
+    try:
+        with pytest.raises(InputError, match=f"may not run a command that is needed.*'{re.escape(command)}'") as caught:
+            run_a_job(login(redis_cluster.url), namespace)
+        assert "secret" not in str(caught.value)
+    finally:
+        for node in redis_cluster.masters:
+            node.client.acl_deluser("trainer")
+
+
+def test_another_namespace(own_server: EmbeddedServer) -> None:
+    with client_of(own_server.url) as client:
+        set_user(client, documented(0))
+    with pytest.raises(InputError, match=r"may not run a command that is needed: .*key"):
+        run_a_job(login(own_server.url), "other")
+
+
+def test_rights_taken_away_while_the_job_runs(own_server: EmbeddedServer) -> None:
+    with client_of(own_server.url) as client:
+        set_user(client, documented(0))
+        with RedisStore(login(own_server.url), schema=SCHEMA) as store:
+            store.write(0, IDS, ROWS)
+            client.execute_command("ACL", "SETUSER", "trainer", "-hset")
+            with pytest.raises(StoreError, match=r"NOPERM .*'hset'"):
+                store.write(0, IDS, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("user", "password"),
+    [("trainer", "wr0ng"), ("nobody", "secret"), ("trainer", "")],
+    ids=["wrong password", "no such user", "no password"],
+)
+def test_who_are_you(own_server: EmbeddedServer, redis_cluster: ClusterNodes, user: str, password: str) -> None:
+    with client_of(own_server.url) as client:
+        set_user(client, documented(0))
+    for url in (own_server.url, redis_cluster.url):
+        with pytest.raises(InputError, match="user or password refused, give both in the URL") as caught:
+            run_a_job(login(url, password, user))
+        message = str(caught.value)
+        assert "\n" not in message
+        assert not password or password not in message
