@@ -41,19 +41,22 @@ TORCH_USERS = (
     "bagpipe/engine.py",
     "bagpipe/peers/",
     "bagpipe/phases.py",
+    "bagpipe/testing/local_peers.py",
     "trainer/",
 )
 
 #: The modules that face torchrec and fbgemm; everything else runs without them.
 TORCHREC_USERS = ("bagpipe/embedding.py", "trainer/")
 
+#: The modules that face gRPC: the two ends of the stream, and the code generated for it.
+GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/proto/cacher_pb2_grpc.py", "cacher/")
+
 MAX_LINES = 400
 
 #: Modules without a mirrored test file, and where they are covered instead.
 NO_MIRROR: dict[str, str] = {
-    "bagpipe/batch.py": "tests/data",
     "bagpipe/cli.py": "tests/schedule/test_cli.py",
-    "bagpipe/client/remote.py": "tests/cacher/test_service.py",
+    "bagpipe/client/link.py": "tests/client/test_remote.py",
     "bagpipe/client/step.py": "tests/proto/steps.py",
     "bagpipe/config.py": "tests/test_config_keys.py",
     "bagpipe/errors.py": "tests/test_config_cli.py",
@@ -62,12 +65,18 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/phases.py": "tests/system",
     "bagpipe/progress.py": "tests/trainer/test_progress.py",
     "bagpipe/schedule/errors.py": "tests/schedule/test_check.py",
+    "bagpipe/store/fleet.py": "tests/store/test_redis.py",
     "bagpipe/store/interface.py": "tests/store",
+    "bagpipe/testing/local_peers.py": "tests/cache/test_exchange.py",
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
     "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
-    "cacher/cli.py": "tests/cacher/test_service.py",
-    "cacher/embedded.py": "tests/cacher/test_service.py",
-    "cacher/planning.py": "tests/cacher/test_service.py",
+    "bagpipe/proto/cacher_pb2.py": "tests/tools/test_make_protos.py",
+    "bagpipe/proto/cacher_pb2_grpc.py": "tests/tools/test_make_protos.py",
+    "cacher/cli.py": "tests/cacher/test_server.py",
+    "cacher/counters.py": "tests/cacher/test_metrics.py",
+    "cacher/jobs.py": "tests/cacher/test_service.py",
+    "cacher/process.py": "tests/cacher/test_hostile_peers.py",
+    "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "trainer/assembly.py": "tests/system",
     "trainer/cli.py": "tests/system",
 }
@@ -184,6 +193,11 @@ def test_torchrec_is_faced_by_few():
         for item in all_imports()
         if item.root in {"torchrec", "fbgemm_gpu"} and not item.path.startswith(TORCHREC_USERS)
     ]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def test_grpc_is_faced_by_few():
+    wrong = [item for item in all_imports() if item.root == "grpc" and not item.path.startswith(GRPC_USERS)]
     assert not wrong, "; ".join(map(str, wrong))
 
 

@@ -250,39 +250,6 @@ def test_stop_before_the_run_reads_nothing() -> None:
     assert (report.batches, report.stopped, report.done["0X_READ"]) == (0, True, 0)
 
 
-def test_ranks_that_agree_stop_before_the_same_batch() -> None:
-    """The source asks once per batch and does what all ranks do, whatever was asked for here."""
-    wishes: list[bool] = []
-
-    def agree(stop: bool) -> bool:
-        wishes.append(stop)
-        return len(wishes) > 3  # another rank stops before batch 3
-
-    report = Runner(LOOP, handlers(9), HAZARDS, agree=agree).run()
-    assert (report.batches, report.stopped, wishes) == (3, True, [False] * 4)
-
-    wishes.clear()
-    runner = Runner(LOOP, handlers(2), HAZARDS, agree=lambda stop: bool(wishes.append(stop)))
-    runner.request_stop()
-    report = runner.run()
-    assert (report.batches, report.stopped, wishes) == (2, True, [True] * 3)
-
-
-def test_an_error_from_outside_ends_the_run() -> None:
-    inside = threading.Event()
-
-    def forward(index: int) -> None:
-        inside.set()
-        _until(lambda: runner._board.error is not None)
-
-    runner = Runner(LOOP, handlers(None, F=forward), HAZARDS)
-    thread = threading.Thread(target=lambda: inside.wait(30) and runner.abort(JobError("rank 1: its error")))
-    thread.start()
-    with pytest.raises(JobError, match="rank 1: its error"):
-        runner.run()
-    thread.join()
-
-
 def test_a_second_stop_aborts() -> None:
     inside = threading.Event()
 

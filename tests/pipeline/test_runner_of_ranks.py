@@ -1,0 +1,64 @@
+"""What a runner owes the other ranks: it stops where they stop, and ends when one of them fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from bagpipe.errors import JobError
+from bagpipe.pipeline.lane import EndOfBatches
+from bagpipe.pipeline.runner import Runner
+from bagpipe.schedule.prefetch import prefetch
+from tests.pipeline.loops import Handlers
+
+LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2)
+OPS = tuple({template.op for _, template in LOOP.templates})
+HAZARDS = {"fetch_after": lambda b: b - 3, "evict_after": lambda b: b - 2}
+
+
+def handlers(num_batches: int | None = None, **special: Callable[[int], None]) -> Handlers:
+    def read(batch: int) -> None:
+        if batch == num_batches:
+            raise EndOfBatches
+
+    return {**dict.fromkeys(OPS, lambda index: None), "X_READ": read, **special}
+
+
+def test_ranks_that_agree_stop_before_the_same_batch() -> None:
+    """The source asks once per batch and does what all ranks do, whatever was asked for here."""
+    wishes: list[bool] = []
+
+    def agree(stop: bool) -> bool:
+        wishes.append(stop)
+        return len(wishes) > 3  # another rank stops before batch 3
+
+    report = Runner(LOOP, handlers(9), HAZARDS, agree=agree).run()
+    assert (report.batches, report.stopped, wishes) == (3, True, [False] * 4)
+
+    wishes.clear()
+    runner = Runner(LOOP, handlers(2), HAZARDS, agree=lambda stop: bool(wishes.append(stop)))
+    runner.request_stop()
+    report = runner.run()
+    assert (report.batches, report.stopped, wishes) == (2, True, [True] * 3)
+
+
+def test_an_error_from_outside_ends_the_run() -> None:
+    inside, ended = threading.Event(), threading.Event()
+
+    def forward(index: int) -> None:
+        inside.set()
+        assert ended.wait(30)
+
+    def fail() -> None:
+        assert inside.wait(30)
+        runner.abort(JobError("rank 1: its error"))
+        ended.set()
+
+    runner = Runner(LOOP, handlers(None, F=forward), HAZARDS)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    with pytest.raises(JobError, match="rank 1: its error"):
+        runner.run()
+    thread.join()
