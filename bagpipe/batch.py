@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Batch"]
+
+_Number = TypeVar("_Number", np.int64, np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,11 +42,53 @@ class Batch:
     def num_features(self) -> int:
         return int(self.lengths.shape[0])
 
+    @property
+    def is_one_hot(self) -> bool:
+        """Every bag holds exactly one id: the common case, and a minimum is four times cheaper than sums of lengths."""
+        return self.lengths.size == self.values.shape[0] and (not self.lengths.size or int(self.lengths.min()) == 1)
+
     def feature_offsets(self) -> NDArray[np.int64]:
         """int64 ``[num_features + 1]``: where each feature's ids start in `values`."""
-        if self.lengths.size == self.values.shape[0] and self.lengths.size and int(self.lengths.min()) == 1:
-            # One id in every bag: the common case, and a minimum is four times cheaper than the sums.
-            return np.arange(0, self.lengths.size + 1, self.num_examples, dtype=np.int64)
+        if self.is_one_hot:
+            return np.arange(self.num_features + 1, dtype=np.int64) * self.num_examples
         offsets = np.zeros(self.num_features + 1, dtype=np.int64)
         np.cumsum(self.lengths.sum(axis=1, dtype=np.int32), out=offsets[1:])
         return offsets
+
+    def select(self, examples: NDArray[np.integer]) -> Batch:
+        """The batch of some of the examples, with the same index and layout. Neighbours are copied in blocks.
+
+        Args:
+            examples: integers ``[num_selected]``, ascending numbers of the examples; may be none.
+        """
+        count = examples.shape[0]
+        start = int(examples[0]) if count else 0
+        is_range = count == 0 or int(examples[-1]) - start == count - 1
+        chosen: slice | NDArray[np.integer] = slice(start, start + count) if is_range else examples
+        return Batch(
+            index=self.index,
+            dense=self.dense[chosen],
+            values=self._per_id(self.values, chosen),
+            lengths=np.ascontiguousarray(self.lengths[:, chosen]),
+            labels=self.labels[chosen],
+            weights=None if self.weights is None else self._per_id(self.weights, chosen),
+        )
+
+    def _per_id(self, array: NDArray[_Number], chosen: slice | NDArray[np.integer]) -> NDArray[_Number]:
+        """Those of one number per id that belong to the chosen examples."""
+        if self.is_one_hot:
+            by_bag = array.reshape(self.lengths.shape)
+            picked = by_bag[:, chosen] if isinstance(chosen, slice) else by_bag.take(chosen, axis=1)
+            return np.ascontiguousarray(picked).reshape(-1)
+        if isinstance(chosen, slice):
+            starts = self.feature_offsets()[:-1] + self.lengths[:, : chosen.start].sum(axis=1)
+            stops = starts + self.lengths[:, chosen].sum(axis=1)
+            parts: list[NDArray[_Number]] = [
+                array[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+            ]
+            return np.concatenate([array[:0], *parts])
+        ends = np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape)[:, chosen].reshape(-1)
+        counts = self.lengths[:, chosen].reshape(-1)
+        ends_in_selection = np.cumsum(counts, dtype=np.int64)
+        places = np.repeat(ends - ends_in_selection, counts)
+        return array.take(places + np.arange(places.shape[0]))

@@ -1,9 +1,13 @@
-"""The oracle: knows the coming batches, so it decides what the cache fetches, keeps and evicts. Pure numpy.
+"""The oracle: knows the coming batches, so it decides what the caches fetch, keep and evict, and where. Pure numpy.
 
-batch ─> index.Indexer ──unique rows──> handles (row -> small number)
-                                           │
-         window.NextUses <── enter / leave ┤            direct.DirectPlanner: no cache
-         eviction.EvictionQueue <── ranks ─┘
-                                           v
-         planner.Planner ──────────> plan.CachePlan ──> verify.Verifier (independent replay)
+batch ─> intake: index ─> assign (example -> rank) ─> split (each rank's unique rows)
+            │ unique rows                                        │
+         handles (row -> small number)                           │
+            v                                                    │
+         window.NextUses ──next uses, uses by rank──> placement  │          direct.DirectPlanner: no cache
+            │                                          │ owners  │
+         residents.Residents, one per rank <───────────┘         │
+            │ eviction.EvictionQueue                             v
+            └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier
+                                                                   (independent replay: form, versions)
 """

@@ -1,6 +1,8 @@
 """Direct mode: no cache. Every batch fetches all its rows, after the batch before has written all of its rows back.
 
 It is the reference that cached training must equal bit for bit, and goes through the same plans and the same engine.
+A row's owner is the rank that uses it most in the batch. Every row comes from the store after the write-back of the
+batch before, so a pull never has an update to wait for, and `pull_now` is False throughout.
 """
 
 from __future__ import annotations
@@ -8,10 +10,13 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
-from bagpipe.oracle.index import BatchIndex, Indexer
-from bagpipe.oracle.plan import CachePlan, ConsumerPlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
+from bagpipe.oracle.intake import Incoming, Intake
+from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.split import busiest_ranks
 
 __all__ = ["DirectPlanner"]
 
@@ -21,12 +26,14 @@ class DirectPlanner:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
-        self._indexer = Indexer(spec)
-        self._window: deque[tuple[int, BatchIndex]] = deque()
-        self._previous = RowList(
+        self._intake = Intake(spec)
+        self._window: deque[Incoming] = deque()
+        nothing = RowList(
             table_offsets=np.zeros(len(spec.table_rows) + 1, dtype=np.int64), ids=np.empty(0, dtype=np.int64)
         )
-        self._num_slots_used = 0
+        # By rank.
+        self._previous = [nothing] * spec.world_size
+        self._num_slots_used = [0] * spec.world_size
 
     @property
     def is_ready(self) -> bool:
@@ -34,33 +41,46 @@ class DirectPlanner:
         return bool(self._window)
 
     def push(self, batch: Batch) -> None:
-        """Take a batch. Batches come in order, one by one."""
-        self._window.append((batch.index, self._indexer.index(batch)))
+        """Take a batch. Batches come in order, one by one.
+
+        Raises:
+            InputError: an id outside its table.
+        """
+        self._window.append(self._intake.take(batch))
 
     def plan(self) -> CachePlan:
         """Plan the oldest batch. IndexError if there is none."""
-        batch_index, index = self._window.popleft()
-        num_unique = len(index.unique)
-        slots = np.arange(num_unique, dtype=np.int32)
-        evict, self._previous = self._previous, index.unique
-        self._num_slots_used = max(self._num_slots_used, num_unique)
-        owner = OwnerPlan(
-            fetch=index.unique,
-            fetch_slots=slots,
-            fetch_new=np.zeros(num_unique, dtype=np.bool_),
+        batch = self._window.popleft()
+        num_unique = len(batch.unique)
+        if batch.shares:
+            owners = busiest_ranks(batch.shares, num_unique)
+        else:
+            owners = np.zeros(num_unique, dtype=np.uint16)
+        owned = positions_by_rank(owners, self.spec.world_size)
+        slots = np.empty(num_unique, dtype=np.int32)
+        for positions in owned:
+            slots[positions] = np.arange(positions.shape[0], dtype=np.int32)
+        rows = GlobalRows(
+            owners=owners,
+            slots=slots,
+            sync_now=np.ones(num_unique, dtype=np.bool_),
+            pull_now=np.zeros(num_unique, dtype=np.bool_),
+            owned=owned,
+        )
+        return assemble(batch, rows, tuple(self._owner(rank, batch, positions) for rank, positions in enumerate(owned)))
+
+    def _owner(self, rank: int, batch: Incoming, positions: NDArray[np.int64]) -> OwnerPlan:
+        """The record of a rank that owns the unique rows at these positions."""
+        fetch = select_rows(batch.unique, positions)
+        evict, self._previous[rank] = self._previous[rank], fetch
+        self._num_slots_used[rank] = max(self._num_slots_used[rank], len(fetch))
+        return OwnerPlan(
+            fetch=fetch,
+            fetch_slots=np.arange(len(fetch), dtype=np.int32),
+            fetch_new=np.zeros(len(fetch), dtype=np.bool_),
             evict=evict,
             evict_slots=np.arange(len(evict), dtype=np.int32),
-            evict_after=batch_index - 1,
-            fetch_after=batch_index,
-            num_slots=self._num_slots_used,
+            evict_after=batch.batch_index - 1,
+            fetch_after=batch.batch_index,
+            num_slots=self._num_slots_used[rank],
         )
-        consumer = ConsumerPlan(
-            unique=index.unique,
-            inverse=index.inverse,
-            offsets=index.offsets,
-            order=index.order,
-            slots=slots,
-            owners=np.zeros(num_unique, dtype=np.uint16),
-            sync_now=np.ones(num_unique, dtype=np.bool_),
-        )
-        return CachePlan(batch_index=batch_index, consumers=(consumer,), owners=(owner,))

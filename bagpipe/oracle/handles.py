@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import RowList
 
-__all__ = ["DenseHandles", "HashHandles"]
+__all__ = ["DenseHandles", "HashHandles", "hash_rows"]
 
 _EMPTY, _DELETED = -1, -2
 
@@ -25,6 +25,11 @@ def _table_numbers(rows: RowList) -> NDArray[np.int16]:
     """int16 ``[len(rows)]``: the table number of each row."""
     counts = np.diff(rows.table_offsets)
     return np.repeat(np.arange(counts.shape[0], dtype=np.int16), counts)
+
+
+def hash_rows(rows: RowList) -> NDArray[np.uint64]:
+    """uint64 ``[len(rows)]``: a well-mixed hash of (table number, id), the same on every machine."""
+    return _mix(_table_numbers(rows), rows.ids)
 
 
 class _Pool:

@@ -2,19 +2,24 @@
 planner. Slow on purpose (a Python loop over ids): for tests and for plans under suspicion, not for hot paths.
 
 Each rule is one method; the first one broken raises `PlanError` with the batch, the rule and the row.
+
+    check(batch, plan): form ─> examples ─> index of each consumer ─> evict ─> fetch ─> homes ─> exchange ─> versions
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from bagpipe.batch import Batch
-from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.form import Row, misfits, rows_of
+from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
+from bagpipe.oracle.versions import Seen, Versions
 
 __all__ = ["PlanError", "Verifier", "verify"]
 
-Row = tuple[int, int]  # (table number, id)
+Home = tuple[int, int]  # (rank, slot)
 
 
 class PlanError(AssertionError):
@@ -26,13 +31,18 @@ class Verifier:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
+        # Without a cache, or a view of the next batch, every row counts as needed next.
+        self._is_blind = spec.num_slots == 0 or spec.lookahead == 1
         self._batch_index = NO_BATCH
-        self._slot_of_row: dict[Row, int] = {}
-        self._row_in_slot: dict[int, Row] = {}
+        self._home: dict[Row, Home] = {}
+        self._row_at: dict[Home, Row] = {}
+        self._versions = Versions()
         self._last_use: dict[Row, int] = {}
         self._last_eviction: dict[Row, int] = {}
-        self._sync_now: set[Row] | None = None
+        self._num_slots_used = [0] * spec.world_size
+        # The batch before: its rows, and which of them each record marks as needed by the next batch.
         self._previous_rows: set[Row] = set()
+        self._previous_marks: list[dict[Row, bool]] = []
 
     def check(self, batch: Batch, plan: CachePlan) -> None:
         """Replay one batch.
@@ -43,104 +53,191 @@ class Verifier:
         if not batch.index == plan.batch_index == self._batch_index + 1:
             self._fail(f"expected batch {self._batch_index + 1}, got batch {batch.index} with plan {plan.batch_index}")
         self._batch_index = batch.index
-        if len(plan.consumers) != self.spec.world_size or len(plan.owners) != self.spec.world_size:
-            self._fail(f"expected one consumer and one owner for each of {self.spec.world_size} ranks")
-        rows = self._check_index(batch, plan.consumers[0])
-        self._check_sync(rows)
-        self._check_evict(plan.owners[0], rows)
-        self._check_fetch(plan.owners[0], rows)
-        self._check_resident(plan.consumers[0], rows)
-        self._last_use.update((row, batch.index) for row in rows)
-        self._previous_rows = set(rows)
-        self._sync_now = {row for row, now in zip(rows, plan.consumers[0].sync_now.tolist(), strict=True) if now}
+        for misfit in misfits(plan, self.spec):
+            self._fail(misfit)
+        bags = _bags(batch)
+        examples = self._check_examples(batch, plan)
+        rows_of_ranks = [
+            self._check_index(rank, consumer, _occurrences(bags, examples[rank], self.spec))
+            for rank, consumer in enumerate(plan.consumers)
+        ]
+        rows = set(itertools.chain.from_iterable(rows_of_ranks))
+        self._check_marks_before(rows)
+        # A row may leave one rank for another in one batch, so all evictions come first.
+        for rank, owner in enumerate(plan.owners):
+            self._check_evict(rank, owner, rows, {row for other in plan.owners for row in rows_of(other.fetch)})
+        for rank, owner in enumerate(plan.owners):
+            self._check_fetch(rank, owner, rows)
+        for rank, consumer in enumerate(plan.consumers):
+            self._check_homes(rank, consumer, rows_of_ranks[rank])
+        for rank, exchange in enumerate(plan.exchanges):
+            self._check_owned(rank, exchange, rows)
+            self._check_served(rank, exchange, rows_of_ranks)
+            self._check_pulls(rank, exchange, rows_of_ranks[rank])
+        self._check_marks_now(plan, rows_of_ranks)
+        self._update(rows)
 
     def finish(self) -> None:
         """The run is over: nothing is needed by a next batch."""
-        if self.spec.lookahead > 1 and self.spec.num_slots and self._sync_now:
+        if not self._is_blind and any(any(marks.values()) for marks in self._previous_marks):
             self._fail("rows are marked as needed by the next batch, but there is none")
 
-    def _check_index(self, batch: Batch, consumer: ConsumerPlan) -> list[Row]:
-        occurrences = _occurrences(batch, self.spec)
-        rows = _rows(consumer.unique)
+    def _check_examples(self, batch: Batch, plan: CachePlan) -> list[list[int]]:
+        """The examples of each rank: every one at one rank, as many at each as a contiguous split gives it."""
+        everything = list(range(batch.num_examples))
+        if not plan.examples:
+            return [everything]
+        examples = [part.tolist() for part in plan.examples]
+        if sorted(itertools.chain.from_iterable(examples)) != everything:
+            self._fail("the ranks' examples are not a partition of the batch")
+        for rank, part in enumerate(examples):
+            start, stop = (n * len(everything) // self.spec.world_size for n in (rank, rank + 1))
+            if len(part) != stop - start or part != sorted(part):
+                self._fail(f"rank {rank} gets {len(part)} examples, expected {stop - start}, ascending")
+        return examples
+
+    def _check_index(self, rank: int, consumer: ConsumerPlan, occurrences: Sequence[Row]) -> list[Row]:
+        rows = rows_of(consumer.unique)
         if len(set(rows)) != len(rows):
-            self._fail("a unique row is listed twice")
+            self._fail(f"a unique row of rank {rank} is listed twice")
         if set(rows) != set(occurrences):
-            self._fail("the unique rows are not the rows of the batch")
+            self._fail(f"the unique rows of rank {rank} are not the rows of its examples")
         inverse = consumer.inverse.tolist()
         if len(inverse) != len(occurrences) or any(
             not 0 <= u < len(rows) or rows[u] != row for u, row in zip(inverse, occurrences, strict=True)
         ):
-            self._fail("inverse does not lead every occurrence to its row")
+            self._fail(f"inverse of rank {rank} does not lead every occurrence to its row")
         offsets, order = consumer.offsets.tolist(), consumer.order.tolist()
         wanted: list[list[int]] = [[] for _ in rows]
         for position, u in enumerate(inverse):
             wanted[u].append(position)
         if len(offsets) != len(rows) + 1 or offsets[0] != 0 or offsets[-1] != len(order):
-            self._fail("CSR offsets do not span the occurrences")
+            self._fail(f"CSR offsets of rank {rank} do not span the occurrences")
         if any(order[offsets[u] : offsets[u + 1]] != positions for u, positions in enumerate(wanted)):
-            self._fail("CSR order is not the transpose of inverse, ascending inside each row")
+            self._fail(f"CSR order of rank {rank} is not the transpose of inverse, ascending inside each row")
         return rows
 
-    def _check_sync(self, rows: list[Row]) -> None:
-        if self._sync_now is None:
-            return
-        needed = self._previous_rows & set(rows)
-        if not needed <= self._sync_now:
-            self._fail(f"row {min(needed - self._sync_now)} of the batch before is needed now but not marked sync now")
-        if self.spec.lookahead > 1 and self.spec.num_slots and self._sync_now - needed:
-            self._fail(f"row {min(self._sync_now - needed)} of the batch before is marked sync now but not needed")
+    def _check_marks_before(self, rows: set[Row]) -> None:
+        """What the batch before marked as needed next is what this batch uses, at every rank that marked it."""
+        for marks in self._previous_marks:
+            for row, is_marked in marks.items():
+                if row in rows and not is_marked:
+                    self._fail(f"row {row} of the batch before is needed now but not marked sync now")
+                if row not in rows and is_marked and not self._is_blind:
+                    self._fail(f"row {row} of the batch before is marked sync now but not needed")
 
-    def _check_evict(self, owner: OwnerPlan, rows: list[Row]) -> None:
-        used, fetched = set(rows), set(_rows(owner.fetch))
-        evicted = _rows(owner.evict)
-        if len(evicted) != len(owner.evict_slots):
-            self._fail("evicted rows and slots differ in number")
+    def _check_marks_now(self, plan: CachePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
+        marks = [(rows, consumer.sync_now) for rows, consumer in zip(rows_of_ranks, plan.consumers, strict=True)]
+        marks += [(rows_of(exchange.owned), exchange.owned_sync_now) for exchange in plan.exchanges]
+        self._previous_marks = [dict(zip(rows, flags.tolist(), strict=True)) for rows, flags in marks]
+        if self._is_blind and not all(all(marks.values()) for marks in self._previous_marks):
+            self._fail("a row is not marked sync now, but the next batch is unknown")
+
+    def _check_evict(self, rank: int, owner: OwnerPlan, used: set[Row], fetched: set[Row]) -> None:
+        evicted = rows_of(owner.evict)
         for row, slot in zip(evicted, owner.evict_slots.tolist(), strict=True):
-            if self._slot_of_row.get(row) != slot:
-                self._fail(f"evicts {row} from slot {slot}, it is in {self._slot_of_row.get(row)}")
-            if self._last_use[row] > owner.evict_after:
-                self._fail(f"evicts {row} after batch {owner.evict_after}, it is used by {self._last_use[row]}")
+            if self._home.get(row) != (rank, slot):
+                self._fail(f"rank {rank} evicts {row} from slot {slot}, it is in {self._home.get(row)}")
             if row in used and row not in fetched:
                 self._fail(f"evicts {row}, which this batch uses")
-            del self._slot_of_row[row], self._row_in_slot[slot]
+            self._expect_fresh(
+                self._versions.evict(row, self._batch_index, after=owner.evict_after),
+                f"evicts {row} after batch {owner.evict_after}, it is used by {self._last_use[row]}",
+            )
+            del self._home[row], self._row_at[rank, slot]
             self._last_eviction[row] = self._batch_index
         if owner.evict_after >= self._batch_index:
             self._fail(f"evict_after {owner.evict_after} waits for the batch itself")
+        if self.spec.num_slots:
+            spares_previous = not any(row in self._previous_rows for row in evicted)
+            if owner.evict_after != NO_BATCH and owner.evict_after > self._batch_index - 1 - spares_previous:
+                self._fail(f"evict_after {owner.evict_after} waits for more than the evicted rows need")
+            if not evicted and owner.evict_after != NO_BATCH:
+                self._fail(f"evict_after is {owner.evict_after}, but nothing is evicted")
 
-    def _check_fetch(self, owner: OwnerPlan, rows: list[Row]) -> None:
-        fetched = _rows(owner.fetch)
-        if not len(fetched) == len(owner.fetch_slots) == len(owner.fetch_new):
-            self._fail("fetched rows, slots and new marks differ in number")
-        if not set(fetched) <= set(rows):
+    def _check_fetch(self, rank: int, owner: OwnerPlan, used: set[Row]) -> None:
+        fetched = rows_of(owner.fetch)
+        num_slots = self.spec.num_slots or owner.num_slots
+        if not set(fetched) <= used:
             self._fail("fetches a row that the batch does not use")
+        needed_wait = NO_BATCH
         for row, slot, is_new in zip(fetched, owner.fetch_slots.tolist(), owner.fetch_new.tolist(), strict=True):
-            if row in self._slot_of_row:
+            if row in self._home:
                 self._fail(f"fetches {row}, which is resident")
-            if slot in self._row_in_slot:
-                self._fail(f"puts {row} in slot {slot}, which holds {self._row_in_slot[slot]}")
-            if not 0 <= slot < (self.spec.num_slots or owner.num_slots):
-                self._fail(f"puts {row} in slot {slot}, there are {self.spec.num_slots or owner.num_slots}")
+            if (rank, slot) in self._row_at:
+                self._fail(f"puts {row} in slot {slot} of rank {rank}, which holds {self._row_at[rank, slot]}")
+            if not 0 <= slot < num_slots:
+                self._fail(f"puts {row} in slot {slot}, there are {num_slots}")
             if is_new and row in self._last_use:
                 self._fail(f"calls {row} new, batch {self._last_use[row]} used it")
-            if self._last_eviction.get(row, NO_BATCH) > owner.fetch_after:
-                self._fail(f"fetches {row} after batch {owner.fetch_after}, evicted at {self._last_eviction[row]}")
-            self._slot_of_row[row] = slot
-            self._row_in_slot[slot] = row
-        if owner.fetch_after > self._batch_index:
-            self._fail(f"fetch_after {owner.fetch_after} waits for a later batch")
-        if self.spec.num_slots and len(self._slot_of_row) > self.spec.num_slots:
-            self._fail(f"{len(self._slot_of_row)} rows are resident, capacity is {self.spec.num_slots}")
-        if any(slot >= owner.num_slots for slot in self._row_in_slot):
-            self._fail(f"a slot beyond the {owner.num_slots} slots said to be in use is used")
+            self._expect_fresh(
+                self._versions.fetch(row, after=owner.fetch_after, unread=is_new),
+                f"fetches {row} after batch {owner.fetch_after}, evicted at {self._last_eviction.get(row)}",
+            )
+            if not is_new:
+                needed_wait = max(
+                    needed_wait, self._last_eviction.get(row, NO_BATCH), self._batch_index - self.spec.lookahead
+                )
+            self._home[row] = (rank, slot)
+            self._row_at[rank, slot] = row
+            self._num_slots_used[rank] = max(self._num_slots_used[rank], slot + 1)
+        latest = needed_wait if self.spec.num_slots else self._batch_index
+        if owner.fetch_after > latest:
+            self._fail(f"fetch_after {owner.fetch_after} waits for more than the fetched rows need, {latest}")
+        if owner.num_slots != self._num_slots_used[rank]:
+            self._fail(f"rank {rank} says {owner.num_slots} slots are in use, it is {self._num_slots_used[rank]}")
 
-    def _check_resident(self, consumer: ConsumerPlan, rows: list[Row]) -> None:
-        if not len(rows) == len(consumer.slots) == len(consumer.owners) == len(consumer.sync_now):
-            self._fail("rows, slots, owners and sync marks differ in number")
-        for row, slot in zip(rows, consumer.slots.tolist(), strict=True):
-            if self._slot_of_row.get(row) != slot:
-                self._fail(f"reads {row} from slot {slot}, it is in {self._slot_of_row.get(row)}")
-        if any(owner != 0 for owner in consumer.owners.tolist()):
-            self._fail("a row is owned by a rank that does not exist")
+    def _check_homes(self, rank: int, consumer: ConsumerPlan, rows: Sequence[Row]) -> None:
+        homes = zip(consumer.owners.tolist(), consumer.slots.tolist(), strict=True)
+        for row, home in zip(rows, homes, strict=True):
+            if self._home.get(row) != home:
+                self._fail(f"rank {rank} reads {row} from (rank, slot) {home}, it is in {self._home.get(row)}")
+
+    def _check_owned(self, rank: int, exchange: ExchangePlan, used: set[Row]) -> None:
+        owned = rows_of(exchange.owned)
+        if len(set(owned)) != len(owned) or set(owned) != {row for row in used if self._home[row][0] == rank}:
+            self._fail(f"the owned rows of rank {rank} are not those of the batch's rows that live there")
+        for row, slot in zip(owned, exchange.owned_slots.tolist(), strict=True):
+            if self._home[row] != (rank, slot):
+                self._fail(f"rank {rank} serves {row} from slot {slot}, it is in {self._home[row]}")
+
+    def _check_served(self, rank: int, exchange: ExchangePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
+        owned = rows_of(exchange.owned)
+        offsets, places = exchange.serve_offsets.tolist(), exchange.serve_rows.tolist()
+        if offsets[0] != 0 or offsets[-1] != len(places) or offsets != sorted(offsets):
+            self._fail(f"serve_offsets of rank {rank} do not span its serve_rows")
+        for consumer, rows in enumerate(rows_of_ranks):
+            served = places[offsets[consumer] : offsets[consumer + 1]]
+            wanted = [row for row in rows if self._home[row][0] == rank]
+            if not all(0 <= place < len(owned) for place in served) or [owned[place] for place in served] != wanted:
+                self._fail(f"rank {rank} does not serve rank {consumer} the rows it reads, in its order")
+            if served != sorted(served):
+                self._fail(f"serve_rows of rank {rank} for rank {consumer} are not ascending")
+
+    def _check_pulls(self, rank: int, exchange: ExchangePlan, rows: Sequence[Row]) -> None:
+        """A pull waits for the batch before exactly if that batch changes the row in its slot."""
+        changing = self._previous_rows if self.spec.num_slots else set()
+        for row, now in zip(rows, exchange.pull_now.tolist(), strict=True):
+            self._expect_fresh(
+                self._versions.pull(row, self._batch_index, now=now), f"rank {rank} pulls {row} before its last update"
+            )
+            if now and row not in changing:
+                self._fail(f"rank {rank} pulls {row} late, though the batch before does not change it")
+        for row, now in zip(rows_of(exchange.owned), exchange.owned_pull_now.tolist(), strict=True):
+            if now != (row in changing):
+                self._fail(f"rank {rank} serves {row} {'late' if now else 'early'}, unlike its consumers' pulls")
+
+    def _update(self, rows: set[Row]) -> None:
+        """The batch is trained: each of its rows is updated once, by then or late."""
+        marks = {row: now for marks in self._previous_marks for row, now in marks.items()}
+        for row in rows:
+            self._versions.update(row, self._batch_index, sync_now=marks[row])
+            self._last_use[row] = self._batch_index
+        self._previous_rows = rows
+
+    def _expect_fresh(self, seen: Seen, what: str) -> None:
+        if seen.is_stale:
+            self._fail(f"{what}: version {seen.found} instead of {seen.wanted}")
 
     def _fail(self, what: str) -> NoReturn:
         raise PlanError(f"batch {self._batch_index}: {what}")
@@ -161,17 +258,14 @@ def verify(planned: Iterable[tuple[Batch, CachePlan]], spec: OracleSpec) -> int:
     return count
 
 
-def _rows(rows: RowList) -> list[Row]:
-    offsets = rows.table_offsets.tolist()
-    ids = rows.ids.tolist()
-    return [(table, row_id) for table in range(len(offsets) - 1) for row_id in ids[offsets[table] : offsets[table + 1]]]
+def _bags(batch: Batch) -> list[list[list[int]]]:
+    """``bags[feature][example] = [ids]``."""
+    ids = iter(batch.values.tolist())
+    return [[list(itertools.islice(ids, length)) for length in lengths] for lengths in batch.lengths.tolist()]
 
 
-def _occurrences(batch: Batch, spec: OracleSpec) -> list[Row]:
-    offsets = batch.feature_offsets().tolist()
-    values = batch.values.tolist()
+def _occurrences(bags: Sequence[Sequence[Sequence[int]]], examples: Sequence[int], spec: OracleSpec) -> list[Row]:
+    """The rows of some examples' ids, in the order in which occurrences are numbered."""
     return [
-        (ref.table, row_id)
-        for ref in spec.features
-        for row_id in values[offsets[ref.feature] : offsets[ref.feature + 1]]
+        (ref.table, row_id) for ref in spec.features for example in examples for row_id in bags[ref.feature][example]
     ]

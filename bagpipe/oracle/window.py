@@ -1,41 +1,99 @@
-"""Next uses inside the window: which later batch, of those seen so far, needs a row again.
+"""Next uses inside the window: which later batch, of those seen so far, needs a row again, and which ranks how often.
 
 One ring holds an int32 per unique row of every batch in the window, oldest batch first; by handle we keep the place of
 a row's *latest* use. When a batch enters, that place learns the new batch as its next use:
 
     enter(batch 7): ring[place_of_handle[h]] = 7 ; place_of_handle[h] = new place
     leave():        ring of the oldest batch, in the order of its rows
+
+With several ranks a second ring holds running counts: in how many batches each rank has used the row, up to this one.
+Those at the latest place minus those at the oldest are the uses in between.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER
 
-__all__ = ["NextUses"]
+__all__ = ["NextUses", "RankCounts"]
 
 _NOT_IN_WINDOW = -1
 
 
-class NextUses:
-    """O(1) work per unique row of a batch, entering and leaving; O(window) memory."""
+class RankCounts:
+    """Small counters, one per rank, packed into 64-bit words.
 
-    def __init__(self, num_handles: int) -> None:
+    A counter may run over into its neighbour: only differences are ever read, and the difference of two words is right
+    as long as each counter's difference fits its bits.
+
+    Args:
+        world_size: counters per row.
+        largest: the largest difference that will be asked for.
+    """
+
+    def __init__(self, world_size: int, largest: int) -> None:
+        self._dtype = np.min_scalar_type(largest)
+        self._world_size = world_size
+        self._per_word = 8 // self._dtype.itemsize
+
+    @property
+    def num_words(self) -> int:
+        """Words per row."""
+        return -(-self._world_size // self._per_word)
+
+    def of(self, rows_of_ranks: Sequence[NDArray[np.int32]], num_rows: int) -> NDArray[np.uint64]:
+        """uint64 ``[num_rows, num_words]``: a count of 1 for every rank and each of its distinct rows."""
+        words = np.zeros((num_rows, self.num_words), dtype=np.uint64)
+        for rank, rows in enumerate(rows_of_ranks):
+            word, place = divmod(rank, self._per_word)
+            column = words[:, word]
+            column[rows.astype(np.int64)] += np.uint64(1 << (8 * self._dtype.itemsize * place))
+        return words
+
+    def unpack(self, words: NDArray[np.uint64]) -> NDArray[np.unsignedinteger]:
+        """``[rows, world_size]``: counts by rank."""
+        counts: NDArray[np.unsignedinteger] = words.astype("<u8").view(self._dtype.newbyteorder("<"))
+        return counts[:, : self._world_size]
+
+
+class NextUses:
+    """O(1) work per unique row of a batch, entering and leaving; O(window) memory.
+
+    Args:
+        num_count_words: words of running counts per row (`RankCounts`); 0: none are kept.
+    """
+
+    def __init__(self, num_handles: int, *, num_count_words: int = 0) -> None:
         self._ring = np.full(1 << 12, NEVER, dtype=np.int32)
+        self._counts = np.zeros((self._ring.shape[0] if num_count_words else 0, num_count_words), dtype=np.uint64)
         self._head = 0
         self._count = 0
         self._place_of_handle = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
 
-    def enter(self, handles: NDArray[np.int64], batch_index: int) -> NDArray[np.int64]:
-        """A batch with these distinct rows enters the window. Those of them that no batch in the window used."""
+    def enter(
+        self, handles: NDArray[np.int64], batch_index: int, counts: NDArray[np.uint64] | None = None
+    ) -> NDArray[np.int64]:
+        """A batch with these distinct rows enters the window. Those of them that no batch in the window used.
+
+        Args:
+            counts: uint64 ``[len(handles), num_count_words]``, the ranks that use each row; None if none are kept.
+        """
         if self._count + handles.shape[0] > self._ring.shape[0]:
             self._grow_ring(self._count + handles.shape[0])
         previous = self._place_of_handle.take(handles)
         known = previous >= 0
-        self._ring[previous.take(np.flatnonzero(known))] = batch_index
+        known_places = previous.take(np.flatnonzero(known))
+        self._ring[known_places] = batch_index
         tail = self._head + self._count
+        if counts is not None:
+            counts[known] += self._counts.take(known_places, axis=0)
+            first, second = self._spans(tail, handles.shape[0])
+            self._counts[first] = counts[: first.stop - first.start]
+            self._counts[second] = counts[first.stop - first.start :]
         for span in self._spans(tail, handles.shape[0]):
             self._ring[span] = NEVER
         places = np.arange(tail, tail + handles.shape[0], dtype=np.int32)
@@ -52,6 +110,18 @@ class NextUses:
         self._place_of_handle[handles.take(np.flatnonzero(next_use == NEVER))] = _NOT_IN_WINDOW
         return next_use
 
+    def later_counts(self, handles: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """uint64 ``[len(positions), num_count_words]``: uses by rank of some rows of the oldest batch, after it.
+
+        Args:
+            handles: all rows of the oldest batch, as they entered.
+            positions: which of them.
+        """
+        places = (self._head + positions) & (self._ring.shape[0] - 1)
+        latest = self._place_of_handle.take(handles.take(positions))
+        later: NDArray[np.uint64] = self._counts.take(latest, axis=0) - self._counts.take(places, axis=0)
+        return later
+
     def grow(self, num_handles: int) -> None:
         places = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
         places[: self._place_of_handle.shape[0]] = self._place_of_handle
@@ -66,9 +136,14 @@ class NextUses:
 
     def _grow_ring(self, needed: int) -> None:
         mask = self._ring.shape[0] - 1
-        entries = np.concatenate([self._ring[span] for span in self._spans(self._head, self._count)])
+        spans = self._spans(self._head, self._count)
+        entries = np.concatenate([self._ring[span] for span in spans])
         self._ring = np.full(1 << (needed - 1).bit_length(), NEVER, dtype=np.int32)
         self._ring[: self._count] = entries
+        if self._counts.size:
+            kept = np.concatenate([self._counts[span] for span in spans])
+            self._counts = np.zeros((self._ring.shape[0], self._counts.shape[1]), dtype=np.uint64)
+            self._counts[: self._count] = kept
         used = np.flatnonzero(self._place_of_handle >= 0)
         self._place_of_handle[used] = (self._place_of_handle[used] - self._head) & mask
         self._head = 0

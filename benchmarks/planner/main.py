@@ -27,6 +27,16 @@ from data.skew import CRITEO_KAGGLE_ROWS
 #: Exponent of the bounded Zipf draws: about 1 % of the rows cover 80 % of the accesses at this scale.
 ZIPF_EXPONENT = 1.05
 
+#: Raw ids, policy, ranks, assignment of examples to ranks.
+SETTINGS = (
+    (False, "belady-window", 1, "contiguous"),
+    (True, "belady-window", 1, "contiguous"),
+    (False, "paper", 1, "contiguous"),
+    (False, "belady-window", 8, "contiguous"),
+    (True, "belady-window", 8, "contiguous"),
+    (False, "belady-window", 8, "locality"),
+)
+
 
 def zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
     """Ids in [0, rows) by inverse transform of a bounded Pareto, rank order kept: hot ids are small."""
@@ -54,16 +64,30 @@ def batches(batch_size: int, count: int, *, scramble: bool) -> Iterator[Batch]:
 
 
 def measure(
-    *, batch_size: int, lookahead: int, cache_rows: int, raw_ids: bool, policy: str, num_measured: int
+    *,
+    batch_size: int,
+    lookahead: int,
+    cache_rows: int,
+    raw_ids: bool,
+    policy: str,
+    num_measured: int,
+    ranks: int = 1,
+    assign: str = "contiguous",
 ) -> dict[str, object]:
-    """Medians over the measured batches, taken once the window is full and the cache evicts."""
+    """Medians over the measured batches, taken once the window is full and the caches evict.
+
+    Args:
+        cache_rows: of all ranks together.
+    """
     num_tables = len(CRITEO_KAGGLE_ROWS)
     spec = OracleSpec(
         table_rows=(None,) * num_tables if raw_ids else CRITEO_KAGGLE_ROWS,
         features=tuple(FeatureRef(feature=table, table=table) for table in range(num_tables)),
-        num_slots=cache_rows,
+        num_slots=cache_rows // ranks,
         lookahead=lookahead,
         policy=policy,
+        world_size=ranks,
+        assign=assign,
     )
     planner = make_planner(spec)
     bases = np.repeat(np.concatenate([[0], np.cumsum(CRITEO_KAGGLE_ROWS)[:-1]]), batch_size)
@@ -81,11 +105,12 @@ def measure(
         end = time.perf_counter()
         if plan is None:
             continue
-        if len(plan.owners[0].evict):
+        num_evicted = sum(len(owner.evict) for owner in plan.owners)
+        if num_evicted:
             plan_s.append(end - sorted_at)
             sort_s.append(sorted_at - start)
-            unique.append(len(plan.consumers[0].unique))
-            evicted.append(len(plan.owners[0].evict))
+            unique.append(sum(len(exchange.owned) for exchange in plan.exchanges) or len(plan.consumers[0].unique))
+            evicted.append(num_evicted)
         if len(plan_s) == num_measured:
             break
     num_ids = batch_size * num_tables
@@ -95,6 +120,8 @@ def measure(
         "cache_rows": cache_rows,
         "ids": "raw 64-bit" if raw_ids else "bounded",
         "policy": policy,
+        "ranks": ranks,
+        "assign": assign,
         "batches": len(plan_s),
         "unique_rows": round(statistics.mean(unique)),
         "evicted_rows": round(statistics.mean(evicted)),
@@ -122,14 +149,17 @@ def main() -> None:
             raw_ids=raw_ids,
             policy=policy,
             num_measured=options.batches,
+            ranks=ranks,
+            assign=assign,
         )
-        for raw_ids, policy in ((False, "belady-window"), (True, "belady-window"), (False, "paper"))
+        for raw_ids, policy, ranks, assign in SETTINGS
     ]
-    print("| ids | policy | unique rows | evicted | plan ms | np.sort ms | M ids/s | plan / sort |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| ranks | ids | policy | unique rows | evicted | plan ms | np.sort ms | M ids/s | plan / sort |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for r in results:
+        ranks = "1" if r["ranks"] == 1 else f"{r['ranks']}, {r['assign']}"
         print(
-            f"| {r['ids']} | {r['policy']} | {r['unique_rows']} | {r['evicted_rows']} | {r['plan_ms']} "
+            f"| {ranks} | {r['ids']} | {r['policy']} | {r['unique_rows']} | {r['evicted_rows']} | {r['plan_ms']} "
             f"| {r['sort_ms']} | {r['million_ids_per_s']} | {r['ratio_to_sort']} |"
         )
     if options.json:

@@ -29,15 +29,21 @@ def make_batch(index: int, bags: Sequence[Sequence[Sequence[int]]]) -> Batch:
 
 
 @st.composite
-def traces(draw: st.DrawFn, *, max_batches: int = 14) -> tuple[OracleSpec, list[Batch]]:
-    """A spec (lookahead, policy, slots from the smallest that fits upwards) and a run of batches for it."""
+def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tuple[OracleSpec, list[Batch]]:
+    """A spec (ranks, lookahead, policy, slots from the smallest that fits upwards) and a run of batches for it.
+
+    Batches may be smaller than the world, ranks may see no id of a table, and the last batch may be smaller.
+    """
     num_features = draw(st.integers(1, 3))
     wide = draw(st.booleans())
     ids = st.sampled_from(WIDE_IDS) if wide else st.integers(0, draw(st.sampled_from([3, 9, 40])))
     bag = st.lists(ids, max_size=3)
-    num_examples = draw(st.integers(1, 4))
+    num_examples = draw(st.integers(1, 9))
     feature = st.lists(bag, min_size=num_examples, max_size=num_examples)
     runs = draw(st.lists(st.lists(feature, min_size=num_features, max_size=num_features), max_size=max_batches))
+    if runs:
+        last = draw(st.integers(1, num_examples))
+        runs[-1] = [bags[:last] for bags in runs[-1]]
     batches = [make_batch(index, bags) for index, bags in enumerate(runs)]
     # Two features may share a table; a feature may feed two tables.
     tables = sorted(draw(st.lists(st.integers(0, 2), min_size=num_features, max_size=num_features)))
@@ -46,11 +52,15 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14) -> tuple[OracleSpec, list[
         refs.append(FeatureRef(feature=0, table=3))
     num_tables = max(ref.table for ref in refs) + 1
     largest = max([len({(r.table, i) for r in refs for b in bags[r.feature] for i in b}) for bags in runs], default=0)
+    world_size = draw(st.integers(1, max_ranks))
+    per_rank = -(-largest // world_size)
     spec = OracleSpec(
         table_rows=(None if wide else 41,) * num_tables,
         features=tuple(refs),
-        num_slots=draw(st.sampled_from([0, max(largest, 1), largest + 1, largest + 3, 2 * largest + 2, 200])),
+        num_slots=draw(st.sampled_from([0, max(per_rank, 1), per_rank + 1, per_rank + 3, 2 * per_rank + 2, 200])),
         lookahead=draw(st.sampled_from([1, 2, 3, 8, 64])),
         policy=draw(st.sampled_from(["belady-window", "paper"])),
+        world_size=world_size,
+        assign=draw(st.sampled_from(["contiguous", "locality"])),
     )
     return spec, batches

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from bagpipe.batch import Batch
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, FeatureRef, OracleSpec
-from bagpipe.oracle.planner import make_planner, plan_batches
+from bagpipe.oracle.planner import Planner, make_planner, plan_batches
 from bagpipe.oracle.verify import verify
 from tests.oracle.batches import make_batch, traces
 
@@ -46,8 +46,8 @@ def test_every_plan_of_every_trace_is_valid(trace: tuple[OracleSpec, list[Batch]
 
 
 def as_bytes(plan: CachePlan) -> bytes:
-    parts: list[bytes] = []
-    for record in (*plan.consumers, *plan.owners):
+    parts = [examples.tobytes() for examples in plan.examples]
+    for record in (*plan.consumers, *plan.owners, *plan.exchanges):
         for field in dataclasses.fields(record):
             value = getattr(record, field.name)
             rows = [value.table_offsets, value.ids] if hasattr(value, "ids") else [np.asarray(value)]
@@ -112,6 +112,15 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_numbers() -> None:
         make_planner(spec_of(num_slots=2, lookahead=1)).push(batch)
 
 
+def test_a_batch_that_does_not_fit_all_ranks_is_refused_with_the_numbers() -> None:
+    spec = dataclasses.replace(spec_of(num_slots=2, lookahead=1), world_size=2)
+    make_planner(spec).push(make_batch(0, [[[1, 2, 3, 4]]]))
+    with pytest.raises(
+        CapacityError, match=r"5 unique rows but cache.rows is 2 on each of 2 ranks, 4 in all.* least 3"
+    ):
+        make_planner(spec).push(make_batch(0, [[[1, 2, 3, 4, 5]]]))
+
+
 def test_an_id_outside_its_table_is_refused() -> None:
     spec = OracleSpec(table_rows=(10,), features=(FeatureRef(feature=0, table=0),), num_slots=4, lookahead=1)
     for bad in (10, -1):
@@ -125,7 +134,12 @@ def test_an_id_outside_its_table_is_refused() -> None:
         ({"policy": "best"}, "oracle.policy must be one of belady-window, paper, got 'best'"),
         ({"lookahead": 0}, "oracle.lookahead must be at least 1, got 0"),
         ({"num_slots": -1}, "cache.rows must be at least 0, got -1"),
-        ({"world_size": 2}, "one trainer rank"),
+        ({"world_size": 0}, "the world size must be from 1 to 65536, got 0"),
+        (
+            {"world_size": 2, "num_slots": 2**30},
+            r"cache.rows of all 2 ranks must be at most 2147483647, got 1073741824",
+        ),
+        ({"assign": "random"}, "cacher.assign must be one of contiguous, locality, got 'random'"),
     ],
 )
 def test_a_spec_that_cannot_be_planned_is_refused(change: dict[str, object], message: str) -> None:
@@ -133,13 +147,88 @@ def test_a_spec_that_cannot_be_planned_is_refused(change: dict[str, object], mes
         make_planner(dataclasses.replace(spec_of(num_slots=4, lookahead=1), **change))  # type: ignore[arg-type]
 
 
+def homes(ranks: int, batches: list[list[list[int]]], lookahead: int, num_slots: int = 99) -> list[dict[int, int]]:
+    """Each batch's owner by row; a batch is the ids of each example."""
+    spec = dataclasses.replace(spec_of(num_slots=num_slots, lookahead=lookahead), world_size=ranks)
+    planned = plan_batches([make_batch(index, [bags]) for index, bags in enumerate(batches)], spec)
+    return [
+        {
+            int(row): int(owner)
+            for consumer in plan.consumers
+            for row, owner in zip(consumer.unique.ids, consumer.owners, strict=True)
+        }
+        for _, plan in planned
+    ]
+
+
+def test_the_owner_is_the_rank_with_most_uses_in_the_window() -> None:
+    batches = [[[7], [7]], [[8], [7]], [[8], [7]], [[7], [8]], [[7], [8]], [[7], [8]]]
+    # From batch 0: two uses by rank 0 as far as 4 batches show, three by rank 1; all 6 show four by rank 0.
+    assert homes(2, batches, lookahead=3)[0] == {7: 1}
+    assert homes(2, batches, lookahead=64)[0] == {7: 0}
+    # It stays where it is while it is resident.
+    assert [owner[7] for owner in homes(2, batches, lookahead=3)] == [1] * 6
+
+
+@pytest.mark.parametrize("lookahead", [255, 256, 300])
+def test_uses_are_counted_exactly_however_long_the_window(lookahead: int) -> None:
+    batches = [[[7], [7]], *([[8], [7]] for _ in range(254)), *([[7], [8]] for _ in range(254))]
+    assert homes(2, batches, lookahead)[0] == {7: 1}
+
+
+def test_rows_of_one_example_stay_at_its_rank_and_shared_ones_are_spread() -> None:
+    alone = homes(4, [[[example] for example in range(8)]], lookahead=1)[0]
+    assert alone == {example: example // 2 for example in range(8)}
+    shared = homes(4, [[list(range(80))] * 4], lookahead=1)[0]
+    assert np.bincount(list(shared.values())).tolist() == [20] * 4
+
+
+def test_a_rank_without_room_leaves_rows_to_others() -> None:
+    (owners,) = homes(2, [[[1, 2, 3], []]], lookahead=1, num_slots=2)
+    assert sorted(owners.values()) == [0, 0, 1]
+
+
+def test_pulls_and_pushes_of_a_small_story() -> None:
+    spec = dataclasses.replace(spec_of(num_slots=9, lookahead=9), world_size=2)
+    batches = [make_batch(index, [bags]) for index, bags in enumerate([[[1], [2]], [[1, 3], [1]], [[2], [3]]])]
+    plans = [plan for _, plan in plan_batches(batches, spec)]
+    assert [[e.pull_now.tolist() for e in plan.exchanges] for plan in plans] == [
+        [[False], [False]],
+        [[True, False], [True]],
+        [[False], [True]],
+    ]
+    assert [[c.sync_now.tolist() for c in plan.consumers] for plan in plans] == [
+        [[True], [False]],
+        [[False, True], [False]],
+        [[False], [False]],
+    ]
+    first_owner = plans[1].exchanges[0]
+    assert first_owner.owned.ids.tolist() == [1, 3]
+    assert (first_owner.serve_offsets.tolist(), first_owner.serve_rows.tolist()) == ([0, 2, 3], [0, 1, 0])
+
+
+def test_a_larger_trace_of_many_ranks_is_valid() -> None:
+    rng = np.random.default_rng(5)
+    batches = [
+        make_batch(i, [rng.zipf(1.3, (40 - 17 * (i == 19), 2)).clip(0, 500).tolist() for _ in range(4)])
+        for i in range(20)
+    ]
+    refs = tuple(FeatureRef(feature=feature, table=feature // 2) for feature in range(4))
+    for num_slots, assign in ((24, "contiguous"), (24, "locality"), (70, "locality"), (0, "locality")):
+        spec = OracleSpec(
+            table_rows=(None, 501), features=refs, num_slots=num_slots, lookahead=6, world_size=9, assign=assign
+        )
+        assert verify(plan_batches(batches, spec), spec) == 20
+
+
 def test_memory_follows_window_and_cache_not_the_vocabulary() -> None:
     rng = np.random.default_rng(0)
     planner = make_planner(spec_of(num_slots=64, lookahead=4))
+    assert isinstance(planner, Planner)
     for index in range(300):
         ids = rng.integers(-(2**63), 2**63, size=32)
         planner.push(make_batch(index, [[ids.tolist()]]))
         if planner.is_ready:
             planner.plan()
     assert planner._handles.num_handles <= 1024  # 300 * 32 rows went by
-    assert planner._queue.num_entries <= 4 * 64 + 32
+    assert planner._residents[0].num_queue_entries <= 4 * 64 + 32

@@ -3,11 +3,12 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.oracle.eviction import NEVER
-from bagpipe.oracle.window import NextUses
+from bagpipe.oracle.window import NextUses, RankCounts
 
 
 @settings(max_examples=200, deadline=None)
@@ -41,3 +42,65 @@ def test_the_ring_grows_and_wraps() -> None:
     for index in range(50):
         assert (uses.leave(everything) == index + 1).all()
         uses.enter(everything, index + 4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.dictionaries(st.integers(0, 9), st.sets(st.integers(0, 10), min_size=1)), max_size=25),
+    st.integers(1, 6),
+    st.sampled_from([3, 11]),
+)
+def test_uses_by_rank_are_counted_from_a_batch_on(
+    batches: list[dict[int, set[int]]], lookahead: int, world_size: int
+) -> None:
+    """Each batch: row -> ranks that use it."""
+    # A counter wraps around long before the batches end.
+    counts = RankCounts(world_size, largest=lookahead)
+    uses = NextUses(10, num_count_words=counts.num_words)
+    window: deque[list[tuple[int, set[int]]]] = deque()
+
+    def leave() -> None:
+        rows = window.popleft()
+        handles = np.array([row for row, _ in rows], dtype=np.int64)
+        later = counts.unpack(uses.later_counts(handles, np.arange(len(rows))[::2]))
+        assert later.tolist() == [
+            [
+                sum(rank in ranks for batch in window for other, ranks in batch if other == row)
+                for rank in range(world_size)
+            ]
+            for row, _ in rows[::2]
+        ]
+        uses.leave(handles)
+
+    for index, batch in enumerate(batches):
+        rows = [(row, {rank % world_size for rank in ranks}) for row, ranks in sorted(batch.items())]
+        of_ranks = [
+            np.array([u for u, (_, ranks) in enumerate(rows) if rank in ranks], dtype=np.int32)
+            for rank in range(world_size)
+        ]
+        uses.enter(np.array([row for row, _ in rows], dtype=np.int64), index, counts.of(of_ranks, len(rows)))
+        window.append(rows)
+        if len(window) == lookahead:
+            leave()
+
+
+@pytest.mark.parametrize(("largest", "words"), [(200, 2), (255, 2), (256, 3), (70_000, 5)])
+def test_counters_are_as_wide_as_the_window_asks_for(largest: int, words: int) -> None:
+    counts = RankCounts(9, largest=largest)
+    assert counts.num_words == words
+    one = counts.of([np.arange(1, dtype=np.int32)] * 8 + [np.empty(0, dtype=np.int32)], 1)
+    total, before = one.copy(), one.copy()
+    for _ in range(largest):
+        total += one
+    assert counts.unpack(total - before).tolist() == [[largest] * 8 + [0]]
+
+
+def test_counts_survive_the_growth_of_the_ring() -> None:
+    counts = RankCounts(2, largest=9)
+    uses = NextUses(20_000, num_count_words=counts.num_words)
+    everything = np.arange(20_000)
+    for index in range(6):
+        uses.enter(
+            everything, index, counts.of([everything.astype(np.int32), everything[::2].astype(np.int32)], 20_000)
+        )
+    assert counts.unpack(uses.later_counts(everything, np.array([0, 1, 19_998]))).tolist() == [[5, 5], [5, 0], [5, 5]]

@@ -1,0 +1,120 @@
+"""The `CachePlan` of a batch: what is known of each unique row of the global batch, dealt out to consumers and owners.
+
+share.rows (a rank's unique rows) ──gather──> its ConsumerPlan, pull_now
+owner of each row ──stable sort──> owned rows of each rank
+(owner, consumer) of each use ──stable sort──> serve lists: by owner, then consumer, then row
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.oracle.intake import Incoming
+from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.oracle.split import Share
+
+__all__ = ["GlobalRows", "assemble", "positions_by_rank", "select_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GlobalRows:
+    """The U unique rows of a global batch, whoever uses them. `pull_now` and `owned` are not read for one rank.
+
+    Attributes:
+        owners: uint16 ``[U]``.
+        slots: int32 ``[U]``, in the owner's cache.
+        sync_now: bool ``[U]``, the next batch uses the row.
+        pull_now: bool ``[U]``, the batch before used the row.
+        owned: int64 by rank, ascending positions of the rows it owns.
+    """
+
+    owners: NDArray[np.uint16]
+    slots: NDArray[np.int32]
+    sync_now: NDArray[np.bool_]
+    pull_now: NDArray[np.bool_]
+    owned: tuple[NDArray[np.int64], ...]
+
+
+def select_rows(rows: RowList, positions: NDArray[np.integer]) -> RowList:
+    """The rows at these ascending positions."""
+    return RowList(
+        table_offsets=np.searchsorted(positions, rows.table_offsets).astype(np.int64), ids=rows.ids.take(positions)
+    )
+
+
+def positions_by_rank(ranks: NDArray[np.unsignedinteger], world_size: int) -> tuple[NDArray[np.int64], ...]:
+    """For each rank, int64: the ascending positions where it stands."""
+    keys = ranks.astype(np.uint8) if world_size <= 1 << 8 else ranks
+    # A stable sort of 8 or 16 bits is a radix sort.
+    order = np.argsort(keys, kind="stable")
+    ends = np.cumsum(np.bincount(ranks, minlength=world_size)).tolist()
+    return tuple(order[start:stop] for start, stop in itertools.pairwise([0, *ends]))
+
+
+def assemble(batch: Incoming, rows: GlobalRows, owners: tuple[OwnerPlan, ...]) -> CachePlan:
+    """The plan of a batch; `owners` by rank."""
+    if batch.whole is not None:
+        sole = ConsumerPlan(
+            unique=batch.unique,
+            inverse=batch.whole.inverse,
+            offsets=batch.whole.offsets,
+            order=batch.whole.order,
+            slots=rows.slots,
+            owners=rows.owners,
+            sync_now=rows.sync_now,
+        )
+        return CachePlan(batch_index=batch.batch_index, consumers=(sole,), owners=owners)
+    return CachePlan(
+        batch_index=batch.batch_index,
+        consumers=tuple(_consumer(share, batch.unique, rows) for share in batch.shares),
+        owners=owners,
+        exchanges=_exchanges(batch.unique, rows, batch.shares),
+        examples=tuple(share.examples for share in batch.shares),
+    )
+
+
+def _consumer(share: Share, unique: RowList, rows: GlobalRows) -> ConsumerPlan:
+    used = share.rows.astype(np.int64)  # numpy gathers by 64-bit numbers; others it converts each time
+    return ConsumerPlan(
+        unique=select_rows(unique, used),
+        inverse=share.inverse,
+        offsets=share.offsets,
+        order=share.order,
+        slots=rows.slots.take(used),
+        owners=rows.owners.take(used),
+        sync_now=rows.sync_now.take(used),
+    )
+
+
+def _exchanges(unique: RowList, rows: GlobalRows, shares: Sequence[Share]) -> tuple[ExchangePlan, ...]:
+    world_size = len(shares)
+    place_among_owned = np.empty(len(unique), dtype=np.int32)
+    for owned in rows.owned:
+        place_among_owned[owned] = np.arange(owned.shape[0], dtype=np.int32)
+    # Uses lie consumer after consumer and keep that order within each owner.
+    used = np.concatenate([share.rows for share in shares]).astype(np.int64)
+    owners = rows.owners.take(used)
+    served = tuple(place_among_owned.take(used.take(uses)) for uses in positions_by_rank(owners, world_size))
+    counts = np.zeros((world_size, world_size + 1), dtype=np.int64)  # by owner, consumer + 1
+    start = 0
+    for consumer, share in enumerate(shares):
+        counts[:, consumer + 1] = np.bincount(owners[start : start + share.rows.shape[0]], minlength=world_size)
+        start += share.rows.shape[0]
+    serve_offsets = np.cumsum(counts, axis=1).astype(np.int32)
+    return tuple(
+        ExchangePlan(
+            pull_now=rows.pull_now.take(share.rows),
+            owned=select_rows(unique, owned),
+            owned_slots=rows.slots.take(owned),
+            owned_pull_now=rows.pull_now.take(owned),
+            owned_sync_now=rows.sync_now.take(owned),
+            serve_offsets=offsets,
+            serve_rows=serve_rows,
+        )
+        for share, owned, offsets, serve_rows in zip(shares, rows.owned, serve_offsets, served, strict=True)
+    )

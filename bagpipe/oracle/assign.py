@@ -1,0 +1,150 @@
+"""Which rank gets which example of a global batch: a pure function of the batches so far and the world size.
+
+Never of the cache or the lookahead: sums over a rank's examples would change with them. Every way gives rank r as many
+examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B.
+
+    contiguous   rank r gets its examples side by side
+    locality     hash(row) ──home[]──> rank that used the row last ──sum over the example's ids──> score[B, N]
+                 best score first, within the sizes; then the rows' homes follow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.handles import hash_rows
+from bagpipe.oracle.index import BatchIndex
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.split import Share, busiest_ranks
+
+__all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "share_sizes"]
+
+#: Rows share the cells of the home table by hash; 2**24 of them cost 16 or 32 MiB and hold half the rows of Criteo.
+HOME_BITS = 24
+
+
+class Assigner(Protocol):
+    """Batches come in order, one by one: `assign`, then `learn`."""
+
+    def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
+        """uint16 ``[num_examples]``: the rank of each example."""
+        ...
+
+    def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
+        """The batch was split like this."""
+        ...
+
+
+def share_sizes(num_examples: int, world_size: int) -> NDArray[np.int64]:
+    """int64 ``[world_size]``: examples each rank gets; with fewer examples than ranks some get none."""
+    borders = np.arange(world_size + 1, dtype=np.int64) * num_examples // world_size
+    return np.diff(borders)
+
+
+class Contiguous:
+    """Neighbouring examples stay together."""
+
+    def __init__(self, spec: OracleSpec) -> None:
+        self._world_size = spec.world_size
+
+    def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
+        """See `Assigner`."""
+        ranks = np.arange(self._world_size, dtype=np.uint16)
+        return np.repeat(ranks, share_sizes(batch.num_examples, self._world_size))
+
+    def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
+        """Nothing to learn."""
+
+
+class Locality:
+    """Examples go where their rows were used last.
+
+    A row counts by the fourth root of 1 / its uses in the batch. A rare row can be spared a journey by one example, a
+    frequent one hardly ever; but frequent rows are those that the next batch uses too, whose journeys a step waits for.
+    Of the exponents -2, -1, -1/2, -1/4 and 0 this one moves fewest rows (benchmarks/exchange), and square roots round
+    alike on every machine.
+
+    Args:
+        home_bits: the home table has ``2**home_bits`` cells.
+    """
+
+    def __init__(self, spec: OracleSpec, *, home_bits: int = HOME_BITS) -> None:
+        self._spec = spec
+        self._shift = np.uint64(64 - home_bits)
+        # 0: no home; rank + 1 otherwise.
+        self._home = np.zeros(1 << home_bits, dtype=np.uint8 if spec.world_size < 1 << 8 else np.uint16)
+
+    def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
+        """See `Assigner`. Equal scores, as in the first batch, go as in `Contiguous`."""
+        num_examples, world_size = batch.num_examples, self._spec.world_size
+        homes = self._home.take(self._cells(index)).astype(np.int64)
+        weights = 1 / np.sqrt(np.sqrt(np.diff(index.offsets)))
+        columns = world_size + 1
+        cells = self._example_of_occurrence(batch) * columns + homes.take(index.inverse)
+        sums = np.bincount(cells, weights.take(index.inverse), minlength=num_examples * columns)
+        score = sums.astype(np.float64, copy=False).reshape(num_examples, columns)[:, 1:]
+        sizes = share_sizes(num_examples, world_size)
+        # Less than one use of any row weighs, so that it decides between equals only.
+        score[np.arange(num_examples), np.repeat(np.arange(world_size), sizes)] += 0.5 / max(1, index.order.shape[0])
+        return _balanced(score, sizes)
+
+    def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
+        """Rows move to the rank that used them most."""
+        homes = busiest_ranks(shares, len(index.unique)) + 1
+        self._home[self._cells(index)] = homes.astype(self._home.dtype)
+
+    def _cells(self, index: BatchIndex) -> NDArray[np.int64]:
+        """int64 ``[len(unique)]``: the cell of each unique row."""
+        return (hash_rows(index.unique) >> self._shift).astype(np.int64)
+
+    def _example_of_occurrence(self, batch: Batch) -> NDArray[np.int64]:
+        examples = np.arange(batch.num_examples)
+        if batch.is_one_hot:
+            return np.tile(examples, len(self._spec.features))
+        return np.concatenate(
+            [examples[:0], *(np.repeat(examples, batch.lengths[ref.feature]) for ref in self._spec.features)]
+        )
+
+
+ASSIGNERS: Mapping[str, Callable[[OracleSpec], Assigner]] = {"contiguous": Contiguous, "locality": Locality}
+
+
+def _balanced(score: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """uint16 ``[num_examples]``: a rank for each example, so that each rank gets its size.
+
+    In a round every example without a rank asks for its best one that has room; a rank asked by too many takes those
+    who would lose most elsewhere. Each round but the last fills a rank, so there are at most `world_size`.
+    """
+    ranks = np.zeros(score.shape[0], dtype=np.uint16)
+    room = sizes.copy()
+    waiting = np.arange(score.shape[0])
+    while waiting.shape[0]:
+        is_open = np.flatnonzero(room)
+        open_scores = score[np.ix_(waiting, is_open)]
+        best = np.argmax(open_scores, axis=1)
+        margin = _margin(open_scores, best)
+        left_over: list[NDArray[np.int64]] = []
+        for column, rank in enumerate(is_open.tolist()):
+            asking = np.flatnonzero(best == column)
+            if asking.shape[0] > room[rank]:
+                asking = asking[np.argsort(-margin[asking], kind="stable")]
+                left_over.append(waiting[asking[room[rank] :]])
+                asking = asking[: room[rank]]
+            ranks[waiting[asking]] = rank
+            room[rank] -= asking.shape[0]
+        waiting = np.sort(np.concatenate(left_over)) if left_over else waiting[:0]
+    return ranks
+
+
+def _margin(score: NDArray[np.float64], best: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64 ``[rows]``: how much more the best column has than the second best."""
+    if score.shape[1] == 1:
+        return np.zeros(score.shape[0])
+    second, first = np.partition(score, score.shape[1] - 2, axis=1)[:, -2:].T
+    margin: NDArray[np.float64] = first - second
+    return margin

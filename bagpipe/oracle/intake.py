@@ -1,0 +1,56 @@
+"""How a batch enters the oracle: indexed, and split over the ranks.
+
+Batch ─> Indexer ──one rank──────────────────────────────> Incoming.whole
+                 └─many─> Assigner ─> split ─> learn ────> Incoming.shares
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.assign import ASSIGNERS
+from bagpipe.oracle.index import BatchIndex, Indexer
+from bagpipe.oracle.plan import OracleSpec, RowList
+from bagpipe.oracle.split import Share, split
+
+__all__ = ["Incoming", "Intake"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Incoming:
+    """What the oracle keeps of a batch while it waits to be planned.
+
+    Attributes:
+        batch_index: the batch.
+        unique: distinct rows of the global batch.
+        whole: the index of the batch if there is one rank; else None.
+        shares: by rank, if there are several; else empty.
+    """
+
+    batch_index: int
+    unique: RowList
+    whole: BatchIndex | None
+    shares: tuple[Share, ...]
+
+
+class Intake:
+    """Batches come in order, one by one: with several ranks the assignment may depend on those before."""
+
+    def __init__(self, spec: OracleSpec) -> None:
+        self._spec = spec
+        self._indexer = Indexer(spec)
+        self._assigner = ASSIGNERS[spec.assign](spec) if spec.world_size > 1 else None
+
+    def take(self, batch: Batch) -> Incoming:
+        """Index and split a batch.
+
+        Raises:
+            InputError: an id outside its table.
+        """
+        index = self._indexer.index(batch)
+        if self._assigner is None:
+            return Incoming(batch_index=batch.index, unique=index.unique, whole=index, shares=())
+        shares = split(batch, self._spec, index, self._assigner.assign(batch, index))
+        self._assigner.learn(index, shares)
+        return Incoming(batch_index=batch.index, unique=index.unique, whole=None, shares=shares)

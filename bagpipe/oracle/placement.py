@@ -1,0 +1,68 @@
+"""Which rank shall own a row that enters the cache: the one that uses it most, within the room that each rank has.
+
+    uses[row, rank] ──most uses; of equals the rank with least load──> owner ──over its room?──> next best with room
+
+Owners decide only which bytes travel where, never what is computed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["place_rows"]
+
+#: Rows are placed in this many parts per rank, each seeing the load that those before left.
+_PARTS_PER_RANK = 2
+
+
+def place_rows(
+    uses: NDArray[np.unsignedinteger], load: NDArray[np.int64], room: NDArray[np.int64]
+) -> NDArray[np.uint16]:
+    """uint16 ``[rows]``: an owner for each row.
+
+    Args:
+        uses: ``[rows, ranks]``, how often each rank will use the row.
+        load: int64 ``[ranks]``, rows each rank owns already.
+        room: int64 ``[ranks]``, rows each rank can take; all of them together at least `rows`.
+    """
+    owners = np.zeros(uses.shape[0], dtype=np.uint16)
+    load, room = load.copy(), room.copy()
+    waiting = np.arange(uses.shape[0])
+    by_rank = np.ascontiguousarray(uses.T)
+    # Each round but the last fills a rank.
+    while waiting.shape[0]:
+        is_open = np.flatnonzero(room)
+        wanted = _most_used(by_rank[is_open].take(waiting, axis=1), load[is_open])
+        left_over: list[NDArray[np.int64]] = []
+        for column, rank in enumerate(is_open.tolist()):
+            asking = waiting[wanted == column]
+            left_over.append(asking[room[rank] :])
+            asking = asking[: room[rank]]
+            owners[asking] = rank
+            load[rank] += asking.shape[0]
+            room[rank] -= asking.shape[0]
+        waiting = np.sort(np.concatenate(left_over))
+    return owners
+
+
+def _most_used(uses: NDArray[np.unsignedinteger], load: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """uint16 ``[rows]``: of uses ``[ranks, rows]`` the rank with most, of equals the one with least load."""
+    num_ranks = load.shape[0]
+    is_most = uses == uses.max(axis=0)
+    wanted = _last_true(is_most)
+    is_tied = is_most.sum(axis=0, dtype=np.uint16) > 1
+    load = load + np.bincount(wanted[~is_tied], minlength=num_ranks)
+    for part in np.array_split(np.flatnonzero(is_tied), _PARTS_PER_RANK * num_ranks):
+        by_load = np.argsort(load, kind="stable")[::-1]
+        wanted[part] = by_load[_last_true(is_most[by_load].take(part, axis=1))]
+        load = load + np.bincount(wanted[part], minlength=num_ranks)
+    return wanted
+
+
+def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
+    """uint16 ``[columns]``: the last row that is True."""
+    rows = np.zeros(flags.shape[1], dtype=np.uint16)
+    for row, is_true in enumerate(flags):
+        rows[is_true] = row
+    return rows

@@ -1,0 +1,114 @@
+"""Each rank's share of a batch: from the index of the global batch and the assignment of its examples. No second sort.
+
+    index.order (row by row) ──rank of the occurrence's example──> one subsequence per rank, still row by row
+    a change of row in it ───> the rank's unique rows, its CSR     ──scattered──> its inverse
+
+A rank numbers occurrences as they lie in its own sub-batch. That keeps the order of the global numbers, so what is
+ascending in the global CSR is ascending in the rank's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.index import BatchIndex
+from bagpipe.oracle.plan import OracleSpec
+
+__all__ = ["Share", "busiest_ranks", "split"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Share:
+    """What one rank uses of a batch. A rank without examples, or without ids, has empty arrays.
+
+    Attributes:
+        examples: int32, ascending numbers of its examples.
+        rows: int32 ``[U]``, its unique rows: ascending positions among the unique rows of the global batch.
+        inverse, offsets, order: as in `ConsumerPlan`.
+    """
+
+    examples: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    inverse: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    order: NDArray[np.int32]
+
+
+def split(batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: NDArray[np.uint16]) -> tuple[Share, ...]:
+    """Split a batch over the ranks. Linear in its occurrences, but for one comparison of bytes per rank.
+
+    Args:
+        index: the index of the whole batch.
+        rank_of_example: uint16 ``[num_examples]``, below `spec.world_size`.
+    """
+    ranks = rank_of_example.astype(np.uint8) if spec.world_size <= 1 << 8 else rank_of_example
+    sizes = np.bincount(ranks, minlength=spec.world_size)
+    rank_of_occurrence, local_numbers = _number_occurrences(batch, spec, ranks, sizes)
+    # What follows reads these row by row. (numpy gathers by 64-bit numbers; others it converts each time.)
+    by_row = index.order.astype(np.int64)
+    rows, numbers = index.inverse.take(by_row), local_numbers.take(by_row)
+    ranks_by_row = rank_of_occurrence.take(by_row)
+    by_rank = np.argsort(ranks, kind="stable").astype(np.int32)
+    ends = np.cumsum(sizes).tolist()
+    return tuple(
+        _share(np.flatnonzero(ranks_by_row == rank), by_rank[start:stop], rows, numbers)
+        for rank, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
+    )
+
+
+def busiest_ranks(shares: Sequence[Share], num_rows: int) -> NDArray[np.uint16]:
+    """uint16 ``[num_rows]``: the rank with most occurrences of each unique row of the batch, the lowest of equals."""
+    most = np.zeros(num_rows, dtype=np.int32)
+    busiest = np.zeros(num_rows, dtype=np.uint16)
+    for rank, share in enumerate(shares):
+        counts = np.diff(share.offsets)
+        more = np.flatnonzero(counts > most.take(share.rows))
+        most[share.rows[more]] = counts[more]
+        busiest[share.rows[more]] = rank
+    return busiest
+
+
+def _share(
+    mine: NDArray[np.int64], examples: NDArray[np.int32], rows: NDArray[np.int32], numbers: NDArray[np.int32]
+) -> Share:
+    """One rank's share, from the places of its occurrences in the row-by-row arrays."""
+    rows, order = rows.take(mine), numbers.take(mine)
+    is_first = np.ones(mine.shape[0], dtype=np.bool_)
+    np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    is_first[:1] = False  # rows are counted from 0
+    inverse = np.empty(mine.shape[0], dtype=np.int32)
+    inverse[order] = np.cumsum(is_first, dtype=np.int32)
+    offsets = np.empty(starts.shape[0] + 1, dtype=np.int32)
+    offsets[:-1] = starts
+    offsets[-1] = mine.shape[0]
+    return Share(examples=examples, rows=rows.take(starts), inverse=inverse, offsets=offsets, order=order)
+
+
+def _number_occurrences(
+    batch: Batch, spec: OracleSpec, ranks: NDArray[np.unsignedinteger], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int32]]:
+    """By occurrence: the rank of its example, and its number in that rank's own sub-batch."""
+    if batch.is_one_hot:
+        place_in_rank = _running_numbers(ranks, sizes)
+        segments = np.arange(len(spec.features), dtype=np.int32)
+        numbers = segments[:, None] * sizes.astype(np.int32).take(ranks) + place_in_rank
+        return np.tile(ranks, len(spec.features)), numbers.reshape(-1)
+    parts = [np.repeat(ranks, batch.lengths[ref.feature]) for ref in spec.features]
+    rank_of_occurrence = np.concatenate([ranks[:0], *parts])
+    counts = np.bincount(rank_of_occurrence, minlength=spec.world_size)
+    return rank_of_occurrence, _running_numbers(rank_of_occurrence, counts)
+
+
+def _running_numbers(ranks: NDArray[np.unsignedinteger], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """int32: how many entries of the same rank come before each."""
+    starts = np.cumsum(counts) - counts
+    numbers = np.empty(ranks.shape[0], dtype=np.int32)
+    numbers[np.argsort(ranks, kind="stable")] = np.arange(ranks.shape[0]) - np.repeat(starts, counts)
+    return numbers

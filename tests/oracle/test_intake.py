@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import dataclasses
+
+from bagpipe.oracle.intake import Intake
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from tests.oracle.batches import make_batch
+
+SPEC = OracleSpec(
+    table_rows=(None,), features=(FeatureRef(feature=0, table=0),), num_slots=9, lookahead=1, assign="locality"
+)
+
+
+def test_one_rank_keeps_the_whole_index_and_several_their_shares() -> None:
+    batch = make_batch(3, [[[5, 5], [6]]])
+    alone = Intake(SPEC).take(batch)
+    assert (alone.batch_index, alone.unique.ids.tolist(), alone.shares) == (3, [5, 6], ())
+    assert alone.whole is not None
+    assert alone.whole.inverse.tolist() == [0, 0, 1]
+    shared = Intake(dataclasses.replace(SPEC, world_size=3)).take(batch)
+    assert shared.whole is None
+    assert [share.rows.tolist() for share in shared.shares] == [[], [0], [1]]
+
+
+def test_the_assignment_learns_from_every_batch() -> None:
+    intake = Intake(dataclasses.replace(SPEC, world_size=2))
+    intake.take(make_batch(0, [[[5], [6]]]))
+    assert [share.examples.tolist() for share in intake.take(make_batch(1, [[[6], [5]]])).shares] == [[1], [0]]

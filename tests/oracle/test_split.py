@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.index import Indexer
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.oracle.split import busiest_ranks, split
+from tests.oracle.batches import make_batch, traces
+
+
+def spec_of(world_size: int, num_features: int = 1) -> OracleSpec:
+    refs = tuple(FeatureRef(feature=feature, table=feature) for feature in range(num_features))
+    return OracleSpec(table_rows=(None,) * num_features, features=refs, num_slots=9, lookahead=1, world_size=world_size)
+
+
+@settings(max_examples=200, deadline=None)
+@given(traces(max_batches=3), st.data())
+def test_a_share_is_the_index_of_the_ranks_own_batch(
+    trace: tuple[OracleSpec, list[Batch]], data: st.DataObject
+) -> None:
+    spec, batches = trace
+    for batch in batches:
+        index = Indexer(spec).index(batch)
+        drawn = st.lists(st.integers(0, spec.world_size - 1), min_size=batch.num_examples, max_size=batch.num_examples)
+        ranks = np.array(data.draw(drawn), dtype=np.uint16)
+        for rank, share in enumerate(split(batch, spec, index, ranks)):
+            assert share.examples.tolist() == np.flatnonzero(ranks == rank).tolist()
+            own = Indexer(spec).index(batch.select(share.examples))
+            assert index.unique.ids[share.rows].tolist() == own.unique.ids.tolist()
+            assert np.searchsorted(share.rows, index.unique.table_offsets).tolist() == own.unique.table_offsets.tolist()
+            for name in ("inverse", "offsets", "order"):
+                assert getattr(share, name).tolist() == getattr(own, name).tolist()
+                assert getattr(share, name).dtype == np.int32
+            assert share.rows.dtype == share.examples.dtype == np.int32
+
+
+def test_more_ranks_than_a_byte_counts() -> None:
+    spec = spec_of(world_size=300)
+    batch = make_batch(0, [[[example % 7] for example in range(600)]])
+    ranks = np.repeat(np.arange(300, dtype=np.uint16), 2)
+    shares = split(batch, spec, Indexer(spec).index(batch), ranks)
+    assert [share.examples.tolist() for share in shares[298:]] == [[596, 597], [598, 599]]
+    assert shares[299].rows.tolist() == sorted({598 % 7, 599 % 7})
+
+
+def test_the_busiest_rank_of_a_row_is_the_lowest_of_equals() -> None:
+    spec = spec_of(world_size=3)
+    #                       rank 0        rank 1     rank 2
+    batch = make_batch(0, [[[1, 2, 2, 5], [1, 1, 2], [5, 9]]])
+    index = Indexer(spec).index(batch)
+    shares = split(batch, spec, index, np.array([0, 1, 2], dtype=np.uint16))
+    assert index.unique.ids.tolist() == [1, 2, 5, 9]
+    assert busiest_ranks(shares, 4).tolist() == [1, 0, 0, 2]
