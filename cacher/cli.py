@@ -1,24 +1,148 @@
-"""`python -m cacher`: for now only the process a trainer starts for itself, on an inherited socket."""
+"""`python -m cacher --config FILE --listen unix:PATH|HOST:PORT [--SECTION.KEY VALUE …]`: the daemon's process.
+
+    flags and file ─> data opened ─> listener ─> serve … SIGTERM, SIGINT: drain ─> exit 0      second signal: at once
+
+A daemon that belongs to one job (`embedded`) reports its address, or why it has none, on `--ready-fd`, and ends when
+the pipe on its standard input is closed.
+"""
 
 from __future__ import annotations
 
-import argparse
+import asyncio
+import json
+import logging
+import os
 import signal
-import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import TextIO
 
-from bagpipe.proto.channel import Channel
-from cacher.service import serve
+from bagpipe.client.address import Address, parse_address
+from bagpipe.client.agreement import settings_of
+from bagpipe.config import Config
+from bagpipe.config_cli import EXIT_DONE, EXIT_INPUT, Option, parse_config, run_program
+from bagpipe.errors import InputError
+from cacher.logs import LEVELS, start_logging
+from cacher.planning import PlannedData
+from cacher.process import settle_process
+from cacher.security import Access
+from cacher.server import CacherServer, Limits
 
 __all__ = ["main"]
 
+_LOG = logging.getLogger("cacher")
+
+_OPTIONS = (
+    Option(flag="--listen", help="address to listen on", metavar="unix:PATH|HOST:PORT"),
+    Option(flag="--metrics", help="address of the Prometheus metrics; empty: none", metavar="HOST:PORT"),
+    Option(flag="--secret-file", help="file with the secret that trainers must know"),
+    Option(flag="--tls-cert", help="the listener's certificate (PEM)"),
+    Option(flag="--tls-key", help="its private key (PEM)"),
+    Option(flag="--tls-client-ca", help="authority that signed the trainers' certificates (PEM); others are refused"),
+    Option(flag="--max-jobs", help="jobs served at a time", metavar="N", default="8"),
+    Option(flag="--grace-s", help="how long a lost rank is waited for", metavar="S", default="120"),
+    Option(flag="--hello-timeout-s", help="how long a new connection may be silent", metavar="S", default="10"),
+    Option(flag="--drain-timeout-s", help="how long jobs may go on after SIGTERM", metavar="S", default="3600"),
+    Option(flag="--log-level", help=f"one of {', '.join(LEVELS)}", metavar="LEVEL", default="info"),
+    Option(flag="--ready-fd", help="write the address to this descriptor; end with standard input", metavar="FD"),
+)
+
 
 def main() -> None:
-    """Serve the socket a parent process hands down."""
-    parser = argparse.ArgumentParser(prog="python -m cacher", description=__doc__)
-    parser.add_argument("--serve-fd", type=int, required=True, help="file descriptor of a connected socket")
-    options = parser.parse_args()
-    # The trainer decides when the stream ends, by closing the socket; it finishes the batches it has read first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with socket.socket(fileno=options.serve_fd) as connection:
-        serve(Channel(connection))
+    """Run the program and exit with its code."""
+    sys.exit(run_program(_cacher))
+
+
+def _cacher(argv: Sequence[str]) -> int:
+    command_line = parse_config(argv, "python -m cacher", _OPTIONS)
+    config, options = command_line.config, command_line.options
+    ready = options["ready-fd"]
+    if not ready:
+        return _run(config, options, None)
+    with os.fdopen(int(ready), "w") as parent:
+        try:
+            return _run(config, options, parent)
+        except InputError as error:
+            # The parent says it; twice would be once too often.
+            parent.write(json.dumps({"error": str(error)}))
+            return EXIT_INPUT
+
+
+def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> int:
+    if not options["listen"]:
+        raise InputError("--listen is needed: unix:PATH or HOST:PORT")
+    if options["log-level"] not in LEVELS:
+        raise InputError(f"--log-level must be one of {', '.join(LEVELS)}, got {options['log-level']!r}")
+    listen = parse_address(options["listen"], subject="--listen")
+    metrics = parse_address(options["metrics"], subject="--metrics") if options["metrics"] else None
+    access = Access(
+        secret_file=options["secret-file"],
+        tls_cert=options["tls-cert"],
+        tls_key=options["tls-key"],
+        tls_client_ca=options["tls-client-ca"],
+    )
+    limits = Limits(
+        max_jobs=int(_positive(options, "max-jobs")),
+        grace_s=_positive(options, "grace-s"),
+        hello_timeout_s=_positive(options, "hello-timeout-s"),
+        drain_timeout_s=_positive(options, "drain-timeout-s"),
+    )
+    start_logging(options["log-level"])
+    settle_process()
+    server = CacherServer(
+        PlannedData(config.data, config.run.seed), settings_of(config), listen, access=access, limits=limits
+    )
+    asyncio.run(_serve(server, metrics, parent))
+    return EXIT_DONE
+
+
+async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO | None) -> None:
+    loop = asyncio.get_running_loop()
+    leave, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        (hurry if leave.is_set() else leave).set()
+        _LOG.info("signal", extra={"signal": signal.Signals(number).name, "at_once": hurry.is_set()})
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(server)
+        if metrics is not None:
+            from cacher.metrics import serve_metrics
+
+            stack.enter_context(serve_metrics(metrics, server.snapshot, loop))
+        if parent is not None:
+            parent.write(json.dumps({"url": str(server.address)}))
+            parent.close()
+            loop.add_reader(sys.stdin.fileno(), hurry.set)
+        _LOG.info("listening", extra={"address": str(server.address), "pid": os.getpid()})
+        await _first(leave, hurry)
+        if not hurry.is_set():
+            drained = asyncio.create_task(server.drain())
+            await _first(drained, hurry)
+            drained.cancel()
+        _LOG.info("stopping")
+
+
+async def _first(*events: asyncio.Event | asyncio.Task[None]) -> None:
+    """Wait for the first of these."""
+    tasks = [event if isinstance(event, asyncio.Task) else asyncio.create_task(_wait(event)) for event in events]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _positive(options: Mapping[str, str], name: str) -> float:
+    try:
+        value = float(options[name])
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf") or (name == "max-jobs" and not value.is_integer()):
+        raise InputError(f"--{name} must be a number above 0, got {options[name]!r}")
+    return value

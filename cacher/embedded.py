@@ -1,20 +1,25 @@
-"""`EmbeddedCacher`: a cacher process that lives and dies with the trainer, joined to it by a socket pair.
+"""`EmbeddedCacher`: a daemon that lives and dies with the job that started it; the same program as any other daemon.
+
+    trainer ──Popen──> python -m cacher --listen … (own process group: Ctrl-C is the trainer's to answer)
+            <──url── ready pipe                     stdin pipe: the kernel closes it when the trainer is gone
 
 A process of its own, because planning and parsing would otherwise take the trainer's interpreter lock.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
-from bagpipe.client.remote import RemoteSteps
-from bagpipe.config import DataConfig
-from bagpipe.proto.channel import Channel
+from bagpipe.client.agreement import settings_of
+from bagpipe.config import Config
+from bagpipe.errors import InputError, JobError
 
 __all__ = ["EmbeddedCacher"]
 
@@ -22,56 +27,101 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class EmbeddedCacher:
-    """Context manager that starts `python -m cacher` and yields its steps as a `RemoteSteps`.
+    """Context manager that runs `python -m cacher` for one job.
 
     Args:
-        data: what the cacher reads.
-        seed: seed of the data order.
-        credits: steps under way or waiting at most.
+        config: what to read and plan for.
+        listen: unix:PATH or HOST:PORT (port 0: any). Empty: a unix socket that only this user can reach.
+        secret: what its trainers must know; needed where other machines can connect.
+
+    Attributes:
+        url: where it listens, once entered.
     """
 
-    def __init__(self, data: DataConfig, seed: int, *, credits: int) -> None:
-        self._data = data
-        self._seed = seed
-        self._credits = credits
+    def __init__(self, config: Config, *, listen: str = "", secret: str = "") -> None:
+        self.url = ""
+        self._config = config
+        self._listen = listen
+        self._secret = secret
         self._process: subprocess.Popen[bytes] | None = None
-        self._steps: RemoteSteps | None = None
+        self._folder = ExitStack()
 
-    def __enter__(self) -> RemoteSteps:
-        ours, theirs = socket.socketpair()
-        # Programs are folders of the checkout, not installed: the child must find them as we did.
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cacher", "--serve-fd", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                # Signals sent to the trainer's process group (Ctrl-C) are the trainer's to answer.
-                process_group=0,
-            )
-        self._steps = RemoteSteps(Channel(ours), credits=self._credits)
+    def __enter__(self) -> Self:
+        """Start it and wait until it listens.
+
+        Raises:
+            InputError: it cannot open the data, or listen there.
+            JobError: it ended without a word.
+        """
         try:
-            self._steps.open(self._data, self._seed)
+            self._start()
         except BaseException:
             self._stop()
             raise
-        return self._steps
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the daemon's process; None before it was started."""
+        return None if self._process is None else self._process.pid
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(pid={self._process.pid if self._process else None})"
+        return f"{type(self).__name__}({self.url}, pid={self.pid})"
+
+    def _start(self) -> None:
+        folder = Path(self._folder.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-cacher-")))
+        read_end, write_end = os.pipe()
+        with open(read_end, encoding="utf-8") as ready:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "cacher", *self._arguments(folder), "--ready-fd", str(write_end)],
+                    pass_fds=[write_end],
+                    env={**os.environ, "PYTHONPATH": _python_path()},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    # Signals sent to the trainer's process group (Ctrl-C) are the trainer's to answer.
+                    process_group=0,
+                )
+            finally:
+                os.close(write_end)
+            said = ready.read()
+        if not said:
+            raise JobError("the cacher process ended unexpectedly")
+        answer = json.loads(said)
+        if "error" in answer:
+            raise InputError(answer["error"])
+        self.url = answer["url"]
+
+    def _arguments(self, folder: Path) -> list[str]:
+        arguments = ["--listen", self._listen or f"unix:{folder / 'cacher.sock'}", "--log-level", "error"]
+        if self._secret:
+            file = folder / "secret"  # not an argument: those are there for all to read
+            file.touch(mode=0o600)
+            file.write_text(self._secret)
+            arguments += ["--secret-file", str(file)]
+        keys = {**settings_of(self._config), "data.workers": self._config.data.workers}
+        return arguments + [f"--{key}={_as_flag(value)}" for key, value in keys.items()]
 
     def _stop(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-        if self._process is not None:
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
             try:
-                self._process.wait(timeout=_STOP_TIMEOUT_S)
+                process.wait(timeout=_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
+        self._folder.close()
+
+
+def _as_flag(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _python_path() -> str:
+    """Programs are folders of the checkout, not installed: the child must find them as we did."""
+    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

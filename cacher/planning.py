@@ -1,6 +1,6 @@
 """`PlannedData`: a data source with the oracle on top. In one process; `service` puts it behind a socket.
 
-    loader ──Batch──> planner's window (lookahead) ──CachePlan──> Step
+    loader ──Batch──> planner's window (lookahead) ──CachePlan──> PlannedBatch ──one rank's part──> Step
 
 Bad data ends the stream only after all steps before it, whatever the lookahead; a batch that cannot fit the cache ends
 it at once, since then no part of the job can be done as configured.
@@ -8,7 +8,6 @@ it at once, since then no part of the job can be done as configured.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Generator
@@ -20,12 +19,34 @@ from bagpipe.client.step import Phase, PlanSpan, Step
 from bagpipe.config import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.direct import DirectPlanner
-from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
+from cacher.bookmarks import Bookmarks
 from data.formats import open_source
 from data.loader import LookaheadLoader, open_loader
 
-__all__ = ["PlannedData"]
+__all__ = ["PlannedBatch", "PlannedData", "PlannedPhase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedBatch:
+    """A global batch and its plan for all ranks."""
+
+    batch: Batch
+    plan: CachePlan
+    span: PlanSpan
+
+    def step(self, rank: int) -> Step:
+        """One rank's part; cut out anew at each call."""
+        plan = self.plan
+        return Step(
+            batch=self.batch.select(plan.examples[rank]) if plan.examples else self.batch,
+            consumer=plan.consumers[rank],
+            owner=plan.owners[rank],
+            num_global_examples=self.batch.num_examples,
+            span=self.span,
+            exchange=plan.exchanges[rank] if plan.exchanges else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,8 +58,101 @@ class _Waiting:
     skipped_rows: int
 
 
+class PlannedPhase:
+    """The planned batches of one phase, in order. An iterator; close it to stop the loader.
+
+    Attributes:
+        spec: what is planned for.
+        skipped_rows: malformed rows before the last batch handed out; at the end of the data, all of them.
+    """
+
+    def __init__(
+        self,
+        loader: LookaheadLoader,
+        spec: OracleSpec,
+        bookmarks: Bookmarks,
+        *,
+        max_steps: int = 0,
+        first_batch: int = 0,
+    ) -> None:
+        self.spec = spec
+        self.skipped_rows = 0
+        self._loader = loader
+        self._bookmarks = bookmarks
+        self._first_batch = first_batch
+        self._next_batch = first_batch
+        self._max_steps = max_steps
+        self._planner: Planner | DirectPlanner = make_planner(spec)
+        self._window: deque[_Waiting] = deque()
+        self._batches = self._plan_all()
+
+    def __iter__(self) -> PlannedPhase:
+        return self
+
+    def __next__(self) -> PlannedBatch:
+        return next(self._batches)
+
+    @property
+    def num_features(self) -> int:
+        """Of the data."""
+        return len(self._loader.source.schema.features)
+
+    def close(self) -> None:
+        """Stop reading and planning. Harmless when called again."""
+        self._batches.close()
+
+    def _plan_all(self) -> Generator[PlannedBatch, None, None]:
+        if self._is_done():
+            return
+        with self._loader:
+            error = yield from self._fill()
+            while self._window and not self._is_done():
+                yield self._plan()
+            if self._is_done():
+                return
+            # Also those after the last good row.
+            self.skipped_rows = self._loader.skipped_rows()
+            if error is not None:
+                raise error
+
+    def _fill(self) -> Generator[PlannedBatch, None, InputError | None]:
+        """Batches while the window is full. Returns when the data ends: None, or with what is wrong with it."""
+        while not self._is_done():
+            read_start_ns = time.monotonic_ns()
+            try:
+                batch = next(self._loader, None)
+                if batch is None:
+                    return None
+                if self._bookmarks.wants(batch.index + 1):
+                    self._bookmarks.add(batch.index + 1, self._loader.state())
+                if batch.index < self._first_batch:
+                    continue
+                self._planner.push(batch)
+            except CapacityError:
+                raise
+            except InputError as error:
+                return error
+            skipped_rows = self._loader.skipped_rows()
+            self._window.append(_Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows))
+            if self._planner.is_ready:
+                yield self._plan()
+        return None
+
+    def _is_done(self) -> bool:
+        return bool(self._max_steps) and self._next_batch >= self._max_steps
+
+    def _plan(self) -> PlannedBatch:
+        start_ns = time.monotonic_ns()
+        plan = self._planner.plan()
+        waiting = self._window.popleft()
+        self._next_batch = plan.batch_index + 1
+        self.skipped_rows = waiting.skipped_rows
+        span = PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=start_ns, plan_end_ns=time.monotonic_ns())
+        return PlannedBatch(batch=waiting.batch, plan=plan, span=span)
+
+
 class PlannedData:
-    """Steps of a data set, planned in the calling process. Implements `bagpipe.client.step.StepSource`.
+    """A data set, planned in the calling process. Implements `bagpipe.client.step.StepSource`.
 
     Args:
         config: what to read.
@@ -52,62 +166,40 @@ class PlannedData:
         self._config = config
         self._seed = seed
         self._source = open_source(config, seed)
+        self._bookmarks: dict[Phase, Bookmarks] = {"train": Bookmarks(), "eval": Bookmarks()}
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
 
-    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Generator[Step, None, None]:
-        """Steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
-        with closing(self._steps(phase, spec)) as steps:
-            yield from itertools.islice(steps, max_steps or None)
+    def phase(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0) -> PlannedPhase:
+        """The batches of a phase, planned for all ranks of `spec`. Any number of phases may be under way.
+
+        Args:
+            phase: the training or the held-out examples.
+            spec: what to plan for.
+            max_steps: leave out the batches from this one on (planned as if all came); 0: none.
+            first_batch: begin with this batch, the caches empty.
+
+        Raises:
+            InputError: nothing can be planned for `spec`. Iterating: see `StepSource`.
+        """
+        bookmarks = self._bookmarks[phase]
+        loader = open_loader(
+            self._config, seed=self._seed, phase=phase, source=self._source, state=bookmarks.before(first_batch)
+        )
+        return PlannedPhase(loader, spec, bookmarks, max_steps=max_steps, first_batch=first_batch)
+
+    def steps(
+        self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0, rank: int = 0
+    ) -> Generator[Step, None, None]:
+        """One rank's steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
+        with closing(self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch)) as batches:
+            try:
+                for batch in batches:
+                    self._skipped_rows[phase] = batches.skipped_rows
+                    yield batch.step(rank)
+            finally:
+                self._skipped_rows[phase] = batches.skipped_rows
 
     def skipped_rows(self) -> int:
         """Malformed rows skipped so far: those before the last step handed out, of each phase."""
         return sum(self._skipped_rows.values())
-
-    def _steps(self, phase: Phase, spec: OracleSpec) -> Generator[Step, None, None]:
-        planner = make_planner(spec)
-        window: deque[_Waiting] = deque()
-        self._skipped_rows[phase] = 0
-        with self._loader(phase) as loader:
-            error = yield from self._fill(planner, window, loader, phase)
-            while window:
-                yield self._plan(planner, window, phase)
-            # Also those after the last good row.
-            self._skipped_rows[phase] = loader.skipped_rows()
-            if error is not None:
-                raise error
-
-    def _fill(
-        self, planner: Planner | DirectPlanner, window: deque[_Waiting], loader: LookaheadLoader, phase: Phase
-    ) -> Generator[Step, None, InputError | None]:
-        """Steps while the window is full. Returns when the data ends: None, or with what is wrong with it."""
-        while True:
-            read_start_ns = time.monotonic_ns()
-            try:
-                batch = next(loader, None)
-                if batch is None:
-                    return None
-                planner.push(batch)
-            except CapacityError:
-                raise
-            except InputError as error:
-                return error
-            window.append(_Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=loader.skipped_rows()))
-            if planner.is_ready:
-                yield self._plan(planner, window, phase)
-
-    def _plan(self, planner: Planner | DirectPlanner, window: deque[_Waiting], phase: Phase) -> Step:
-        start_ns = time.monotonic_ns()
-        plan = planner.plan()
-        waiting = window.popleft()
-        self._skipped_rows[phase] = waiting.skipped_rows
-        return Step(
-            batch=waiting.batch,
-            consumer=plan.consumers[0],
-            owner=plan.owners[0],
-            num_global_examples=waiting.batch.num_examples,
-            span=PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=start_ns, plan_end_ns=time.monotonic_ns()),
-        )
-
-    def _loader(self, phase: Phase) -> LookaheadLoader:
-        return open_loader(self._config, seed=self._seed, phase=phase, source=self._source)

@@ -1,154 +1,231 @@
-"""Serves one trainer over a connected socket: the cacher's side of `bagpipe.proto`.
+"""`CacherService`: one `Train` call per trainer rank. A coroutine reads requests, another sends what the rank may have.
 
-    main thread: plan ──bounded queue (2 steps)──> sender thread ──credit──> socket
-    reader thread: Ack -> one more credit; closed socket -> stop
+    reader: Hello ─> jobs.enter ─> Welcome      Start ─> jobs.begin      Ack ─> run.acknowledge      Leave ─> jobs.leave
+    sender: run.item(rank, next step) ─> stream, as long as there is one; then sleeps until the run wakes it
 
-Credits bound what is under way; the queue lets the next step be planned while the last one is being sent.
+What a trainer sends is parsed here and nowhere trusted. A stream that does not say Hello in time, or says nonsense, is
+ended; so is the longest silent one when too many are silent, so that a trainer always finds room.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import queue
-import threading
-from collections.abc import Iterator, Mapping
+import asyncio
+import json
+import logging
 from typing import Any
 
-from bagpipe.client.step import Step
-from bagpipe.config import DataConfig
-from bagpipe.errors import CapacityError, InputError
-from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.proto.channel import Channel, Frame, Kind
-from bagpipe.proto.codec import encode_step
-from cacher.planning import PlannedData
+import grpc
+from google.protobuf.message import DecodeError
 
-__all__ = ["serve"]
+from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.schema import DataSchema
+from cacher.counters import Counters
+from cacher.jobs import Jobs, Member, Place
 
-_STEPS_PLANNED_AHEAD = 2
-#: How errors are named on the wire; the client raises the class of this name.
-_ERROR_NAMES: Mapping[type[Exception], str] = {CapacityError: "CapacityError", InputError: "InputError"}
+__all__ = ["SERVICE_NAME", "CacherService"]
 
+_LOG = logging.getLogger("cacher")
 
-class _PeerClosed(Exception):
-    """The trainer is gone."""
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Cacher"].full_name
 
 
-def serve(channel: Channel) -> None:
-    """Answer one trainer until it closes the channel. Errors travel to the trainer; it decides what they mean."""
-    requests: queue.Queue[Frame | None] = queue.Queue()
-    credits = threading.Semaphore(0)
-    closed = threading.Event()
-    reader = threading.Thread(
-        target=_read, args=(channel, requests, credits, closed), name="cacher-reader", daemon=True
-    )
-    reader.start()
-    try:
-        _answer(channel, requests, credits, closed)
-    except (_PeerClosed, ConnectionError):
-        pass  # the trainer left; there is nobody to tell
-    finally:
-        channel.close()
-        reader.join()
+class CacherService:
+    """The `bagpipe.v1.Cacher` service.
 
+    Args:
+        jobs: who is served.
+        schema: of the data.
+        counters: totals for the metrics.
+        hello_timeout_s: how long a stream may be silent at its beginning.
+        max_silent: streams that have not said Hello, at most.
+    """
 
-def _answer(
-    channel: Channel, requests: queue.Queue[Frame | None], credits: threading.Semaphore, closed: threading.Event
-) -> None:
-    data: PlannedData | None = None
-    while (request := requests.get()) is not None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        schema: DataSchema,
+        counters: Counters,
+        *,
+        hello_timeout_s: float = 10.0,
+        max_silent: int = 256,
+    ) -> None:
+        self._jobs = jobs
+        self._schema = json.dumps(schema.to_json())
+        self._counters = counters
+        self._hello_timeout_s = hello_timeout_s
+        self._max_silent = max_silent
+        self._silent: dict[_Stream, None] = {}
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For a server. Messages pass as bytes: those sent are serialised already."""
+        handler = grpc.stream_stream_rpc_method_handler(self._train)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Train": handler})
+
+    @property
+    def num_silent(self) -> int:
+        """Streams that have not said Hello."""
+        return len(self._silent)
+
+    async def _train(self, requests: object, context: Any) -> None:
+        stream = _Stream(context, self._jobs, self._counters)
         try:
-            if request.kind is Kind.OPEN:
-                value = request.json()
-                data = PlannedData(DataConfig(**value["data"]), value["seed"])
-                channel.send_json(Kind.SCHEMA, data.schema.to_json())
-            elif request.kind is Kind.START and data is not None:
-                value = request.json()
-                spec = spec_from_json(value["spec"])
-                steps = data.steps(value["phase"], spec, max_steps=value["max_steps"])
-                _stream(channel, steps, credits, closed)
-                channel.send_json(Kind.END, {"skipped_rows": data.skipped_rows()})
-            else:
-                raise InputError(f"unexpected {request.kind.name} frame")
-        except (_PeerClosed, ConnectionError):
+            await self._serve(stream)
+        except (InputError, JobError) as error:
+            self._counters.add(refused=1)
+            _LOG.warning("refused", extra={"peer": context.peer(), "reason": str(error)})
+            await context.write(_error_message(error))
+        except grpc.aio.BaseError:
+            pass  # the trainer was gone before it could be told
+        except _Nonsense as error:
+            self._counters.add(dropped=1)
+            _LOG.warning("dropped", extra={"peer": context.peer(), "reason": str(error)})
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def _serve(self, stream: _Stream) -> None:
+        hello = await self._hello(stream)
+        member = self._jobs.enter(hello, stream)
+        stream.member = member
+        try:
+            self._counters.add(streams=1)
+            await stream.send(pb.CacherMessage(welcome=pb.Welcome(schema=self._schema)).SerializeToString())
+            if await stream.serve():
+                self._jobs.leave(member, stream)
+        except (InputError, JobError):
+            self._jobs.leave(member, stream)  # an error is the last a trainer hears
             raise
-        except Exception as error:  # whatever went wrong, the trainer must hear of it rather than wait
-            name = _ERROR_NAMES.get(type(error), "JobError")
-            message = str(error) if name != "JobError" else f"the cacher failed: {type(error).__name__}: {error}"
-            channel.send_json(Kind.ERROR, {"name": name, "message": message})
+        finally:
+            self._jobs.lose(member, stream)  # not if it has left
+
+    async def _hello(self, stream: _Stream) -> pb.Hello:
+        self._silent[stream] = None
+        if len(self._silent) > self._max_silent:
+            next(iter(self._silent)).replaced()
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                message = await stream.receive()
+        except TimeoutError:
+            raise _Nonsense(f"expected Hello within {self._hello_timeout_s:g} s") from None
+        finally:
+            self._silent.pop(stream, None)
+        if message is None or message.WhichOneof("kind") != "hello":
+            raise _Nonsense(f"expected Hello, got {_kind(message)}")
+        return message.hello
 
 
-def _stream(channel: Channel, steps: Iterator[Step], credits: threading.Semaphore, closed: threading.Event) -> None:
-    planned: queue.Queue[bytearray | BaseException | None] = queue.Queue(maxsize=_STEPS_PLANNED_AHEAD)
-    stop = threading.Event()
-    planner = threading.Thread(target=_plan, args=(steps, planned, stop), name="cacher-planner", daemon=True)
-    planner.start()
-    try:
-        while (item := planned.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            credits.acquire()
-            if closed.is_set():
-                raise _PeerClosed
-            channel.send(Kind.STEP, item)
-    finally:
-        stop.set()
-        while planner.is_alive():
-            _drain(planned)
-            planner.join(timeout=0.05)
+class _Nonsense(Exception):
+    """The peer does not keep to the protocol."""
 
 
-def _plan(steps: Iterator[Step], planned: queue.Queue[bytearray | BaseException | None], stop: threading.Event) -> None:
-    try:
-        for step in steps:
-            if stop.is_set():
-                return
-            planned.put(encode_step(step))
-        planned.put(None)
-    except BaseException as error:  # handed to the sending thread, which raises it
-        planned.put(error)
-    finally:
-        close = getattr(steps, "close", None)
-        if close is not None:
-            close()
+class _Stream:
+    """One call: implements `cacher.jobs.Stream`."""
 
+    def __init__(self, context: Any, jobs: Jobs, counters: Counters) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._counters = counters
+        self._task = asyncio.current_task()
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._place: Place | None = None
+        self._next = 0
+        self.member: Member | None = None
 
-def _drain(planned: queue.Queue[Any]) -> None:
-    try:
-        while True:
-            planned.get_nowait()
-    except queue.Empty:
-        pass
+    def wake(self) -> None:
+        self._changed.set()
 
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._changed.set()
 
-def _read(
-    channel: Channel, requests: queue.Queue[Frame | None], credits: threading.Semaphore, closed: threading.Event
-) -> None:
-    try:
-        while (frame := channel.receive()) is not None:
-            if frame.kind is Kind.ACK:
-                credits.release()
-            elif frame.kind is Kind.OPEN:
-                credits.release(frame.json()["credits"])
-                requests.put(frame)
+    def replaced(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def send(self, message: bytes) -> None:
+        await self._context.write(message)
+
+    async def receive(self) -> pb.TrainerMessage | None:
+        """The next request; None at the end of the stream."""
+        data = await self._context.read()
+        if data is grpc.aio.EOF:
+            return None
+        try:
+            message: pb.TrainerMessage = pb.TrainerMessage.FromString(data)
+        except DecodeError:
+            raise _Nonsense(f"expected a TrainerMessage, got {len(data)} bytes of something else") from None
+        return message
+
+    async def serve(self) -> bool:
+        """Answer until the rank has left or been told of an error (True), or its stream ends (False)."""
+        reader, sender = asyncio.create_task(self._read()), asyncio.create_task(self._send_steps())
+        try:
+            done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reader, sender):
+                task.cancel()
+            # The tasks end before the call does: nothing may write to a call that is over.
+            await asyncio.gather(reader, sender, return_exceptions=True)
+        return all(task.result() for task in done)
+
+    async def _read(self) -> bool:
+        assert self.member is not None
+        while (message := await self.receive()) is not None:
+            kind = message.WhichOneof("kind")
+            if kind == "start":
+                self._place = self._jobs.begin(self.member, message.start)
+                self._next = self._place.next_batch
+                self._changed.set()
+            elif kind == "ack":
+                self._acknowledge(message.ack)
+            elif kind == "leave":
+                return True
             else:
-                requests.put(frame)
-    except (OSError, KeyError, TypeError, ValueError):
-        pass  # nonsense (ChannelError among it) is treated as a closed peer
-    finally:
-        closed.set()
-        requests.put(None)
-        credits.release()  # wakes a sender that waits for a credit
+                raise _Nonsense(f"expected Start, Ack or Leave, got {_kind(message)}")
+        return False
+
+    def _acknowledge(self, ack: pb.Ack) -> None:
+        assert self.member is not None
+        place = self._place
+        if place is None or ack.run > place.number:
+            raise _Nonsense(f"acknowledged run {ack.run} before it began")
+        if ack.run < place.number:
+            return  # said before the rank went on
+        if ack.watermark > self._next or not place.run.acknowledge(self.member.rank, ack.watermark):
+            raise _Nonsense(f"acknowledged batches below {ack.watermark}, {self._next} is to be sent next")
+
+    async def _send_steps(self) -> bool:
+        """Ends, with True, only when an error has been sent."""
+        assert self.member is not None
+        ended: Place | None = None
+        while True:
+            self._changed.clear()
+            if self._error is not None:
+                await self.send(_error_message(self._error))
+                return True
+            place = self._place
+            item = None if place is None or place is ended else place.run.item(self.member.rank, self._next)
+            if item is None:
+                await self._changed.wait()
+                continue
+            message, is_last = item
+            if is_last:
+                ended = place
+                if place is not None and place.run.has_failed:
+                    await self.send(message)
+                    return True
+            else:
+                # Before it is sent: its acknowledgement, or another Start, may come while `send` waits.
+                self._next += 1
+                self._counters.add(steps_sent=1, bytes_sent=len(message))
+            await self.send(message)
 
 
-def spec_from_json(value: dict[str, Any]) -> OracleSpec:
-    """The inverse of `dataclasses.asdict` on an `OracleSpec`."""
-    known = {field.name for field in dataclasses.fields(OracleSpec)}
-    if set(value) != known:
-        raise InputError(f"expected an oracle spec with {sorted(known)}, got {sorted(value)}")
-    return OracleSpec(
-        **{
-            **value,
-            "table_rows": tuple(value["table_rows"]),
-            "features": tuple(FeatureRef(**ref) for ref in value["features"]),
-        }
-    )
+def _error_message(error: Exception) -> bytes:
+    kind = type(error).__name__ if isinstance(error, (CapacityError, InputError)) else "JobError"
+    message: bytes = pb.CacherMessage(error=pb.Error(kind=kind, message=str(error))).SerializeToString()
+    return message
+
+
+def _kind(message: pb.TrainerMessage | None) -> str:
+    return "the end of the stream" if message is None else str(message.WhichOneof("kind") or "an empty message")

@@ -57,6 +57,7 @@ MAX_LINES = 400
 NO_MIRROR: dict[str, str] = {
     "bagpipe/cli.py": "tests/schedule/test_cli.py",
     "bagpipe/client/link.py": "tests/client/test_remote.py",
+    "bagpipe/client/receiver.py": "tests/client/test_remote.py",
     "bagpipe/client/step.py": "tests/proto/steps.py",
     "bagpipe/config.py": "tests/test_config_keys.py",
     "bagpipe/errors.py": "tests/test_config_cli.py",

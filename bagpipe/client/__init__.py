@@ -1,6 +1,6 @@
-"""The trainer's side of the cacher.
+"""The trainer's side of a cacher.
 
-step.Step          one batch with its plan, for one rank
-step.StepSource    where steps come from
-remote.RemoteSteps ──socket──> a cacher in another process
+remote.RemoteSteps <── receiver.Receiver <──link.Link──> a cacher in another process
+                       (address: where; agreement: what both must know alike)
+        └── Step, Step, …  (step.StepSource: the interface, also of a cacher in this process)
 """

@@ -1,148 +1,155 @@
-"""`RemoteSteps`: the trainer's end of a cacher's socket. A thread receives and decodes; a bounded queue holds steps.
+"""`RemoteSteps`: the steps of a cacher in another process.
 
-socket ──receiver thread──> queue (at most `credits` steps) ──> steps()
-                                          └── taking one sends an Ack: one more credit for the cacher
+    cacher ──Receiver's queue (at most `credits` steps)──> steps()
+                                                             └── taking one sends an Ack: one more credit
+
+A lost connection, or a cacher that is started anew, goes unnoticed if the cacher is reached again in time: it plans
+the same steps again, and those already received are not sent.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Self
 
+from bagpipe.client.address import parse_address
+from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
+from bagpipe.client.link import Credentials
+from bagpipe.client.receiver import QueueStatistics, Receiver, Run
 from bagpipe.client.step import Phase, Step
-from bagpipe.config import DataConfig
-from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.config import Config
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.proto.channel import Channel, ChannelError, Frame, Kind
-from bagpipe.proto.codec import CodecError, decode_step
+from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.schema import DataSchema
 
-__all__ = ["QueueStatistics", "RemoteSteps"]
-
-_ERRORS: Mapping[str, type[Exception]] = {"InputError": InputError, "CapacityError": CapacityError}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStatistics:
-    """Steps received and not yet taken: now, at most so far, and the bound."""
-
-    current: int
-    peak: int
-    maximum: int
+__all__ = ["RemoteSteps"]
 
 
 class RemoteSteps:
-    """A `StepSource` behind a channel.
+    """A `StepSource` in another process. Context manager: entering connects.
 
     Args:
-        channel: connected to a cacher.
+        url: see `bagpipe.client.address`.
+        config: of the job; the cacher compares it with its own. Its `cacher` section says how to connect.
         credits: steps under way or waiting here at most.
+        rank, world_size: which of how many trainers this is.
+        job_id: the same for all ranks of a job, and for no other job; made up if there is one rank.
+        secret: shared with the cacher, instead of `cacher.secret_file`.
+
+    Attributes:
+        schema: columns of the data, once entered.
     """
 
     schema: DataSchema
 
-    def __init__(self, channel: Channel, *, credits: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        config: Config,
+        *,
+        credits: int,
+        rank: int = 0,
+        world_size: int = 1,
+        job_id: str = "",
+        secret: str = "",
+    ) -> None:
         if credits < 1:
             raise ValueError(f"credits must be at least 1, got {credits}")
-        self._channel = channel
-        self._credits = credits
-        # Steps are bounded by the credits; one more place for END, ERROR or the end of the stream.
-        self._received: queue.Queue[Frame | Step | None] = queue.Queue(maxsize=credits + 1)
-        self._peak = 0
-        self._end = "the cacher process ended unexpectedly"
+        if world_size > 1 and not job_id:
+            raise ValueError("the ranks of a job need a common job_id")
+        hello = pb.Hello(
+            protocol=PROTOCOL_VERSION,
+            job_id=job_id or uuid.uuid4().hex,
+            instance=uuid.uuid4().hex,
+            rank=rank,
+            world_size=world_size,
+            credits=credits,
+            settings=json.dumps(settings_of(config)),
+        )
+        self._timeout_s = config.cacher.timeout_s
+        self._receiver = Receiver(
+            parse_address(url), Credentials.read(config.cacher, secret), hello, config.cacher.timeout_s
+        )
+        self._num_runs = 0
         self._skipped_rows = 0
-        self._receiver = threading.Thread(target=self._receive, name="cacher-client", daemon=True)
 
-    def open(self, data: DataConfig, seed: int) -> None:
-        """Have the cacher open the data; sets `schema`.
+    def __enter__(self) -> Self:
+        """Connect.
 
         Raises:
-            InputError: the data cannot be opened.
-            JobError: the cacher died.
+            InputError: the cacher cannot be reached, or refuses us: another configuration, a secret it does not know.
+            JobError: what answers is no cacher, or one that can take no more jobs.
         """
         self._receiver.start()
-        self._request(Kind.OPEN, {"data": dataclasses.asdict(data), "seed": seed, "credits": self._credits})
-        frame = self._next()
-        if isinstance(frame, Step) or frame.kind is not Kind.SCHEMA:
-            kind = "STEP" if isinstance(frame, Step) else frame.kind.name
-            raise JobError(f"the cacher answered with a {kind} frame, expected SCHEMA")
-        self.schema = DataSchema.from_json(_json(frame))
+        try:
+            item = self._receiver.take(timeout_s=2 * self._timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        assert isinstance(item.content, DataSchema)
+        self.schema = item.content
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Close the channel and end the receiver thread. Steps not taken are dropped."""
-        self._channel.close()
-        while self._receiver.is_alive():
-            try:
-                while True:
-                    self._received.get_nowait()
-            except queue.Empty:
-                self._receiver.join(timeout=0.05)
+        """Tell the cacher that the rank is done. Steps not taken are dropped."""
+        self._receiver.close()
 
-    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Iterator[Step]:
-        """Steps of a phase in batch order, see `StepSource`. Take them all, or close.
+    def steps(
+        self,
+        phase: Phase,
+        spec: OracleSpec,
+        *,
+        max_steps: int = 0,
+        first_batch: int = 0,
+        next_batch: int | None = None,
+    ) -> Iterator[Step]:
+        """Steps of a phase in batch order, see `StepSource`. All ranks ask for the same phases in the same order.
+
+        They are asked for at once; those of a phase asked for before come no more.
+
+        Args:
+            phase, spec, max_steps, first_batch: the same for all ranks.
+            next_batch: first step this rank wants, if not `first_batch`; the plan is the same.
 
         Raises:
             InputError: the data is bad, or a batch does not fit the cache.
-            JobError: the cacher died or failed.
+            JobError: the cacher failed, or was lost and not reached again in time.
         """
-        self._request(Kind.START, {"phase": phase, "spec": dataclasses.asdict(spec), "max_steps": max_steps})
-        while True:
-            item = self._next()
-            if isinstance(item, Step):
-                self._acknowledge()
-                yield item
-            elif item.kind is Kind.END:
-                self._skipped_rows = int(_json(item)["skipped_rows"])
-                return
-            else:
-                raise JobError(f"the cacher sent a {item.kind.name} frame in the middle of the steps")
+        wanted = first_batch if next_batch is None else next_batch
+        start = pb.Start(
+            run=self._num_runs,
+            phase=phase,
+            spec=json.dumps(dataclasses.asdict(spec)),
+            max_steps=max_steps,
+            first_batch=first_batch,
+        )
+        self._num_runs += 1
+        run = Run(start=start, next_batch=wanted, watermark=wanted)
+        self._receiver.ask(run)
+        return self._take(run)
 
     def skipped_rows(self) -> int:
         """Malformed rows skipped in the phases that have ended."""
         return self._skipped_rows
 
     def statistics(self) -> QueueStatistics:
-        return QueueStatistics(current=self._received.qsize(), peak=self._peak, maximum=self._credits)
+        return self._receiver.statistics()
 
-    def _request(self, kind: Kind, value: dict[str, Any]) -> None:
-        # A cacher that is gone is met in the queue: what it said last, or that it ended.
-        with suppress(OSError):
-            self._channel.send_json(kind, value)
-
-    def _acknowledge(self) -> None:
-        with suppress(OSError):  # the same
-            self._channel.send(Kind.ACK)
-
-    def _next(self) -> Frame | Step:
-        item = self._received.get()
-        if item is None:
-            self._received.put(None)  # the end stays the end, whoever asks again
-            raise JobError(self._end)
-        if isinstance(item, Frame) and item.kind is Kind.ERROR:
-            value = _json(item)
-            raise _ERRORS.get(value["name"], JobError)(value["message"])
-        return item
-
-    def _receive(self) -> None:
-        try:
-            while (frame := self._channel.receive()) is not None:
-                self._received.put(decode_step(frame.payload) if frame.kind is Kind.STEP else frame)
-                self._peak = max(self._peak, self._received.qsize())
-        except (ChannelError, CodecError) as error:
-            self._end = f"the cacher sent something that cannot be read: {error}"
-        except OSError:
-            pass  # a reset connection is a closed one
-        finally:
-            self._received.put(None)
-
-
-def _json(frame: Frame) -> dict[str, Any]:
-    try:
-        return frame.json()
-    except (ChannelError, ValueError) as error:
-        raise JobError(f"the cacher sent a {frame.kind.name} frame that cannot be read: {error}") from None
+    def _take(self, run: Run) -> Iterator[Step]:
+        while True:
+            item = self._receiver.take()
+            if item.run != run.start.run:
+                continue  # left over from a phase that was not read to its end
+            if isinstance(item.content, Step):
+                self._receiver.acknowledge(run)
+                yield item.content
+            else:
+                assert isinstance(item.content, pb.End)
+                self._skipped_rows += item.content.skipped_rows
+                return

@@ -50,13 +50,14 @@ class StepSource(Protocol):
 
     schema: DataSchema
 
-    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0) -> Iterator[Step]:
-        """Steps of a phase in batch order, from batch 0. Bounded: a slow reader slows the cacher, nothing piles up.
+    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0) -> Iterator[Step]:
+        """Steps of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
 
         Args:
             phase: the training or the held-out examples.
             spec: what to plan for.
-            max_steps: only the first so many steps (planned as if all came); 0: all.
+            max_steps: leave out the batches from this one on (planned as if all came); 0: none.
+            first_batch: begin with this batch, the caches empty.
 
         Raises:
             InputError: the data is bad; all steps before the bad block have been yielded.

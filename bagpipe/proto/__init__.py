@@ -1,12 +1,13 @@
-"""The wire contract between a cacher and its trainers.
+"""The wire contract between a cacher and its trainers: `cacher.proto`, one stream per rank.
 
-    trainer                                   cacher
-      Open(data, seed, credits) ──────────────>
-                               <───────────────  Schema
-      Start(phase, OracleSpec) ───────────────>
-                               <───────────────  Step, Step, …     (at most `credits` not yet acknowledged)
-      Ack                      ───────────────>
-                               <───────────────  End | Error
+    trainer                                          cacher
+      Hello(who, settings, credits) ──────────────────>  compared with the cacher's own
+                                   <──────────────────   Welcome(schema)
+      Start(run, phase, OracleSpec, from where) ──────>
+                                   <──────────────────   Step, Step, …   (below watermark + credits)
+      Ack(watermark)               ──────────────────>
+                                   <──────────────────   End | Error
+      Leave                        ──────────────────>   the rank is done; without it, it is waited for
 
-`codec` turns records into bytes and back (no pickle); `channel` moves frames over a socket.
+`codec` turns steps into bytes and back (no pickle), `envelope` wraps them; `cacher_pb2*` are generated.
 """

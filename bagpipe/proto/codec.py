@@ -24,7 +24,7 @@ from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 
-__all__ = ["CodecError", "decode_step", "encode_step"]
+__all__ = ["CodecError", "decode_step", "encode_step", "step_parts"]
 
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
@@ -103,19 +103,19 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
 
 
 def encode_step(step: Step) -> bytearray:
-    """A step as bytes; arrays are copied once, straight to their place."""
+    """A step as bytes."""
+    return bytearray().join(step_parts(step))
+
+
+def step_parts(step: Step) -> list[bytes | memoryview]:
+    """A step as pieces of bytes, to be joined; arrays are not copied."""
     arrays: list[NDArray[Any]] = []
     header = json.dumps(_describe(step, arrays)).encode()
-    start = _aligned(_PREFIX.size + len(header))
-    ends = [start]
+    prefix = _PREFIX.pack(_MAGIC, len(header)) + header
+    parts: list[bytes | memoryview] = [prefix, _padding(len(prefix))]
     for array in arrays:
-        ends.append(_aligned(ends[-1] + array.nbytes))
-    frame = bytearray(ends[-1])
-    _PREFIX.pack_into(frame, 0, _MAGIC, len(header))
-    frame[_PREFIX.size : _PREFIX.size + len(header)] = header
-    for array, offset in zip(arrays, ends[:-1], strict=True):
-        np.frombuffer(frame, dtype=array.dtype, count=array.size, offset=offset)[:] = array.reshape(-1)
-    return frame
+        parts += (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, _padding(array.nbytes))
+    return parts
 
 
 def decode_step(frame: bytearray) -> Step:
@@ -208,6 +208,11 @@ def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
         else:
             values[name] = _build(expected, where, value, reader)
     return kind(**values)
+
+
+def _padding(num_bytes: int) -> bytes:
+    """What follows so many bytes up to an aligned place."""
+    return bytes(_aligned(num_bytes) - num_bytes)
 
 
 def _aligned(offset: int) -> int:

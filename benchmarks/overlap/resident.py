@@ -17,6 +17,7 @@ from torch import nn
 from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
+from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
 from bagpipe.engine import ModelInputs
 from cacher.embedded import EmbeddedCacher
@@ -49,7 +50,8 @@ class ResidentModel:
         )
         device = torch.device(config.run.device)
         with ExitStack() as stack:
-            source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=4))
+            cacher = stack.enter_context(EmbeddedCacher(config))
+            source = stack.enter_context(RemoteSteps(cacher.url, config, credits=4))
             trainee = build_trainee(config, source.schema)
             self._cache = RowCache(trainee.rows, num_slots, device)
             trainee.converted.bind(self._cache)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from bagpipe.cache.initial import initial_weights
+from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
 from bagpipe.engine import Progress
 from bagpipe.pipeline.trace import Trace
@@ -132,7 +133,8 @@ def run_trial(
     with ExitStack() as stack:
         trace = Trace() if trace_path else None
         credits = config.cache.prefetch_depth + 2  # as in trainer.job
-        source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=credits))
+        cacher = stack.enter_context(EmbeddedCacher(config))
+        source = stack.enter_context(RemoteSteps(cacher.url, config, credits=credits))
         trainee = build_trainee(config, source.schema)
         if refill:
             fill_store(server, trainee.rows, config.store.namespace)

@@ -1,162 +1,354 @@
-"""The cacher and its client over a real socket pair, each in its own thread; and as a process."""
+"""Whole streams: what every rank receives is what is planned here, whatever happens on the way."""
 
 from __future__ import annotations
 
-import dataclasses
-import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import Step
 from bagpipe.config import DataConfig
 from bagpipe.errors import CapacityError, InputError, JobError
-from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.proto.channel import Channel, Kind
-from bagpipe.schema import DataSchema
-from cacher.embedded import EmbeddedCacher
-from cacher.planning import PlannedData
-from cacher.service import serve, spec_from_json
-from tests.proto.steps import arrays_of
-
-DATA = DataConfig(format="synthetic", batch_size=50, limit=1000, eval_fraction=0.1, workers=0)
-
-
-def spec_for(schema: DataSchema, num_slots: int = 50_000, lookahead: int = 3) -> OracleSpec:
-    refs = tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features)))
-    rows = tuple(schema.table(feature.table).rows for feature in schema.features)
-    return OracleSpec(table_rows=rows, features=refs, num_slots=num_slots, lookahead=lookahead)
+from bagpipe.oracle.plan import OracleSpec
+from cacher.planning import PlannedBatch, PlannedData, PlannedPhase
+from cacher.server import Limits
+from tests.cacher.daemons import (
+    CuttingProxy,
+    Daemon,
+    all_steps,
+    assert_same_steps,
+    config,
+    planned_steps,
+    remote,
+    served,
+    spec_of,
+)
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
-    """Ours, and that of a served cacher."""
-    ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve, args=(Channel(theirs),), name="served-cacher")
-    thread.start()
-    with ours, theirs:
-        yield Channel(ours), Channel(theirs)
-        Channel(ours).close()
-        thread.join()
+def listen(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/cacher.sock"
 
 
-def same(ours: list[Step], theirs: list[Step]) -> bool:
-    return len(ours) == len(theirs) and all(
-        a.tobytes() == b.tobytes()
-        for x, y in zip(ours, theirs, strict=True)
-        for a, b in zip(arrays_of(x), arrays_of(y), strict=True)
+@pytest.mark.parametrize("assign", ["contiguous", "locality"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_rank_gets_its_part_of_the_plan(listen: str, world_size: int, assign: str) -> None:
+    job = config(assign=assign)
+    with served(job, listen):
+        ours = all_steps(listen, job, world_size, phases=("train", "eval"))
+    train, held_out = planned_steps(job, world_size), planned_steps(job, world_size, "eval")
+    for rank in range(world_size):
+        assert_same_steps(ours[rank], train[rank] + held_out[rank])
+
+
+@pytest.mark.parametrize("rows", [0, 1500])
+def test_small_caches_and_direct_mode(listen: str, rows: int) -> None:
+    job = config(rows=rows)
+    with served(job, listen):
+        ours = all_steps(listen, job, 2)
+    for rank, steps in enumerate(planned_steps(job, 2)):
+        assert_same_steps(ours[rank], steps)
+
+
+def test_several_jobs_at_once(listen: str) -> None:
+    job = config()
+    expected = planned_steps(job, 2)
+    with served(job, listen), ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(all_steps, listen, job, 2, job_id=f"job {number}") for number in range(3)]
+        for future in jobs:
+            for rank, steps in enumerate(future.result()):
+                assert_same_steps(steps, expected[rank])
+
+
+@pytest.mark.parametrize(("first", "max_steps"), [(0, 5), (7, 0), (7, 9), (16, 0), (18, 0), (30, 0), (4, 4)])
+def test_a_phase_may_begin_and_end_anywhere(listen: str, first: int, max_steps: int) -> None:
+    job = config()
+    [expected] = planned_steps(job, max_steps=max_steps, first_batch=first)
+    with served(job, listen), remote(listen, job) as source:
+        spec = spec_of(job, source.schema)
+        for _ in range(2):  # with and without bookmarks
+            assert_same_steps(list(source.steps("train", spec, max_steps=max_steps, first_batch=first)), expected)
+    indices = [step.batch.index for step in expected]
+    assert indices == list(range(first, min(max_steps or 18, 18)))
+
+
+def test_a_rank_may_want_later_steps_of_the_same_plan(listen: str) -> None:
+    job = config()
+    [expected] = planned_steps(job, first_batch=2)
+    with served(job, listen), remote(listen, job) as source:
+        steps = source.steps("train", spec_of(job, source.schema), first_batch=2, next_batch=9)
+        assert_same_steps(list(steps), expected[7:])
+
+
+def test_a_rank_that_comes_late_misses_nothing(listen: str) -> None:
+    """The first rank takes what its credits allow before the second one connects."""
+    job = config()
+    expected = planned_steps(job, 2)
+    with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
+        spec = spec_of(job, first.schema, 2)
+        steps = first.steps("train", spec)
+        early = [next(steps) for _ in range(3)]
+        with remote(listen, job, rank=1, world_size=2, job_id="job") as second, ThreadPoolExecutor(1) as pool:
+            other = pool.submit(list, second.steps("train", spec))
+            assert_same_steps(early + list(steps), expected[0])
+            assert_same_steps(other.result(), expected[1])
+
+
+class GatedPhase(PlannedPhase):
+    """Each batch waits until somebody lets it go."""
+
+    gate: threading.Semaphore
+
+    def __next__(self) -> PlannedBatch:
+        assert self.gate.acquire(timeout=30)
+        return super().__next__()
+
+
+class GatedData(PlannedData):
+    """Plans as slowly as its gate is opened."""
+
+    gate = threading.Semaphore(0)
+
+    def phase(self, phase: object, spec: OracleSpec, **options: int) -> PlannedPhase:
+        planned = super().phase(phase, spec, **options)  # type: ignore[arg-type]
+        planned.__class__ = GatedPhase
+        planned.gate = self.gate  # type: ignore[attr-defined]
+        return planned
+
+
+def test_a_slow_oracle_only_slows(listen: str) -> None:
+    """The trainers always wait for the oracle: it may go on only when all they were given is taken."""
+    job = config()
+    data = GatedData(job.data, job.run.seed)
+    barrier = threading.Barrier(2, action=data.gate.release)
+
+    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+        taken = []
+        barrier.wait(30)
+        for step in steps:
+            taken.append(step)
+            barrier.wait(30)
+        return taken
+
+    with served(job, listen, data=data):
+        ours = all_steps(listen, job, 2, take=take)
+    for rank, steps in enumerate(planned_steps(job, 2)):
+        assert_same_steps(ours[rank], steps)
+
+
+def test_a_slow_trainer_stops_the_planner(listen: str) -> None:
+    """No more is planned than the credits of the slowest rank allow, and one batch that waits for room."""
+    job = config()
+    with served(job, listen) as server:
+        fast = remote(listen, job, rank=0, world_size=2, job_id="job", credits=9)
+        slow = remote(listen, job, rank=1, world_size=2, job_id="job", credits=2)
+        with fast, slow:
+            spec = spec_of(job, fast.schema, 2)
+            waiting, steps = slow.steps("train", spec), fast.steps("train", spec)
+            assert [next(steps).batch.index for _ in range(2)] == [0, 1]
+            [(_, _, run)] = server.jobs.runs()
+            statistics = run.statistics()
+            assert statistics.steps_planned == 2
+            assert statistics.steps_buffered[1] == 2
+            assert statistics.credits_free[1] == 0
+            assert next(waiting).batch.index == 0
+            assert next(steps).batch.index == 2
+
+
+def test_a_phase_left_early_gives_way_to_the_next(listen: str) -> None:
+    job = config()
+    [held_out] = planned_steps(job, phase="eval")
+    with served(job, listen), remote(listen, job) as source:
+        spec = spec_of(job, source.schema)
+        steps = source.steps("train", spec)
+        assert next(steps).batch.index == 0
+        assert_same_steps(list(source.steps("eval", spec)), held_out)
+
+
+def test_one_rank_may_leave_a_phase_before_the_others(listen: str) -> None:
+    """What it no longer takes must not stop the planner."""
+    job = config()
+    expected, held_out = planned_steps(job, 2), planned_steps(job, 2, "eval")
+
+    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+        first = next(steps)
+        return [first] if rank == 0 and first.batch.num_examples else [first, *steps]
+
+    with served(job, listen):
+        ours = all_steps(listen, job, 2, phases=("train", "eval"), take=take)
+    assert_same_steps(ours[0], [expected[0][0], held_out[0][0]])
+    assert_same_steps(ours[1], expected[1] + held_out[1])
+
+
+@pytest.mark.parametrize("cuts", [[300], [2_000], [40_000, 5, 90_000], [30_000] * 6, [1, 9, 25, 26, 27, 100, 400, 800]])
+def test_cut_connections_go_unnoticed(tmp_path: Path, listen: str, cuts: list[int]) -> None:
+    """Cut before the welcome, in the middle of a step, and again before anything came."""
+    job = config()
+    [expected] = planned_steps(job)
+    with served(job, listen), CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", cuts) as proxy:
+        with remote(proxy.url, job) as source:
+            assert_same_steps(list(source.steps("train", spec_of(job, source.schema))), expected)
+        assert proxy.num_cut == len(cuts)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("address", ["unix", "tcp"])
+def test_a_daemon_killed_and_started_again_goes_unnoticed(tmp_path: Path, address: str) -> None:
+    """Both ranks are in mid-run, one of them further than the other."""
+    job = config(limit=2000)
+    expected = planned_steps(job, 2)
+    half_way = threading.Barrier(3)
+    again = threading.Event()
+
+    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+        taken = [next(steps) for _ in range(8 + 2 * rank)]
+        half_way.wait(60)
+        assert again.wait(60)
+        return taken + list(steps)
+
+    with ThreadPoolExecutor(1) as pool:
+        with Daemon(job, f"unix:{tmp_path}/c.sock" if address == "unix" else "127.0.0.1:0") as daemon:
+            url = daemon.url
+            ours = pool.submit(all_steps, url, job, 2, take=take)
+            half_way.wait(60)
+            daemon.kill()
+        again.set()
+        with Daemon(job, url):
+            for rank, steps in enumerate(ours.result()):
+                assert_same_steps(steps, expected[rank])
+
+
+def test_a_cacher_that_comes_late_is_waited_for(listen: str) -> None:
+    job = config()
+    with ThreadPoolExecutor(1) as pool:
+        ours = pool.submit(all_steps, listen, job)
+        with served(job, listen):
+            assert_same_steps(ours.result()[0], planned_steps(job)[0])
+
+
+def test_a_cacher_that_never_comes(listen: str) -> None:
+    with pytest.raises(InputError, match=r"the cacher at unix:.*cacher\.sock was not reached within 0\.3 s"):
+        all_steps(listen, config(timeout_s=0.3))
+
+
+@pytest.mark.multiproc
+def test_a_cacher_lost_for_good(listen: str) -> None:
+    """What was received is handed out before; the end stays the end."""
+    job = config(timeout_s=0.3)
+    with Daemon(job, listen) as daemon, remote(listen, job) as source:
+        steps = source.steps("train", spec_of(job, source.schema))
+        assert next(steps).batch.index == 0
+        daemon.kill()
+        with pytest.raises(JobError, match=r"was not reached within 0\.3 s: "):
+            list(steps)
+        with pytest.raises(JobError, match="was not reached"):
+            next(source.steps("eval", spec_of(job, source.schema)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 51}, r"^data\.batch_size: the cacher has 50, the trainer 51$"),
+        ({"limit": 999}, r"^data\.limit: the cacher has 1000, the trainer 999$"),
+        ({"path": "other"}, r"^data\.path: the cacher has '', the trainer 'other'$"),
+        ({"shuffle": True}, r"^data\.shuffle: the cacher has False, the trainer True$"),
+        ({"seed": 6}, r"^run\.seed: the cacher has 5, the trainer 6$"),
+        ({"lookahead": 4}, r"^oracle\.lookahead: the cacher has 3, the trainer 4$"),
+        ({"rows": 7}, r"^cache\.rows: the cacher has 50000, the trainer 7$"),
+        ({"assign": "locality"}, r"^cacher\.assign: the cacher has 'contiguous', the trainer 'locality'$"),
+    ],
+)
+def test_another_configuration_is_refused(listen: str, change: dict[str, object], message: str) -> None:
+    with served(config(), listen) as server:
+        with pytest.raises(InputError, match=message):
+            all_steps(listen, config(**change))  # type: ignore[arg-type]
+        assert server.counters.totals().refused == 1
+
+
+def test_parser_processes_are_each_side_s_own_affair(listen: str) -> None:
+    with served(config(), listen):
+        assert len(all_steps(listen, config(workers=3))[0]) == 18
+
+
+def test_ranks_that_do_not_fit_together_are_refused(listen: str) -> None:
+    job = config()
+    with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
+        with pytest.raises(InputError, match=r"^world size: the job's other ranks have 2, rank 1 has 4$"):
+            remote(listen, job, rank=1, world_size=4, job_id="job").__enter__()
+        with pytest.raises(InputError, match=r"^rank 0 of job job belongs to another process$"):
+            remote(listen, job, rank=0, world_size=2, job_id="job").__enter__()
+        spec = spec_of(job, first.schema, 2)
+        steps = first.steps("train", spec, max_steps=5)
+        assert next(steps).batch.index == 0
+        with remote(listen, job, rank=1, world_size=2, job_id="job") as second:
+            with pytest.raises(InputError, match=r"^run 0, max_steps: the job's other ranks ask for 5, rank 1 for 6$"):
+                next(second.steps("train", spec, max_steps=6))
+        assert [step.batch.index for step in steps] == [1, 2, 3, 4]
+
+
+def test_too_many_jobs_are_refused(listen: str) -> None:
+    job = config()
+    with served(job, listen, limits=Limits(max_jobs=1)):
+        with remote(listen, job), pytest.raises(JobError, match="serves 1 jobs already, at most 1"):
+            remote(listen, job).__enter__()
+        assert len(all_steps(listen, job)[0]) == 18  # there is room again
+
+
+def test_a_rank_lost_for_good_ends_the_job_for_the_others(listen: str, tmp_path: Path) -> None:
+    job = config()
+    with served(job, listen, limits=Limits(grace_s=0.2)) as server:
+        with remote(listen, job, rank=0, world_size=2, job_id="job") as left:
+            steps = left.steps("train", spec_of(job, left.schema, 2))
+            with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", []) as proxy:
+                lost = remote(proxy.url, config(timeout_s=0.1), rank=1, world_size=2, job_id="job")
+                lost.__enter__()
+            with pytest.raises(JobError, match=r"^rank 1 was lost and not back within 0\.2 s$"):
+                list(steps)
+        lost.close()
+        assert server.jobs.counts() == (0, 0)
+
+
+def test_a_batch_that_does_not_fit_travels_as_what_it_is(listen: str) -> None:
+    job = config(rows=3)
+    with served(job, listen), pytest.raises(CapacityError, match=r"cache\.rows is 3"):
+        all_steps(listen, job)
+
+
+GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
+
+
+def text_job(path: Path, **changes: object) -> object:
+    data = DataConfig(
+        format="criteo-tsv",
+        path=str(path),
+        batch_size=10,
+        eval_fraction=0.0,
+        workers=0,
+        **changes,  # type: ignore[arg-type]
     )
+    base = config(lookahead=64)
+    return type(base)(**{**{name: getattr(base, name) for name in ("oracle", "cache", "cacher", "run")}, "data": data})
 
 
-def test_steps_over_the_wire_are_those_planned_here(ends: tuple[Channel, Channel]) -> None:
-    remote = RemoteSteps(ends[0], credits=2)
-    remote.open(DATA, seed=5)
-    local = PlannedData(DATA, 5)
-    spec = spec_for(remote.schema)
-    assert remote.schema == local.schema
-    assert same(list(remote.steps("train", spec)), list(local.steps("train", spec)))
-    assert same(list(remote.steps("eval", spec)), list(local.steps("eval", spec)))
-    assert same(list(remote.steps("train", spec, max_steps=4)), list(local.steps("train", spec, max_steps=4)))
-    remote.close()
-
-
-def test_steps_waiting_are_bounded_by_the_credits(ends: tuple[Channel, Channel]) -> None:
-    remote = RemoteSteps(ends[0], credits=3)
-    remote.open(DATA, seed=5)
-    count = sum(1 for _ in remote.steps("train", spec_for(remote.schema)))
-    statistics = remote.statistics()
-    assert count == 18
-    assert statistics.peak <= statistics.maximum + 1 == 4  # the END frame needs no credit
-    remote.close()
-
-
-@pytest.mark.parametrize("taken", [0, 1, 5])
-def test_a_trainer_that_leaves_early_ends_the_cacher(ends: tuple[Channel, Channel], taken: int) -> None:
-    remote = RemoteSteps(ends[0], credits=2)
-    remote.open(DATA, seed=5)
-    steps = remote.steps("train", spec_for(remote.schema))
-    for _ in range(taken):
-        next(steps)
-    remote.close()  # the fixture joins the served cacher
-
-
-def test_errors_travel_as_what_they_are(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
-    remote = RemoteSteps(ends[0], credits=2)
-    with pytest.raises(InputError, match="no such file"):
-        remote.open(dataclasses.replace(DATA, format="criteo-tsv", path=str(tmp_path / "gone")), seed=5)
-    remote.close()
-
-
-def test_a_batch_that_does_not_fit_travels_too(ends: tuple[Channel, Channel]) -> None:
-    remote = RemoteSteps(ends[0], credits=2)
-    remote.open(DATA, seed=5)
-    with pytest.raises(CapacityError, match=r"cache\.rows is 3"):
-        list(remote.steps("train", spec_for(remote.schema, num_slots=3)))
-    remote.close()
-
-
-def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:
-    good = "\t".join(["1", *["3"] * 13, *["af"] * 26])
+def test_bad_data_comes_after_every_good_step(tmp_path: Path, listen: str) -> None:
     folder = tmp_path / "days"
     folder.mkdir()
-    (folder / "day_0").write_text((good + "\n") * 100)
-    (folder / "day_1").write_text(good + "\nbad\n")
-    config = DataConfig(format="criteo-tsv", path=str(folder), batch_size=10, eval_fraction=0.0, workers=0)
-    planned = PlannedData(config, 0)
-    steps = planned.steps("train", spec_for(planned.schema, lookahead=64))
+    (folder / "day_0").write_text(GOOD_LINE * 100)
+    (folder / "day_1").write_text(GOOD_LINE + "bad\n")
+    job = text_job(folder)
     seen: list[int] = []
-    with pytest.raises(InputError, match="day_1:2: expected 40"):
-        seen.extend(step.batch.index for step in steps)
+    with served(job, listen), remote(listen, job) as source:  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="day_1:2: expected 40"):
+            seen.extend(step.batch.index for step in source.steps("train", spec_of(job, source.schema)))  # type: ignore[arg-type]
     assert seen == list(range(10))
 
 
-def test_a_cacher_that_dies_is_named() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        remote = RemoteSteps(Channel(ours), credits=2)
-        other = Channel(theirs)
-        other.send_json(Kind.SCHEMA, PlannedData(DATA, 0).schema.to_json())
-        remote.open(DATA, seed=0)
-        steps = remote.steps("train", spec_for(remote.schema))
-        other.close()
-        with pytest.raises(JobError, match="ended unexpectedly"):
-            next(steps)
-        remote.close()
-
-
-@pytest.mark.multiproc
-def test_the_embedded_process_gives_the_same_steps() -> None:
-    local = PlannedData(DATA, 5)
-    spec = spec_for(local.schema)
-    with EmbeddedCacher(DATA, 5, credits=2) as remote:
-        assert same(list(remote.steps("train", spec)), list(local.steps("train", spec)))
-
-
-@pytest.mark.multiproc
-def test_the_embedded_process_is_gone_after_an_error() -> None:
-    cacher = EmbeddedCacher(dataclasses.replace(DATA, format="parquet", path="/nowhere"), 5, credits=2)
-    with pytest.raises(InputError, match="/nowhere"), cacher:
-        pass
-
-
-def test_a_spec_survives_json() -> None:
-    spec = spec_for(PlannedData(DATA, 0).schema)
-    assert spec_from_json(dataclasses.asdict(spec)) == spec
-    with pytest.raises(InputError, match="oracle spec"):
-        spec_from_json({"lookahead": 3})
-
-
-def test_skipped_rows_are_counted(tmp_path: Path) -> None:
-    good = "\t".join(["1", *["3"] * 13, *["af"] * 26])
-    (tmp_path / "day").write_text("\n".join([good, "bad", good, "worse", good, ""]))
-    config = DataConfig(
-        format="criteo-tsv", path=str(tmp_path / "day"), batch_size=2, eval_fraction=0.0, workers=0, bad_rows="skip"
-    )
-    planned = PlannedData(config, 0)
-    steps = list(planned.steps("train", spec_for(planned.schema)))
-    assert np.concatenate([step.batch.labels for step in steps]).tolist() == [1, 1, 1]
-    assert planned.skipped_rows() == 2
+def test_skipped_rows_are_counted(tmp_path: Path, listen: str) -> None:
+    (tmp_path / "day").write_text(f"{GOOD_LINE}bad\n{GOOD_LINE}worse\n{GOOD_LINE}")
+    job = text_job(tmp_path / "day", bad_rows="skip")
+    with served(job, listen), remote(listen, job) as source:  # type: ignore[arg-type]
+        assert len(list(source.steps("train", spec_of(job, source.schema)))) == 1  # type: ignore[arg-type]
+        assert source.skipped_rows() == 2

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
-from bagpipe.oracle.plan import ConsumerPlan, OwnerPlan, RowList
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 
 __all__ = ["arrays_of", "assert_same", "example_step", "steps"]
 
@@ -62,6 +62,17 @@ def steps() -> st.SearchStrategy[Step]:
         ),
         num_global_examples=_INT64,
         span=st.builds(PlanSpan, read_start_ns=_INT64, plan_start_ns=_INT64, plan_end_ns=_INT64),
+        exchange=st.none()
+        | st.builds(
+            ExchangePlan,
+            pull_now=_array("|b1"),
+            owned=_ROWS,
+            owned_slots=_array("<i4"),
+            owned_pull_now=_array("|b1"),
+            owned_sync_now=_array("|b1"),
+            serve_offsets=_array("<i4"),
+            serve_rows=_array("<i4"),
+        ),
     )
 
 

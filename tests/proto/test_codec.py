@@ -48,6 +48,8 @@ def test_the_format_says_what_the_records_say() -> None:
             if isinstance(expected, codec._Array):
                 assert np.dtype(expected.dtype).name in str(hint)
                 assert expected.optional == (type(None) in typing.get_args(hint))
+            elif isinstance(expected, codec._Optional):
+                assert hint == (expected.record | None)
             else:
                 assert hint is expected
 

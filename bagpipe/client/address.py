@@ -1,0 +1,73 @@
+"""Addresses of cachers: ``unix:PATH``, ``HOST:PORT``, ``grpc://HOST:PORT``, ``grpcs://HOST:PORT`` (TLS). Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from bagpipe.errors import InputError
+
+__all__ = ["Address", "parse_address"]
+
+#: Bytes of a unix socket's path: sun_path of unix(7) is 108 with its closing zero.
+_MAX_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a cacher listens.
+
+    Attributes:
+        path: of a unix socket; empty for TCP.
+        host, port: of a TCP listener; "" and 0 for a unix socket.
+        tls: the listener speaks TLS.
+    """
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+
+    @property
+    def target(self) -> str:
+        """The address as gRPC writes it, to connect to or to listen on."""
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can reach it. A host name other than ``localhost`` counts as remote."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"grpcs://{self.target}" if self.tls else self.target
+
+
+def parse_address(text: str, *, subject: str = "cacher.url") -> Address:
+    """The address a string names.
+
+    Args:
+        text: see the module.
+        subject: what an error calls it.
+
+    Raises:
+        InputError: none of the forms, a port out of range, or a path too long for a socket.
+    """
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        path = text.removeprefix("unix:")
+        # unix:///run/x.sock is how URLs write it.
+        path = path.removeprefix("//") if path.startswith("///") else path
+        if len(path.encode()) > _MAX_PATH_BYTES:
+            raise InputError(f"{subject}: a socket's path may have {_MAX_PATH_BYTES} bytes, got {len(path.encode())}")
+        return Address(path=path)
+    match = re.fullmatch(r"(?:(grpcs?)://)?(\[[0-9a-fA-F:.]+\]|[^/\[\]:\s]+):(\d{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise InputError(f"{subject} must be unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, got {text!r}")
+    return Address(host=match[2].strip("[]"), port=int(match[3]), tls=match[1] == "grpcs")

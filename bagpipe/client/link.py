@@ -1,0 +1,160 @@
+"""`Link`: one connection to a cacher and one `Train` call on it, for as long as they last. Faces gRPC.
+
+    put(request) ──queue──> Train stream ──> messages()    lost ─> LinkLost    refused for good ─> InputError, JobError
+
+Whether to try again is `RemoteSteps`' affair.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from bagpipe.client.address import Address
+from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES, SECRET_METADATA
+from bagpipe.config import CacherConfig
+from bagpipe.errors import InputError, JobError
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.proto.cacher_pb2_grpc import CacherStub
+
+__all__ = ["Credentials", "Link", "LinkLost"]
+
+# The core says on stderr what its caller is told anyway, in several lines. It looks when the first channel is made.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+_KEEPALIVE_MS = 20_000
+_FINAL = {
+    grpc.StatusCode.UNIMPLEMENTED: "is no bagpipe cacher",
+    grpc.StatusCode.INVALID_ARGUMENT: "did not understand us",
+    grpc.StatusCode.PERMISSION_DENIED: "refused us",
+}
+
+
+class LinkLost(Exception):
+    """The connection is gone, or never was; another one may do better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a cacher may ask for. All empty: nothing.
+
+    Attributes:
+        secret: shared with the cacher.
+        tls_ca, tls_cert, tls_key: contents of PEM files.
+    """
+
+    secret: str = ""
+    tls_ca: bytes | None = None
+    tls_cert: bytes | None = None
+    tls_key: bytes | None = None
+
+    @classmethod
+    def read(cls, config: CacherConfig, secret: str = "") -> Credentials:
+        """From the files a configuration names; `secret` replaces its secret file.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        if not secret and config.secret_file:
+            secret = _read("cacher.secret_file", config.secret_file).decode(errors="replace").strip()
+        tls = {
+            name: _read(f"cacher.{name}", path) if path else None
+            for name, path in (("tls_ca", config.tls_ca), ("tls_cert", config.tls_cert), ("tls_key", config.tls_key))
+        }
+        if (tls["tls_cert"] is None) != (tls["tls_key"] is None):
+            raise InputError("cacher.tls_cert and cacher.tls_key go together")
+        return cls(secret=secret, **tls)
+
+
+class Link:
+    """Context manager; one thread reads `messages`, any may `put`.
+
+    Args:
+        address: of the cacher.
+        credentials: what it may ask for.
+    """
+
+    def __init__(self, address: Address, credentials: Credentials) -> None:
+        self._address = address
+        self._requests: queue.SimpleQueue[pb.TrainerMessage | None] = queue.SimpleQueue()
+        self._channel = _open_channel(address, credentials)
+        metadata = [(SECRET_METADATA, credentials.secret)] if credentials.secret else []
+        self._call: Any = CacherStub(self._channel).Train(iter(self._requests.get, None), metadata=metadata)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+        self._channel.close()
+
+    def put(self, **kind: Any) -> None:
+        """Send a request: ``put(ack=pb.Ack(…))``. Never waits; on a link that is lost it goes nowhere."""
+        self._requests.put(pb.TrainerMessage(**kind))
+
+    def finish(self) -> None:
+        """No more requests."""
+        self._requests.put(None)
+
+    def cancel(self) -> None:
+        """End the call; a thread in `messages` gets LinkLost."""
+        self._requests.put(None)
+        self._call.cancel()
+
+    def messages(self) -> Iterator[pb.CacherMessage]:
+        """What the cacher sends, until it ends the stream.
+
+        Raises:
+            LinkLost: the connection failed.
+            InputError: the cacher does not know our secret or certificate.
+            JobError: what listens there is no cacher, or does not understand us.
+        """
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def _explained(self, error: Any) -> Exception:
+        code, details = error.code(), " ".join(str(error.details()).split())
+        details = details.rpartition("last error: ")[2][:300]  # after "failed to connect to all addresses"
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return InputError(f"the cacher at {self._address} refused us: {details}")
+        if code in _FINAL:
+            return JobError(f"what listens at {self._address} {_FINAL[code]}: {details}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+            return JobError(f"the cacher at {self._address} sent too large a message: {details}")
+        return LinkLost(details or code.name)
+
+
+def _open_channel(address: Address, credentials: Credentials) -> grpc.Channel:
+    options = [
+        ("grpc.max_receive_message_length", MAX_CACHER_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_TRAINER_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Each link connects anew, at once: how long to wait between attempts is decided in one place, not here.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if not address.tls:
+        return grpc.insecure_channel(address.target, options=options)
+    tls = grpc.ssl_channel_credentials(credentials.tls_ca, credentials.tls_key, credentials.tls_cert)
+    return grpc.secure_channel(address.target, tls, options=options)
+
+
+def _read(key: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{key} {path}: {error.strerror}") from None

@@ -1,0 +1,272 @@
+"""`Receiver`: keeps a rank connected to its cacher, and receives. One thread of its own.
+
+    cacher ──Link──> receiver thread ──queue (at most `credits` steps)──> take()
+                     lost: a new Link; Start says where to go on
+
+Steps come in order. One that is sent twice is dropped; when one is missing, the connection counts as lost.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bagpipe.client.address import Address
+from bagpipe.client.link import Credentials, Link, LinkLost
+from bagpipe.client.step import Step
+from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.proto.codec import CodecError, decode_step
+from bagpipe.proto.slim import full
+from bagpipe.schema import DataSchema
+
+__all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
+
+_ERRORS: Mapping[str, type[Exception]] = {"InputError": InputError, "CapacityError": CapacityError}
+
+#: Waiting between attempts to reach a cacher doubles from the first to the last.
+_FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
+#: A cacher that skips the same step so often is broken, not unlucky.
+_MAX_GAPS = 3
+_LEAVE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatistics:
+    """Steps received and not yet taken: now, at most so far, and the bound; and how often a connection was lost."""
+
+    current: int
+    peak: int
+    maximum: int
+    reconnects: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A phase that is asked for: `next_batch` is the next to come in, `watermark` the next to be taken."""
+
+    start: pb.Start
+    next_batch: int
+    watermark: int
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Item:
+    """What was received: a step or the end of a run, by the run's number; or (`run` None) the schema or an error."""
+
+    run: int | None
+    content: Step | pb.End | DataSchema | Exception
+
+
+class Receiver:
+    """Thread-safe between its own thread and one that calls the methods.
+
+    Args:
+        address, credentials: of the cacher.
+        hello: who this is.
+        timeout_s: how long a cacher may be out of reach.
+    """
+
+    def __init__(self, address: Address, credentials: Credentials, hello: pb.Hello, timeout_s: float) -> None:
+        self._address = address
+        self._credentials = credentials
+        self._hello = hello
+        self._timeout_s = timeout_s
+        # Steps are bounded by the credits; one more place for what is no step.
+        self._received: queue.Queue[Item] = queue.Queue(maxsize=hello.credits + 1)
+        self._peak = 0
+        self._reconnects = 0
+        self._final: Exception | None = None
+        # What both threads use.
+        self._lock = threading.Lock()
+        self._attempt: Link | None = None
+        self._link: Link | None = None  # the attempt, once welcomed and not known to be lost
+        self._run: Run | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._receive, name="cacher-client", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tell the cacher that the rank is done, and end the thread. What was not taken is dropped."""
+        with self._lock:
+            self._closing.set()
+            attempt, link = self._attempt, self._link
+        if link is not None:
+            link.put(leave=pb.Leave())
+            link.finish()
+        deadline_s = time.monotonic() + (0.0 if link is None else _LEAVE_TIMEOUT_S)
+        while self._thread.is_alive():
+            self._drain()
+            self._thread.join(timeout=0.05)
+            if attempt is not None and time.monotonic() > deadline_s:
+                attempt.cancel()
+
+    def ask(self, run: Run) -> None:
+        """Have a run's steps sent, from its `next_batch` on; those of the run before come no more."""
+        with self._lock:
+            self._run = run
+            if self._link is not None:
+                self._send_start(self._link, run)
+
+    def acknowledge(self, run: Run) -> None:
+        """One more step of the run was taken."""
+        with self._lock:
+            run.watermark += 1
+            if self._link is not None:
+                self._link.put(ack=pb.Ack(run=run.start.run, watermark=run.watermark))
+
+    def take(self, timeout_s: float | None = None) -> Item:
+        """The next item; waits for it.
+
+        Raises:
+            InputError, CapacityError, JobError: what the cacher said, or that it is gone; again at every later call.
+        """
+        if self._final is not None and self._received.empty():
+            raise self._final
+        try:
+            item = self._received.get(timeout=timeout_s)
+        except queue.Empty:
+            raise JobError(f"the cacher at {self._address} did not answer within {timeout_s:g} s") from None
+        if isinstance(item.content, Exception):
+            self._final = item.content  # the end stays the end, whoever asks again
+            raise item.content
+        return item
+
+    def statistics(self) -> QueueStatistics:
+        return QueueStatistics(
+            current=self._received.qsize(),
+            peak=self._peak,
+            maximum=self._hello.credits,
+            reconnects=self._reconnects,
+        )
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._received.get_nowait()
+        except queue.Empty:
+            pass
+
+    # The receiver thread.
+
+    def _receive(self) -> None:
+        try:
+            self._keep_connected()
+        except (InputError, JobError) as error:
+            self._received.put(Item(run=None, content=error))
+        except Exception as error:
+            self._received.put(Item(run=None, content=JobError(f"the cacher's client failed: {error!r}")))
+
+    def _keep_connected(self) -> None:
+        """One link after the other until closed; raises what cannot be mended."""
+        delay_s, deadline_s, gaps = _FIRST_DELAY_S, time.monotonic() + self._timeout_s, 0
+        while not self._closing.is_set():
+            progress = self._progress()
+            was_welcomed = False
+            try:
+                with Link(self._address, self._credentials) as link:
+                    with self._lock:
+                        self._attempt = link
+                        if self._closing.is_set():
+                            return
+                    self._converse(link)
+                reason = "it ended the stream"
+            except LinkLost as error:
+                reason = str(error)
+            except _Gap as error:
+                gaps = 1 if self._progress() != progress else gaps + 1
+                if gaps >= _MAX_GAPS:
+                    raise JobError(str(error)) from None
+                reason = str(error)
+            finally:
+                with self._lock:
+                    was_welcomed, self._link, self._attempt = self._link is not None, None, None
+            if was_welcomed:
+                self._reconnects += 1
+                delay_s, deadline_s = _FIRST_DELAY_S, time.monotonic() + self._timeout_s
+            if time.monotonic() + delay_s > deadline_s:
+                # Never reached: the address may be wrong, or the cacher was not started.
+                kind = JobError if self._hello.schema else InputError
+                raise kind(f"the cacher at {self._address} was not reached within {self._timeout_s:g} s: {reason}")
+            self._closing.wait(delay_s)
+            delay_s = min(2 * delay_s, _LAST_DELAY_S)
+
+    def _progress(self) -> tuple[int, int]:
+        run = self._run
+        return (-1, -1) if run is None else (run.start.run, run.next_batch)
+
+    def _converse(self, link: Link) -> None:
+        """Receive until the stream ends."""
+        link.put(hello=self._hello)
+        for message in link.messages():
+            kind = message.WhichOneof("kind")
+            if kind == "welcome":
+                self._welcome(link, message.welcome)
+            elif kind == "step":
+                self._on_step(message.step)
+            elif kind == "end":
+                self._on_end(message.end)
+            elif kind == "error":
+                raise _ERRORS.get(message.error.kind, JobError)(message.error.message)
+            else:
+                raise JobError("the cacher sent a message of no known kind")
+
+    def _welcome(self, link: Link, welcome: pb.Welcome) -> None:
+        is_first = not self._hello.schema
+        if is_first:
+            self._hello.schema = welcome.schema
+            self._received.put(Item(run=None, content=_schema(welcome.schema)))
+        with self._lock:
+            if self._closing.is_set():
+                link.put(leave=pb.Leave())
+                return link.finish()
+            self._link = link
+            if self._run is not None and not self._run.ended:
+                self._send_start(link, self._run)
+
+    def _send_start(self, link: Link, run: Run) -> None:
+        run.start.next_batch, run.start.watermark = run.next_batch, run.watermark
+        link.put(start=run.start)
+
+    def _on_step(self, step: pb.Step) -> None:
+        run = self._run
+        if run is None or step.run != run.start.run:
+            return  # of a phase that was not read to its end
+        if step.index < run.next_batch:
+            return  # sent twice
+        if step.index > run.next_batch or run.ended:
+            raise _Gap(f"the cacher sent step {step.index}, expected {run.next_batch}")
+        try:
+            decoded = full(decode_step(bytearray(step.payload)))
+        except CodecError as error:
+            raise JobError(f"the cacher sent something that cannot be read: {error}") from None
+        if decoded.batch.index != step.index:
+            raise JobError(f"the cacher sent batch {decoded.batch.index} as step {step.index}")
+        run.next_batch += 1
+        self._received.put(Item(run=step.run, content=decoded))
+        self._peak = max(self._peak, self._received.qsize())
+
+    def _on_end(self, end: pb.End) -> None:
+        run = self._run
+        if run is not None and end.run == run.start.run and not run.ended:
+            run.ended = True
+            self._received.put(Item(run=end.run, content=end))
+
+
+class _Gap(Exception):
+    """A step is missing."""
+
+
+def _schema(text: str) -> DataSchema:
+    try:
+        return DataSchema.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
+        raise JobError(f"the cacher sent a schema that cannot be read: {error!r}") from None

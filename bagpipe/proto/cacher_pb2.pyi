@@ -1,0 +1,112 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TrainerMessage(_message.Message):
+    __slots__ = ("hello", "start", "ack", "leave")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    start: Start
+    ack: Ack
+    leave: Leave
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class CacherMessage(_message.Message):
+    __slots__ = ("welcome", "step", "end", "error")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    step: Step
+    end: End
+    error: Error
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job_id: str
+    instance: str
+    rank: int
+    world_size: int
+    credits: int
+    settings: str
+    schema: str
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., instance: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., credits: _Optional[int] = ..., settings: _Optional[str] = ..., schema: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("schema",)
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    schema: str
+    def __init__(self, schema: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    phase: str
+    spec: str
+    max_steps: int
+    first_batch: int
+    next_batch: int
+    watermark: int
+    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("run", "watermark")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    watermark: int
+    def __init__(self, run: _Optional[int] = ..., watermark: _Optional[int] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("run", "index", "payload")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    index: int
+    payload: bytes
+    def __init__(self, run: _Optional[int] = ..., index: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("run", "skipped_rows")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    skipped_rows: int
+    def __init__(self, run: _Optional[int] = ..., skipped_rows: _Optional[int] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("kind", "message")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

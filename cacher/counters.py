@@ -1,0 +1,51 @@
+"""`Counters`: totals since the daemon started, added to by any thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from dataclasses import dataclass
+
+__all__ = ["Counters", "Totals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What has been done so far.
+
+    Attributes:
+        batches_planned: global batches.
+        plan_s: seconds spent planning them, without reading and serialising.
+        encode_s: seconds spent cutting and serialising the ranks' steps.
+        steps_sent, bytes_sent: steps to ranks, those sent again included.
+        streams: streams that said Hello.
+        refused: handshakes and requests refused, unauthenticated ones included.
+        dropped: streams ended for saying nothing, or nonsense.
+    """
+
+    batches_planned: int = 0
+    plan_s: float = 0.0
+    encode_s: float = 0.0
+    steps_sent: int = 0
+    bytes_sent: int = 0
+    streams: int = 0
+    refused: int = 0
+    dropped: int = 0
+
+
+class Counters:
+    """Adds up `Totals`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals = Totals()
+
+    def add(self, **amounts: float) -> None:
+        """Add to the named totals."""
+        with self._lock:
+            current = {name: getattr(self._totals, name) + amount for name, amount in amounts.items()}
+            self._totals = dataclasses.replace(self._totals, **current)
+
+    def totals(self) -> Totals:
+        with self._lock:
+            return self._totals

@@ -1,0 +1,295 @@
+"""`Jobs`: who is being served. Job id -> ranks and runs. Everything here happens on the event loop's thread.
+
+    Hello ──enter──> Member of a Job (made by its first rank)     Start ──begin──> Run, one for all ranks of the job
+    Leave ──leave──> the rank is done                             lost connection ──lose──> wait grace_s, then give up
+
+A job ends when every rank that came has left. A rank belongs to one trainer process: the same process coming back takes
+its place over from its own broken stream; another one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bagpipe.client.agreement import first_difference
+from bagpipe.errors import InputError, JobError
+from bagpipe.proto import cacher_pb2 as pb
+from cacher.counters import Counters
+from cacher.planning import PlannedData, PlannedPhase
+from cacher.requests import PhaseRequest, check_hello, parse_start
+from cacher.run import Run
+
+__all__ = ["Jobs", "Member", "Place"]
+
+_LOG = logging.getLogger("cacher")
+
+
+class Stream(Protocol):
+    """A rank's connection, as far as a job knows it."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+
+    def fail(self, error: Exception) -> None:
+        """Tell the rank and end."""
+
+    def replaced(self) -> None:
+        """End without a word: the rank has a new stream."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One rank of a job.
+
+    Attributes:
+        rank: its number.
+        instance: of the trainer process.
+        credits: steps it takes in beyond those acknowledged.
+        stream: its connection; None while it is lost.
+        run: number of the run it is in; -1 before the first.
+        left: it is done.
+        giving_up: runs while the rank is lost.
+    """
+
+    job: Job
+    rank: int
+    instance: str
+    credits: int
+    stream: Stream | None = None
+    run: int = -1
+    left: bool = False
+    giving_up: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """A training job: its ranks by number, its runs by number and what was asked for in each."""
+
+    job_id: str
+    world_size: int
+    members: dict[int, Member] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)
+    requests: dict[int, PhaseRequest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank stands: its run, and the index of the step to send next."""
+
+    run: Run
+    number: int
+    next_batch: int
+
+
+class Jobs:
+    """All jobs of a daemon.
+
+    Args:
+        data: what they train on.
+        settings: the configuration every trainer must share, see `bagpipe.client.agreement`.
+        max_jobs: jobs at a time.
+        grace_s: how long a lost rank is waited for.
+        counters: totals for the metrics.
+    """
+
+    def __init__(
+        self, data: PlannedData, settings: Mapping[str, Any], *, max_jobs: int, grace_s: float, counters: Counters
+    ) -> None:
+        self._data = data
+        self._settings = settings
+        self._max_jobs = max_jobs
+        self._grace_s = grace_s
+        self._counters = counters
+        self._jobs: dict[str, Job] = {}
+        self._ending: list[Run] = []
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._is_draining = False
+
+    def enter(self, hello: pb.Hello, stream: Stream) -> Member:
+        """A rank of a new or known job; its stream is `stream` from now on.
+
+        Raises:
+            InputError: it does not fit the cacher's configuration or the job's other ranks.
+            JobError: there is no room for another job.
+        """
+        check_hello(hello, self._settings, self._data.schema)
+        job = self._jobs.get(hello.job_id)
+        if job is None:
+            job = self._add(hello)
+        elif job.world_size != hello.world_size:
+            raise InputError(
+                f"world size: the job's other ranks have {job.world_size}, rank {hello.rank} has {hello.world_size}"
+            )
+        member = job.members.get(hello.rank)
+        if member is None:
+            member = Member(job=job, rank=hello.rank, instance=hello.instance, credits=hello.credits)
+            job.members[hello.rank] = member
+        elif member.instance != hello.instance:
+            raise InputError(f"rank {hello.rank} of job {job.job_id} belongs to another process")
+        elif member.stream is not None:
+            member.stream.replaced()
+        if member.giving_up is not None:
+            member.giving_up.cancel()
+            member.giving_up = None
+        member.credits = hello.credits
+        member.stream = stream
+        member.left = False
+        return member
+
+    def begin(self, member: Member, start: pb.Start) -> Place:
+        """The run a rank asks for; the job's first rank to ask starts it.
+
+        Raises:
+            InputError: it cannot be planned, differs from what other ranks asked for, or asks for what is gone.
+        """
+        job = member.job
+        request = parse_start(start, settings=self._settings, schema=self._data.schema, world_size=job.world_size)
+        if start.run < member.run:
+            raise InputError(f"run {start.run}: rank {member.rank} is in run {member.run} already")
+        known = job.requests.get(start.run)
+        if known is not None:
+            found = first_difference(known.to_json(), request.to_json())
+            if found is not None:
+                raise InputError(
+                    f"run {start.run}, {found.path}: the job's other ranks ask for {found.first}, "
+                    f"rank {member.rank} for {found.second}"
+                )
+        member.run = start.run
+        self._leave_runs(member, below=start.run)
+        run = job.runs.get(start.run)
+        if run is None:
+            run = self._start_run(job, start.run, request, member.credits)
+        entered = run.enter(member.rank, credits=member.credits, next_batch=start.next_batch, watermark=start.watermark)
+        if not entered:
+            raise InputError(f"run {start.run}: rank {member.rank} asks for batch {start.next_batch} again, it is gone")
+        return Place(run=run, number=start.run, next_batch=start.next_batch)
+
+    def leave(self, member: Member, stream: Stream) -> None:
+        """A rank says that it is done."""
+        if member.stream is stream:
+            self._retire(member)
+
+    def lose(self, member: Member, stream: Stream) -> None:
+        """A rank's stream has ended without a word; the rank may come back."""
+        if member.stream is not stream:
+            return  # it is back already
+        member.stream = None
+        loop = asyncio.get_running_loop()
+        member.giving_up = loop.call_later(self._grace_s, self._give_up, member)
+        _LOG.info("rank lost", extra={"job": member.job.job_id, "rank": member.rank, "grace_s": self._grace_s})
+
+    def drain(self) -> None:
+        """Take no new jobs."""
+        self._is_draining = True
+
+    async def wait_empty(self) -> None:
+        """Wait until no job is left."""
+        await self._empty.wait()
+
+    def stop(self) -> list[Run]:
+        """End all jobs; the runs whose threads are still to be joined."""
+        for job in list(self._jobs.values()):
+            for member in list(job.members.values()):
+                self._retire(member)
+        return [run for run in self._ending if not run.join(0)]
+
+    def runs(self) -> list[tuple[str, int, Run]]:
+        """Job id, run number and run of all that are under way."""
+        return [(job.job_id, number, run) for job in self._jobs.values() for number, run in job.runs.items()]
+
+    def counts(self) -> tuple[int, int]:
+        """Jobs, and ranks connected."""
+        members = [member for job in self._jobs.values() for member in job.members.values()]
+        return len(self._jobs), sum(member.stream is not None for member in members)
+
+    def _add(self, hello: pb.Hello) -> Job:
+        if self._is_draining:
+            raise JobError("the cacher is shutting down and takes no new jobs")
+        if len(self._jobs) >= self._max_jobs:
+            raise JobError(f"the cacher serves {len(self._jobs)} jobs already, at most {self._max_jobs}")
+        job = Job(job_id=hello.job_id, world_size=hello.world_size)
+        self._jobs[job.job_id] = job
+        self._empty.clear()
+        _LOG.info("job started", extra={"job": job.job_id, "world_size": job.world_size})
+        return job
+
+    def _start_run(self, job: Job, number: int, request: PhaseRequest, credits: int) -> Run:
+        loop = asyncio.get_running_loop()
+
+        def wake(rank: int) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_wake, job, rank)
+
+        run = Run(
+            self._phase_of(request),
+            number=number,
+            world_size=job.world_size,
+            first_batch=request.first_batch,
+            credits=credits,
+            wake=wake,
+            counters=self._counters,
+        )
+        job.runs[number], job.requests[number] = run, request
+        for member in job.members.values():
+            if member.left or member.run > number:  # it had this run from a cacher that is gone
+                run.leave(member.rank)
+        run.start()
+        _LOG.info(
+            "run started",
+            extra={"job": job.job_id, "run": number, "phase": request.phase, "first_batch": request.first_batch},
+        )
+        return run
+
+    def _phase_of(self, request: PhaseRequest) -> Callable[[], PlannedPhase]:
+        return lambda: self._data.phase(
+            request.phase, request.spec, max_steps=request.max_steps, first_batch=request.first_batch
+        )
+
+    def _leave_runs(self, member: Member, below: int | None = None) -> None:
+        job = member.job
+        for number, run in list(job.runs.items()):
+            if (below is None or number < below) and run.leave(member.rank):
+                del job.runs[number]
+                del job.requests[number]
+                self._ending.append(run)
+        self._ending = [run for run in self._ending if not run.join(0)]
+
+    def _retire(self, member: Member) -> None:
+        member.left = True
+        member.stream = None
+        if member.giving_up is not None:
+            member.giving_up.cancel()
+            member.giving_up = None
+        self._leave_runs(member)
+        job = member.job
+        if all(other.left for other in job.members.values()) and self._jobs.get(job.job_id) is job:
+            for run in job.runs.values():  # of ranks that never came
+                run.stop()
+                self._ending.append(run)
+            job.runs.clear()
+            del self._jobs[job.job_id]
+            _LOG.info("job ended", extra={"job": job.job_id})
+            if not self._jobs:
+                self._empty.set()
+
+    def _give_up(self, member: Member) -> None:
+        """A lost rank did not come back: the job's other ranks cannot go on, and hear of it."""
+        member.giving_up = None
+        job = member.job
+        error = JobError(f"rank {member.rank} was lost and not back within {self._grace_s:g} s")
+        _LOG.warning("rank given up", extra={"job": job.job_id, "rank": member.rank, "grace_s": self._grace_s})
+        self._retire(member)
+        for other in list(job.members.values()):
+            if other.stream is not None:
+                other.stream.fail(error)
+
+
+def _wake(job: Job, rank: int) -> None:
+    member = job.members.get(rank)
+    if member is not None and member.stream is not None:
+        member.stream.wake()

@@ -1,0 +1,39 @@
+"""Logs as JSON, one line per event, for machines to read: time, level, event, and what the event is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+__all__ = ["LEVELS", "JsonLines", "start_logging"]
+
+LEVELS = ("debug", "info", "warning", "error")
+
+#: Attributes every record has; whatever else it has was given as `extra`.
+_COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record. Times are UTC, with milliseconds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in _COMMON},
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def start_logging(level: str) -> None:
+    """Send everything at or above `level`, ours and others', to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)

@@ -1,0 +1,149 @@
+"""What a trainer asks for, checked: the only place where bytes from outside become records. Pure.
+
+Hello ──check_hello──> nothing, or InputError naming key and both values
+Start ──parse_start──> PhaseRequest, for what the cacher's own configuration and schema allow
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
+from bagpipe.client.step import Phase
+from bagpipe.errors import InputError
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.schema import DataSchema
+
+__all__ = ["MAX_CREDITS", "MAX_RANKS", "PhaseRequest", "check_hello", "parse_start"]
+
+#: Beyond these a request is a mistake or an attack: both bound what the cacher allocates for a job.
+MAX_RANKS = 1024
+MAX_CREDITS = 1024
+_MAX_NAME_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRequest:
+    """What all ranks of a job must ask alike.
+
+    Attributes:
+        phase, spec, max_steps, first_batch: see `cacher.planning.PlannedData.phase`.
+    """
+
+    phase: Phase
+    spec: OracleSpec
+    max_steps: int
+    first_batch: int
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return value
+
+
+def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema) -> None:
+    """Compare a trainer's settings with the cacher's.
+
+    Raises:
+        InputError: another protocol, settings or schema, naming both values; a rank, world size, name or number of
+            credits out of range.
+    """
+    if hello.protocol != PROTOCOL_VERSION:
+        raise InputError(f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer {hello.protocol}")
+    for name, value in (("job id", hello.job_id), ("instance", hello.instance)):
+        if not 0 < len(value) <= _MAX_NAME_LENGTH or not value.isprintable():
+            raise InputError(f"{name}: expected 1 to {_MAX_NAME_LENGTH} printable characters, got {value[:50]!r}")
+    if not 1 <= hello.world_size <= MAX_RANKS:
+        raise InputError(f"world size: expected 1 to {MAX_RANKS}, got {hello.world_size}")
+    if hello.rank >= hello.world_size:
+        raise InputError(f"rank: expected 0 to {hello.world_size - 1}, got {hello.rank}")
+    if not 1 <= hello.credits <= MAX_CREDITS:
+        raise InputError(f"credits: expected 1 to {MAX_CREDITS}, got {hello.credits}")
+    found = first_difference(settings, _object(hello.settings, "settings"))
+    if found is not None:
+        raise InputError(f"{found.path}: the cacher has {found.first}, the trainer {found.second}")
+    if hello.schema:
+        found = first_difference(_plain(schema.to_json()), _object(hello.schema, "schema"))
+        if found is not None:
+            raise InputError(f"data schema, {found.path}: the cacher has {found.first}, the trainer {found.second}")
+
+
+def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSchema, world_size: int) -> PhaseRequest:
+    """The phase a trainer asks for.
+
+    Raises:
+        InputError: a plan the configuration does not allow, or a malformed request.
+    """
+    if start.phase not in ("train", "eval"):
+        raise InputError(f"phase must be train or eval, got {start.phase[:50]!r}")
+    if not start.first_batch <= start.next_batch or not start.watermark <= start.next_batch:
+        raise InputError(
+            f"expected first batch and watermark up to the next batch, "
+            f"got {start.first_batch}, {start.watermark} and {start.next_batch}"
+        )
+    value = _object(start.spec, "oracle spec")
+    expected = _expected_spec(value, settings, schema, world_size)
+    found = first_difference(expected, value)
+    if found is not None:
+        raise InputError(f"oracle spec, {found.path}: the cacher has {found.first}, the trainer {found.second}")
+    spec = OracleSpec(
+        **{
+            **expected,
+            "table_rows": tuple(expected["table_rows"]),
+            "features": tuple(FeatureRef(**ref) for ref in expected["features"]),
+        }
+    )
+    phase: Phase = "train" if start.phase == "train" else "eval"
+    return PhaseRequest(phase=phase, spec=spec, max_steps=start.max_steps, first_batch=start.first_batch)
+
+
+def _expected_spec(
+    value: Mapping[str, Any], settings: Mapping[str, Any], schema: DataSchema, world_size: int
+) -> dict[str, Any]:
+    """The spec of a trainer that reads these features: all but the choice of features and tables is ours to say."""
+    refs = value.get("features")
+    if not isinstance(refs, list) or len(refs) > len(schema.features):
+        raise InputError(f"oracle spec: expected at most {len(schema.features)} features")
+    rows: dict[int, int | None] = {}
+    for ref in refs:
+        if not isinstance(ref, dict) or ref.keys() != {"feature", "table"}:
+            raise InputError(f"oracle spec: expected a feature and a table number, got {str(ref)[:80]}")
+        feature, table = ref["feature"], ref["table"]
+        if type(feature) is not int or not 0 <= feature < len(schema.features):
+            raise InputError(f"oracle spec: expected a feature from 0 to {len(schema.features) - 1}, got {feature!r}")
+        if type(table) is not int or not 0 <= table < len(refs):
+            raise InputError(f"oracle spec: expected a table from 0 to {len(refs) - 1}, got {table!r}")
+        known = schema.table(schema.features[feature].table).rows
+        so_far = rows.get(table, 0)
+        rows[table] = None if known is None or so_far is None else max(known, so_far)
+    if set(rows) != set(range(len(rows))):
+        raise InputError(f"oracle spec: expected every table from 0 on to have a feature, got {sorted(rows)}")
+    return {
+        "table_rows": [rows[table] for table in range(len(rows))],
+        "features": refs,
+        "num_slots": settings["cache.rows"],
+        "lookahead": settings["oracle.lookahead"],
+        "policy": settings["oracle.policy"],
+        "world_size": world_size,
+        "assign": settings["cacher.assign"],
+    }
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{what}: expected a JSON object, got {text[:50]!r}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{what}: expected a JSON object, got {text[:50]!r}")
+    return value
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is after a trip through JSON: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain

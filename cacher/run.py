@@ -1,0 +1,259 @@
+"""`Run`: one phase of one job. A thread plans and serialises; each rank has a bounded buffer of steps it may ask for.
+
+    planner thread: PlannedPhase ──all ranks' steps──> buffer of rank 0 │ … │ rank N-1 ──item(index)──> rank's stream
+                    waits while any rank has no room                   └── acknowledged steps leave
+
+A buffer holds the steps from a rank's watermark on, at most as many as its credits: what a rank has not acknowledged
+can be sent again after a lost connection, and a rank that is slow, late or gone stops the planner instead of filling
+memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from bagpipe.errors import CapacityError, InputError
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.proto.envelope import step_message
+from bagpipe.proto.slim import slim, values_follow
+from cacher.counters import Counters
+from cacher.planning import PlannedPhase
+
+__all__ = ["Run", "RunStatistics"]
+
+_LOG = logging.getLogger("cacher")
+
+#: How errors are named on the wire; the client raises the class of this name.
+_ERROR_NAMES: Mapping[type[Exception], str] = {CapacityError: "CapacityError", InputError: "InputError"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatistics:
+    """A run at one moment.
+
+    Attributes:
+        steps_planned: so far.
+        steps_buffered: serialised steps held, by rank.
+        bytes_buffered: their bytes, of all ranks.
+        credits_free: steps each rank could still be given.
+    """
+
+    steps_planned: int
+    steps_buffered: tuple[int, ...]
+    bytes_buffered: int
+    credits_free: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Buffer:
+    """One rank's steps ``[first, first + len(messages))``.
+
+    Attributes:
+        watermark: steps below are acknowledged.
+        credits: steps from the watermark on that may be planned for the rank.
+        first: index of the first step held: the watermark, or the one the rank asked to begin with.
+        left: the rank wants nothing more of this run.
+    """
+
+    watermark: int
+    credits: int
+    first: int
+    messages: deque[bytes] = field(default_factory=deque)
+    left: bool = False
+
+    def has_room(self, index: int) -> bool:
+        return self.left or index < self.watermark + self.credits
+
+    def forget(self, below: int) -> None:
+        """Drop the steps below an index."""
+        while self.messages and self.first < below:
+            self.messages.popleft()
+            self.first += 1
+        self.first = max(self.first, below)
+
+
+class Run:
+    """Threads: one plans; any number may call the methods.
+
+    Args:
+        planned: opens the phase; called in the planner thread.
+        number: the run's number on the wire.
+        world_size: ranks that take part.
+        first_batch: index of the first step.
+        credits: of ranks that have not been heard of yet.
+        wake: called, in the planner thread, when a rank's next item may be there.
+        counters: totals for the metrics.
+    """
+
+    def __init__(
+        self,
+        planned: Callable[[], PlannedPhase],
+        *,
+        number: int,
+        world_size: int,
+        first_batch: int,
+        credits: int,
+        wake: Callable[[int], None],
+        counters: Counters,
+    ) -> None:
+        self._planned = planned
+        self._number = number
+        self._wake = wake
+        self._counters = counters
+        self._changed = threading.Condition()
+        self._buffers = [_Buffer(watermark=first_batch, credits=credits, first=first_batch) for _ in range(world_size)]
+        self._next_index = first_batch
+        self._steps_planned = 0
+        self._last: bytes | None = None
+        self._has_failed = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._plan, name=f"cacher-planner-{number}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to plan."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Plan no further; does not wait for the thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the planner thread to end; whether it has."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def enter(self, rank: int, *, credits: int, next_batch: int, watermark: int) -> bool:
+        """A rank asks for the steps from `next_batch` on. False if it has acknowledged them already."""
+        with self._changed:
+            buffer = self._buffers[rank]
+            if next_batch < buffer.first or buffer.left:
+                return False
+            buffer.credits = credits
+            buffer.watermark = max(buffer.watermark, watermark)
+            buffer.forget(next_batch)
+            self._changed.notify_all()
+            return True
+
+    def acknowledge(self, rank: int, watermark: int) -> bool:
+        """All steps below the watermark are taken. False if there were not so many."""
+        with self._changed:
+            buffer = self._buffers[rank]
+            if watermark > max(self._next_index, buffer.first):
+                return False
+            buffer.watermark = max(buffer.watermark, watermark)
+            buffer.forget(buffer.watermark)
+            self._changed.notify_all()
+            return True
+
+    def leave(self, rank: int) -> bool:
+        """The rank wants nothing more. Whether that was the last one: then planning stops."""
+        with self._changed:
+            buffer = self._buffers[rank]
+            buffer.left = True
+            buffer.messages.clear()
+            is_last = all(buffer.left for buffer in self._buffers)
+            self._stopped |= is_last
+            self._changed.notify_all()
+            return is_last
+
+    def item(self, rank: int, index: int) -> tuple[bytes, bool] | None:
+        """The message that holds a rank's step, and whether nothing follows it; None while there is none.
+
+        After the last step the message is End or Error. An index below the watermark has no message any more.
+        """
+        with self._changed:
+            buffer = self._buffers[rank]
+            place = index - buffer.first
+            if 0 <= place < len(buffer.messages):
+                return buffer.messages[place], False
+            if self._last is not None and index >= self._next_index:
+                return self._last, True
+            return None
+
+    @property
+    def has_failed(self) -> bool:
+        """The last message is an Error."""
+        return self._has_failed
+
+    def statistics(self) -> RunStatistics:
+        with self._changed:
+            return RunStatistics(
+                steps_planned=self._steps_planned,
+                steps_buffered=tuple(len(buffer.messages) for buffer in self._buffers),
+                bytes_buffered=sum(len(message) for buffer in self._buffers for message in buffer.messages),
+                credits_free=tuple(
+                    0 if buffer.left else max(0, buffer.watermark + buffer.credits - self._next_index)
+                    for buffer in self._buffers
+                ),
+            )
+
+    def _plan(self) -> None:
+        try:
+            self._finish(self._plan_all())
+        except Exception as error:  # whatever went wrong, the trainers must hear of it rather than wait
+            name = _ERROR_NAMES.get(type(error), "JobError")
+            text = str(error) if name != "JobError" else f"the cacher failed: {type(error).__name__}: {error}"
+            self._finish(pb.CacherMessage(error=pb.Error(kind=name, message=text)))
+            if name == "JobError":
+                _LOG.exception("planner failed", extra={"run": self._number})
+        # A planner's records refer to each other and hold up to 16 B per row of the vocabularies: that is not to wait
+        # until the collector finds it worthwhile.
+        gc.collect()
+
+    def _plan_all(self) -> pb.CacherMessage:
+        """Plan until the end of the data, or until stopped; what to say then."""
+        with closing(self._planned()) as batches:
+            without_values = values_follow(batches.spec, batches.num_features)
+            for batch in batches:
+                # A rank that left may enter no more, so its part need not be made.
+                index, ranks = batch.batch.index, self._ranks_left()
+                start_s = time.perf_counter()
+                messages = {
+                    rank: step_message(self._number, index, slim(batch.step(rank), without_values=without_values))
+                    for rank in ranks
+                }
+                encode_s = time.perf_counter() - start_s
+                plan_s = (batch.span.plan_end_ns - batch.span.plan_start_ns) / 1e9
+                self._counters.add(batches_planned=1, plan_s=plan_s, encode_s=encode_s)
+                if not self._hand_out(index, messages):
+                    break
+            return pb.CacherMessage(end=pb.End(run=self._number, skipped_rows=batches.skipped_rows))
+
+    def _ranks_left(self) -> list[int]:
+        with self._changed:
+            return [rank for rank, buffer in enumerate(self._buffers) if not buffer.left]
+
+    def _hand_out(self, index: int, messages: Mapping[int, bytes]) -> bool:
+        """Wait for room at every rank, then give each its step; False once stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or all(buffer.has_room(index) for buffer in self._buffers))
+            if self._stopped:
+                return False
+            for rank, message in messages.items():
+                buffer = self._buffers[rank]
+                # A rank that came back after the cacher was started anew has had the first steps already.
+                if not buffer.left and index >= buffer.first:
+                    buffer.messages.append(message)
+            self._next_index = index + 1
+            self._steps_planned += 1
+        for rank in messages:
+            self._wake(rank)
+        return True
+
+    def _finish(self, message: pb.CacherMessage) -> None:
+        with self._changed:
+            self._last = message.SerializeToString()
+            self._has_failed = message.WhichOneof("kind") == "error"
+            ranks = range(len(self._buffers))
+        for rank in ranks:
+            self._wake(rank)

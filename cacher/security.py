@@ -1,0 +1,129 @@
+"""Who may talk to the cacher: a listener that others can reach needs a secret, or TLS that asks for certificates.
+
+metadata ──SecretInterceptor──> right: the service      wrong or none: UNAUTHENTICATED, before a request is read
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bagpipe.client.address import Address
+from bagpipe.client.agreement import SECRET_METADATA
+from bagpipe.errors import InputError
+from cacher.counters import Counters
+
+__all__ = ["Access", "SecretInterceptor", "check_access", "read_secret", "server_credentials"]
+
+_LOG = logging.getLogger("cacher")
+
+#: A secret is compared, never stretched: it has to be long enough by itself.
+_MIN_SECRET_CHARACTERS = 16
+
+#: What a probe may ask without the secret.
+_OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Files that say who may connect; empty: not used.
+
+    Attributes:
+        secret_file: holds the shared secret.
+        tls_cert, tls_key: the listener's certificate and key.
+        tls_client_ca: authority that signed the trainers' certificates.
+    """
+
+    secret_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+
+
+def check_access(listen: Address, access: Access) -> None:
+    """Refuse a listener that anybody could use.
+
+    Raises:
+        InputError: neither local nor protected, or half of a TLS setting.
+    """
+    if bool(access.tls_cert) != bool(access.tls_key):
+        raise InputError("--tls-cert and --tls-key go together")
+    if access.tls_client_ca and not access.tls_cert:
+        raise InputError("--tls-client-ca needs --tls-cert and --tls-key")
+    if access.tls_cert and listen.path:
+        raise InputError(f"--tls-cert: a unix socket needs no TLS, got --listen {listen}")
+    if listen.tls and not access.tls_cert:
+        raise InputError(f"--listen {listen} needs --tls-cert and --tls-key")
+    if not listen.is_local and not access.secret_file and not access.tls_client_ca:
+        raise InputError(
+            f"--listen {listen} can be reached from other machines: "
+            f"give --secret-file, or --tls-cert, --tls-key and --tls-client-ca"
+        )
+
+
+def read_secret(path: str) -> str:
+    """The secret in a file, without the spaces around it.
+
+    Raises:
+        InputError: the file cannot be read, or holds none or a short one.
+    """
+    try:
+        secret = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"secret file {path}: {getattr(error, 'strerror', None) or 'expected ASCII text'}") from None
+    if len(secret) < _MIN_SECRET_CHARACTERS or not secret.isprintable():
+        raise InputError(
+            f"secret file {path}: expected at least {_MIN_SECRET_CHARACTERS} printable characters, got {len(secret)}"
+        )
+    return secret
+
+
+def server_credentials(access: Access) -> grpc.ServerCredentials | None:
+    """TLS as the files say; None without.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    if not access.tls_cert:
+        return None
+    authority = _read(access.tls_client_ca, "--tls-client-ca") if access.tls_client_ca else None
+    pair = (_read(access.tls_key, "--tls-key"), _read(access.tls_cert, "--tls-cert"))
+    return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
+
+
+class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
+    """Answers calls without the secret itself."""
+
+    def __init__(self, secret: str, counters: Counters) -> None:
+        self._secret = secret.encode()
+        self._counters = counters
+        self._refuse = grpc.stream_stream_rpc_method_handler(self._refused)
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> grpc.RpcMethodHandler | None:
+        if details.method in _OPEN_METHODS or self._knows(details.invocation_metadata):
+            return await continuation(details)
+        return self._refuse
+
+    def _knows(self, metadata: Any) -> bool:
+        given = [value for key, value in metadata if key == SECRET_METADATA]
+        return len(given) == 1 and hmac.compare_digest(str(given[0]).encode(), self._secret)
+
+    async def _refused(self, requests: object, context: Any) -> None:
+        self._counters.add(refused=1)
+        _LOG.warning("unauthenticated", extra={"peer": context.peer()})
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the shared secret is missing or wrong")
+
+
+def _read(path: str, flag: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{flag} {path}: {error.strerror}") from None

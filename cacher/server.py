@@ -1,0 +1,230 @@
+"""`CacherServer`: the daemon's network side, in one event loop: listener, limits, health, and how it ends.
+
+listen ─> gRPC core (limits, keepalive, TLS) ─> secret ─> CacherService ─> Jobs ─> Run threads
+drain: NOT_SERVING, no new jobs ─> the last job's end, or the timeout ─> exit: streams and threads end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from bagpipe.client.address import Address
+from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES
+from bagpipe.errors import InputError
+from cacher.counters import Counters, Totals
+from cacher.jobs import Jobs
+from cacher.planning import PlannedData
+from cacher.run import RunStatistics
+from cacher.security import Access, SecretInterceptor, check_access, read_secret, server_credentials
+from cacher.service import SERVICE_NAME, CacherService
+
+__all__ = ["CacherServer", "Limits", "Snapshot"]
+
+_LOG = logging.getLogger("cacher")
+
+_MS = 1000
+_MAX_METADATA_BYTES = 16 << 10
+#: A trainer needs one; health probes and metrics readers a few.
+_MAX_STREAMS_PER_CONNECTION = 16
+_MIN_PING_INTERVAL_MS = 5000
+_JOIN_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the daemon allows, and how long it waits.
+
+    Attributes:
+        max_jobs: jobs at a time.
+        hello_timeout_s: how long a connection or a stream may be silent at its beginning.
+        grace_s: how long a rank whose connection broke is waited for.
+        drain_timeout_s: how long jobs may go on after SIGTERM.
+        keepalive_s: a peer that is silent for so long is asked whether it is there, and dropped after as long again.
+        idle_s: a connection without a stream is closed after so long.
+    """
+
+    max_jobs: int = 8
+    hello_timeout_s: float = 10.0
+    grace_s: float = 120.0
+    drain_timeout_s: float = 3600.0
+    keepalive_s: float = 20.0
+    idle_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The daemon at one moment.
+
+    Attributes:
+        totals: since it started.
+        jobs, ranks: served, connected.
+        silent: streams that have not said who they are.
+        runs: job id, run number and state of every run.
+    """
+
+    totals: Totals
+    jobs: int
+    ranks: int
+    silent: int
+    runs: tuple[tuple[str, int, RunStatistics], ...]
+
+
+class CacherServer:
+    """Serves inside its ``async with``.
+
+    Args:
+        data: planned for all jobs.
+        settings: the configuration every trainer must share.
+        listen: where; port 0 is any.
+        access: who may connect.
+        limits: see `Limits`.
+
+    Attributes:
+        address: where it listens, with the port it got.
+        jobs, counters: what is going on, for the metrics.
+    """
+
+    def __init__(
+        self,
+        data: PlannedData,
+        settings: Mapping[str, Any],
+        listen: Address,
+        *,
+        access: Access | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.address = listen
+        self.counters = Counters()
+        self._limits = Limits() if limits is None else limits
+        self.jobs = Jobs(
+            data, settings, max_jobs=self._limits.max_jobs, grace_s=self._limits.grace_s, counters=self.counters
+        )
+        self._service = CacherService(
+            self.jobs, data.schema, self.counters, hello_timeout_s=self._limits.hello_timeout_s
+        )
+        self._access = Access() if access is None else access
+        self._health = health.aio.HealthServicer()
+        self._server: Any = None
+
+    async def __aenter__(self) -> Self:
+        """Listen.
+
+        Raises:
+            InputError: the address, a secret or a certificate cannot be used.
+        """
+        check_access(self.address, self._access)
+        credentials = server_credentials(self._access)
+        interceptors = []
+        if self._access.secret_file:
+            interceptors.append(SecretInterceptor(read_secret(self._access.secret_file), self.counters))
+        self._server = grpc.aio.server(interceptors=interceptors, options=self._options())
+        self._server.add_generic_rpc_handlers((self._service.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.address = self._bind(credentials)
+        await self._server.start()
+        await self._say(health_pb2.HealthCheckResponse.SERVING)
+        if not self.address.is_local and credentials is None:
+            _LOG.warning("no TLS: the secret and the data cross the network in the clear")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End all streams and threads."""
+        runs = self.jobs.stop()
+        await self._server.stop(grace=0)
+        for run in runs:
+            await asyncio.to_thread(run.join, _JOIN_TIMEOUT_S)
+        if self.address.path:
+            with suppress(OSError):
+                os.unlink(self.address.path)
+
+    async def drain(self) -> None:
+        """Take no new jobs and wait until those that run have ended, or for `drain_timeout_s`."""
+        self.jobs.drain()
+        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.drain_timeout_s):
+                await self.jobs.wait_empty()
+                _LOG.info("drained")
+
+    def snapshot(self) -> Snapshot:
+        """The daemon now; on the loop's thread."""
+        jobs, ranks = self.jobs.counts()
+        runs = tuple((job, number, run.statistics()) for job, number, run in self.jobs.runs())
+        return Snapshot(
+            totals=self.counters.totals(), jobs=jobs, ranks=ranks, silent=self._service.num_silent, runs=runs
+        )
+
+    async def _say(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    def _bind(self, credentials: grpc.ServerCredentials | None) -> Address:
+        address = self.address
+        if address.path:
+            _check_unused(address.path)
+        # Whoever may not write to the folder, or is another user, may not connect either.
+        mask = os.umask(0o077)
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(address.target)
+            else:
+                port = self._server.add_secure_port(address.target, credentials)
+        except RuntimeError as error:
+            raise InputError(f"--listen {address}: cannot listen there ({_reason(error)})") from None
+        finally:
+            os.umask(mask)
+        return address if address.path else replace(address, port=port, tls=credentials is not None)
+
+    def _options(self) -> list[tuple[str, int]]:
+        limits = self._limits
+        return [
+            # Checked against the length in a message's header, before anything is allocated for it.
+            ("grpc.max_receive_message_length", MAX_TRAINER_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_CACHER_MESSAGE_BYTES),
+            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+            # A second daemon on the same port is an error, not a partner.
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", round(limits.hello_timeout_s * _MS)),
+            ("grpc.max_connection_idle_ms", round(limits.idle_s * _MS)),
+            ("grpc.keepalive_time_ms", round(limits.keepalive_s * _MS)),
+            ("grpc.keepalive_timeout_ms", round(limits.keepalive_s * _MS)),
+            ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+
+
+def _check_unused(path: str) -> None:
+    """Refuse a socket that another process serves; gRPC would take it over without a word.
+
+    Raises:
+        InputError: somebody accepts connections there, or it is no socket.
+    """
+    if not os.path.lexists(path):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return  # left behind by a process that was killed
+        except OSError as error:
+            raise InputError(f"--listen unix:{path}: {error.strerror or error}") from None
+    raise InputError(f"--listen unix:{path}: another process listens there")
+
+
+def _reason(error: RuntimeError) -> str:
+    """What is wrong, out of what gRPC says about it."""
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,47 @@
+"""Certificates made on the spot: an authority, a server's certificate, a trainer's, and a stranger's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+
+from bagpipe.config import CacherConfig
+from cacher.security import Access
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in a folder."""
+
+    folder: Path
+
+    def path(self, name: str) -> str:
+        return str(self.folder / f"{name}.pem")
+
+    @property
+    def access(self) -> Access:
+        """For a cacher that asks trainers for a certificate."""
+        return Access(tls_cert=self.path("server"), tls_key=self.path("server-key"), tls_client_ca=self.path("ca"))
+
+    def trainer(self, name: str = "trainer", *, timeout_s: float = 1.0) -> CacherConfig:
+        """How a trainer with the certificate called `name` connects; "": with none."""
+        return CacherConfig(
+            timeout_s=timeout_s,
+            tls_ca=self.path("ca"),
+            tls_cert=self.path(name) if name else "",
+            tls_key=self.path(f"{name}-key") if name else "",
+        )
+
+
+def make_certificates(folder: Path) -> Certificates:
+    ours, other = trustme.CA(), trustme.CA()
+    ours.cert_pem.write_to_path(str(folder / "ca.pem"))
+    for name, authority in (("server", ours), ("trainer", ours), ("stranger", other)):
+        made = authority.issue_cert("localhost", "127.0.0.1")
+        made.private_key_pem.write_to_path(str(folder / f"{name}-key.pem"))
+        with (folder / f"{name}.pem").open("wb") as file:
+            for blob in made.cert_chain_pems:
+                file.write(blob.bytes())
+    return Certificates(folder)

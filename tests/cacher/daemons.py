@@ -1,0 +1,298 @@
+"""Cachers to test against: a daemon process, a server in a thread, a proxy that cuts connections; and what they serve.
+
+config(…) ─> Daemon | ServedCacher ─> all_steps(url, …): every rank in a thread, compared with PlannedData's own steps
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from bagpipe.client.address import parse_address
+from bagpipe.client.agreement import settings_of
+from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.step import Phase, Step
+from bagpipe.config import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.schema import DataSchema
+from cacher.planning import PlannedData
+from cacher.security import Access
+from cacher.server import CacherServer, Limits
+from tests.proto.steps import assert_same
+
+ROOT = Path(__file__).parents[2]
+
+
+def config(
+    *,
+    batch_size: int = 50,
+    limit: int = 1000,
+    rows: int = 50_000,
+    lookahead: int = 3,
+    seed: int = 5,
+    assign: str = "contiguous",
+    timeout_s: float = 20.0,
+    **data: Any,
+) -> Config:
+    """A small job over synthetic data: 18 batches to train on, 2 held out."""
+    values = {"format": "synthetic", "eval_fraction": 0.1, "workers": 0, **data}
+    return Config(
+        data=DataConfig(batch_size=batch_size, limit=limit, **values),
+        oracle=OracleConfig(lookahead=lookahead),
+        cache=CacheConfig(rows=rows),
+        cacher=CacherConfig(assign=assign, timeout_s=timeout_s),
+        run=RunConfig(seed=seed),
+    )
+
+
+def spec_of(job: Config, schema: DataSchema, world_size: int = 1) -> OracleSpec:
+    """What a trainer with one table per feature asks for."""
+    return OracleSpec(
+        table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
+        features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),
+        num_slots=job.cache.rows,
+        lookahead=job.oracle.lookahead,
+        policy=job.oracle.policy,
+        world_size=world_size,
+        assign=job.cacher.assign,
+    )
+
+
+def planned_steps(job: Config, world_size: int = 1, phase: Phase = "train", **options: int) -> list[list[Step]]:
+    """The right answer: every rank's steps, planned here."""
+    data = PlannedData(job.data, job.run.seed)
+    spec = spec_of(job, data.schema, world_size)
+    batches = list(data.phase(phase, spec, **options))
+    return [[batch.step(rank) for batch in batches] for rank in range(world_size)]
+
+
+def assert_same_steps(ours: Sequence[Step], theirs: Sequence[Step]) -> None:
+    assert [step.batch.index for step in ours] == [step.batch.index for step in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other)
+
+
+def remote(url: str, job: Config, **options: Any) -> RemoteSteps:
+    return RemoteSteps(url, job, **{"credits": 3, **options})
+
+
+def all_steps(
+    url: str,
+    job: Config,
+    world_size: int = 1,
+    *,
+    phases: Sequence[Phase] = ("train",),
+    job_id: str = "job",
+    take: Callable[[int, Iterator[Step]], list[Step]] = lambda rank, steps: list(steps),
+    **options: Any,
+) -> list[list[Step]]:
+    """Every rank's steps of some phases, each rank in a thread of its own; `take` says how a rank reads a phase."""
+
+    def run(rank: int) -> list[Step]:
+        with remote(url, job, rank=rank, world_size=world_size, job_id=job_id, **options) as source:
+            spec = spec_of(job, source.schema, world_size)
+            return [step for phase in phases for step in take(rank, source.steps(phase, spec))]
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(run, range(world_size)))
+
+
+class Daemon:
+    """A `python -m cacher` process. Entering waits until it listens."""
+
+    def __init__(self, job: Config, listen: str, *flags: str) -> None:
+        keys = {**settings_of(job), "data.workers": job.data.workers}
+        settings = [
+            f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in keys.items()
+        ]
+        self._command = [sys.executable, "-m", "cacher", "--listen", listen, *settings, *flags]
+        self.logs: list[dict[str, Any]] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        assert self._listening.wait(30)
+        if not self.url:
+            self.__exit__()
+            raise AssertionError(f"the daemon ended: {self.logs}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def kill(self) -> None:
+        """As the kernel does when memory runs out."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
+        """Send a signal and wait for the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+    def events(self) -> list[str]:
+        return [line["event"] for line in self.logs]
+
+    def rss_bytes(self) -> int:
+        fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                line = {"event": raw.decode(errors="replace")}
+            self.logs.append(line)
+            if line["event"] == "listening":
+                self.url = line["address"]
+                self._listening.set()
+        self._listening.set()
+
+
+def refused_daemon(*arguments: str, timeout_s: float = 30) -> tuple[int, str]:
+    """Exit code and standard error of a daemon that must not start."""
+    command = [sys.executable, "-m", "cacher", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return done.returncode, done.stderr
+
+
+@contextmanager
+def served(
+    job: Config,
+    listen: str,
+    *,
+    data: PlannedData | None = None,
+    access: Access | None = None,
+    limits: Limits | None = None,
+) -> Iterator[CacherServer]:
+    """A server in a thread of this process."""
+    started: Future[tuple[CacherServer, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        planned = PlannedData(job.data, job.run.seed) if data is None else data
+        server = CacherServer(planned, settings_of(job), parse_address(listen), access=access, limits=limits)
+        async with server:
+            started.set_result((server, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except Exception as error:
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run, name="served-cacher")
+    thread.start()
+    try:
+        server, loop, stop = started.result(30)
+        try:
+            yield server
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+    finally:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+class CuttingProxy:
+    """Passes bytes between trainers and a cacher; every connection is cut after so many bytes towards the trainer.
+
+    Args:
+        path: of the unix socket it listens on.
+        target: path of the cacher's.
+        cuts: bytes that each connection in turn may carry; those after the last carry all.
+    """
+
+    def __init__(self, path: Path, target: Path, cuts: Sequence[int]) -> None:
+        self.url = f"unix:{path}"
+        self.num_cut = 0
+        self._path, self._target = path, target
+        self._cuts = list(cuts)
+
+    def __enter__(self) -> Self:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waker.send(b"x")
+        self._thread.join()
+        for end in (self._listener, self._wake, self._waker):
+            end.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector, ExitStack() as stack:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._wake:
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept(selector, stack)
+                    elif key.fileobj.fileno() >= 0:  # type: ignore[union-attr] # a socket
+                        key.data(selector)
+
+    def _accept(self, selector: selectors.BaseSelector, stack: ExitStack) -> None:
+        ours = stack.enter_context(self._listener.accept()[0])
+        theirs = stack.enter_context(socket.socket(socket.AF_UNIX))
+        left = [self._cuts.pop(0) if self._cuts else 1 << 60]
+        try:
+            theirs.connect(str(self._target))
+        except OSError:
+            ours.close()
+            return
+
+        def cut(selector: selectors.BaseSelector) -> None:
+            for end in (ours, theirs):
+                with suppress(KeyError, ValueError):
+                    selector.unregister(end)
+                end.close()
+
+        def forward(selector: selectors.BaseSelector, source: socket.socket, sink: socket.socket) -> None:
+            try:
+                data = source.recv(1 << 16)
+                if source is theirs:
+                    data, left[0] = data[: left[0]], left[0] - len(data)
+                sink.sendall(data)
+            except OSError:
+                data = b""
+            if not data or left[0] <= 0:
+                self.num_cut += left[0] <= 0
+                cut(selector)
+
+        selector.register(ours, selectors.EVENT_READ, lambda selector: forward(selector, ours, theirs))
+        selector.register(theirs, selectors.EVENT_READ, lambda selector: forward(selector, theirs, ours))
+
+
+def free_port() -> int:
+    """A TCP port that nobody used a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

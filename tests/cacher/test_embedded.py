@@ -1,0 +1,128 @@
+"""The daemon a job starts for itself: it lives and dies with the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagpipe.client.address import parse_address
+from bagpipe.errors import InputError
+from cacher.embedded import EmbeddedCacher
+from tests.cacher.daemons import ROOT, all_steps, assert_same_steps, config, planned_steps, remote, spec_of
+
+pytestmark = pytest.mark.multiproc
+
+
+def is_gone(pid: int) -> bool:
+    return (
+        not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    )
+
+
+def child_of(cacher: EmbeddedCacher) -> int:
+    assert cacher.pid is not None
+    return cacher.pid
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_it_serves_its_job_and_leaves_nothing(world_size: int) -> None:
+    job = config()
+    with EmbeddedCacher(job) as cacher:
+        ours = all_steps(cacher.url, job, world_size, phases=("train", "eval"))
+        pid, socket = child_of(cacher), Path(parse_address(cacher.url).path)
+        assert stat.S_ISSOCK(socket.stat().st_mode)
+    assert is_gone(pid)
+    assert not socket.parent.exists()
+    for rank in range(world_size):
+        expected = planned_steps(job, world_size)[rank] + planned_steps(job, world_size, "eval")[rank]
+        assert_same_steps(ours[rank], expected)
+
+
+def test_with_a_secret_over_tcp() -> None:
+    job = config()
+    secret = "made up by the job's first rank"
+    with EmbeddedCacher(job, listen="0.0.0.0:0", secret=secret) as cacher:
+        port = parse_address(cacher.url).port
+        url = f"127.0.0.1:{port}"
+        assert len(all_steps(url, job, 2, secret=secret)[1]) == 18
+        with pytest.raises(InputError, match="the shared secret is missing or wrong"):
+            all_steps(url, job)
+        command_line = Path(f"/proc/{child_of(cacher)}/cmdline").read_bytes()
+        assert secret.encode() not in command_line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "parquet", "path": "/nowhere"}, "/nowhere"),
+        ({"path": "--odd name=1", "format": "criteo-tsv"}, "odd name=1"),
+    ],
+)
+def test_data_that_cannot_be_opened_is_the_job_s_error(change: dict[str, str], message: str) -> None:
+    job = config()
+    job = dataclasses.replace(job, data=dataclasses.replace(job.data, **change))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        EmbeddedCacher(job).__enter__()
+
+
+def test_an_open_listener_without_a_secret_is_refused() -> None:
+    with pytest.raises(InputError, match="can be reached from other machines"):
+        EmbeddedCacher(config(), listen="0.0.0.0:0").__enter__()
+
+
+def test_it_ends_in_the_middle_of_the_steps() -> None:
+    job = config(limit=0)
+    with EmbeddedCacher(job) as cacher:
+        with remote(cacher.url, job) as source:
+            next(source.steps("train", spec_of(job, source.schema)))
+        pid = child_of(cacher)
+    assert is_gone(pid)
+
+
+PARENT = """
+import sys, time
+from cacher.embedded import EmbeddedCacher
+from tests.cacher.daemons import config, remote, spec_of
+job = config()
+with EmbeddedCacher(job) as cacher, remote(cacher.url, job) as source:
+    next(source.steps("train", spec_of(job, source.schema)))
+    print(cacher.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_it_ends_when_its_parent_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not is_gone(pid)
+        watched = os.pidfd_open(pid)
+        try:
+            parent.kill()
+            parent.wait()
+            # Readable once the process has ended.
+            assert select.select([watched], [], [], 30)[0]
+        finally:
+            os.close(watched)
+
+
+def test_an_interrupt_in_the_terminal_is_not_for_it() -> None:
+    """Ctrl-C goes to the whole foreground process group; the cacher must serve until the trainer is done."""
+    job = config()
+    with EmbeddedCacher(job) as cacher:
+        assert os.getpgid(child_of(cacher)) != os.getpgrp()
+        with remote(cacher.url, job) as source:
+            steps = source.steps("train", spec_of(job, source.schema))
+            taken = [next(steps)]
+            os.kill(child_of(cacher), signal.SIGTERM)  # even then: it finishes the job that runs
+            assert_same_steps(taken + list(steps), planned_steps(job)[0])

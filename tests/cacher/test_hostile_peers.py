@@ -1,0 +1,387 @@
+"""Peers that mean harm, or know no better: they are dropped, and a good trainer on the same daemon never notices.
+
+One daemon process serves the whole file; after each attack a trainer gets every step, and the memory is what it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
+from bagpipe.client.step import Step
+from bagpipe.proto import cacher_pb2 as pb
+from cacher.planning import PlannedData
+from tests.cacher.daemons import Daemon, all_steps, assert_same_steps, config, planned_steps, remote, spec_of
+
+pytestmark = pytest.mark.multiproc
+
+JOB = config(limit=600)
+HELLO_TIMEOUT_S = 1.0
+#: The planners of the jobs that were begun and are still waited for, of 17 MB each, and what malloc keeps after them.
+MAX_GROWTH_BYTES = 192 << 20
+METHOD = "/bagpipe.v1.Cacher/Train"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The daemon under attack, what a good trainer gets from it, and its memory before the first attack."""
+
+    daemon: Daemon
+    expected: list[Step]
+    rss_bytes: int
+
+    def check(self) -> None:
+        """A good trainer is served, and the memory is bounded."""
+        [steps] = all_steps(self.daemon.url, JOB, job_id="good")
+        assert_same_steps(steps, self.expected)
+        assert self.daemon.process.poll() is None
+        assert self.daemon.rss_bytes() < self.rss_bytes + MAX_GROWTH_BYTES
+
+    def connect(self) -> socket.socket:
+        host, _, port = self.daemon.url.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=10)
+
+    def channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(self.daemon.url, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    flags = ("--hello-timeout-s", str(HELLO_TIMEOUT_S), "--grace-s", "1", "--max-jobs", "64")
+    with Daemon(JOB, "127.0.0.1:0", *flags) as daemon:
+        expected = planned_steps(JOB)[0]
+        assert_same_steps(all_steps(daemon.url, JOB)[0], expected)
+        found = Target(daemon=daemon, expected=expected, rss_bytes=daemon.rss_bytes())
+        yield found
+        found.check()
+        assert not [line for line in daemon.logs if "traceback" in line or "time" not in line]
+
+
+def hello(**changes: Any) -> pb.TrainerMessage:
+    values = {
+        "protocol": PROTOCOL_VERSION,
+        "job_id": "hostile",
+        "instance": "one",
+        "rank": 0,
+        "world_size": 1,
+        "credits": 2,
+        "settings": json.dumps(settings_of(JOB)),
+    }
+    return pb.TrainerMessage(hello=pb.Hello(**{**values, **changes}))
+
+
+def start(**changes: Any) -> pb.TrainerMessage:
+    spec = json.dumps(dataclasses.asdict(spec_of(JOB, PlannedData(JOB.data, JOB.run.seed).schema)))
+    return pb.TrainerMessage(start=pb.Start(**{"phase": "train", "spec": spec, **changes}))
+
+
+def ack(watermark: int, run: int = 0) -> pb.TrainerMessage:
+    return pb.TrainerMessage(ack=pb.Ack(run=run, watermark=watermark))
+
+
+LEAVE = pb.TrainerMessage(leave=pb.Leave())
+
+
+def say(target: Target, messages: Sequence[bytes], *, half_close: bool = True) -> tuple[list[Any], grpc.StatusCode]:
+    """All answers to these messages, and how the stream ended."""
+    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    for message in messages:
+        requests.put(message)
+    if half_close:
+        requests.put(None)
+    answers = []
+    with target.channel() as channel:
+        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=30)
+        try:
+            for data in call:
+                answers.append(pb.CacherMessage.FromString(data))
+        except grpc.RpcError:
+            pass
+        requests.put(None)
+        return answers, call.code()
+
+
+def said(target: Target, *messages: pb.TrainerMessage, **options: bool) -> tuple[list[str], grpc.StatusCode]:
+    """The same, for messages that are well formed; kinds of the answers, errors in words."""
+    answers, code = say(target, [message.SerializeToString() for message in messages], **options)
+    words = [
+        answer.error.message if answer.WhichOneof("kind") == "error" else answer.WhichOneof("kind")
+        for answer in answers
+    ]
+    return words, code
+
+
+# ---- the protocol ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x0a\xff\xff\xff\xff\x0f", b"\xff" * 100, b"\x0a\x02\x0a\xff"])
+def test_what_is_no_message_drops_the_stream(target: Target, data: bytes) -> None:
+    assert say(target, [data]) == ([], grpc.StatusCode.INVALID_ARGUMENT)
+    answers, code = say(target, [hello().SerializeToString(), data])
+    assert [answer.WhichOneof("kind") for answer in answers] == ["welcome"]
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [start()],
+        [ack(0)],
+        [LEAVE],
+        [hello(), hello()],
+        [hello(), ack(0)],
+        [hello(), start(), ack(1 << 60)],
+        [hello(), start(), ack(0, run=1)],
+    ],
+)
+def test_messages_out_of_order_drop_the_stream(target: Target, messages: list[pb.TrainerMessage]) -> None:
+    _, code = said(target, *messages, half_close=False)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (hello(protocol=99), "protocol version: the cacher speaks 1, the trainer 99"),
+        (hello(job_id=""), "job id: expected 1 to 200 printable characters, got ''"),
+        (hello(job_id="x" * 201), "job id: expected 1 to 200 printable characters"),
+        (hello(instance="a\nb"), "instance: expected 1 to 200 printable characters"),
+        (hello(rank=1), "rank: expected 0 to 0, got 1"),
+        (hello(world_size=0), "world size: expected 1 to 1024, got 0"),
+        (hello(world_size=1 << 31), "world size: expected 1 to 1024, got 2147483648"),
+        (hello(credits=0), "credits: expected 1 to 1024, got 0"),
+        (hello(credits=1 << 31), "credits: expected 1 to 1024, got 2147483648"),
+        (hello(settings="{"), "settings: expected a JSON object"),
+        (hello(settings="[" * 100_000), "settings: expected a JSON object"),
+        (hello(settings="{}"), "data.path: the cacher has '', the trainer nothing"),
+        (hello(schema='{"label": "other"}'), "data schema, label: the cacher has 'label', the trainer 'other'"),
+    ],
+)
+def test_a_hello_that_is_refused(target: Target, message: pb.TrainerMessage, words: str) -> None:
+    [answer], code = said(target, message)
+    assert answer.startswith(words)
+    assert code is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (start(phase="test"), "phase must be train or eval, got 'test'"),
+        (start(spec="[]"), "oracle spec: expected a JSON object"),
+        (start(spec='{"features": 7}'), "oracle spec: expected at most 26 features"),
+        (start(spec='{"features": [{}]}'), "oracle spec: expected a feature and a table number"),
+        (start(spec='{"features": [{"feature": 99, "table": 0}]}'), "oracle spec: expected a feature from 0 to 25"),
+        (start(spec='{"features": [{"feature": 0, "table": 5}]}'), "oracle spec: expected a table from 0 to 0"),
+        (start(spec='{"features": []}'), "oracle spec, table_rows: the cacher has [], the trainer nothing"),
+        (start(watermark=3), "expected first batch and watermark up to the next batch"),
+        (start(first_batch=3), "expected first batch and watermark up to the next batch"),
+    ],
+)
+def test_a_start_that_is_refused(target: Target, message: pb.TrainerMessage, words: str) -> None:
+    [_, answer], code = said(target, hello(), message, half_close=False)
+    assert answer.startswith(words)
+    assert code is grpc.StatusCode.OK
+
+
+def test_replayed_requests(target: Target) -> None:
+    """A stream said twice: the same Start again is answered from where it says, acknowledgements are no longer news."""
+    messages = [hello(), start(), ack(1), start(next_batch=1, watermark=1), ack(1), ack(1), LEAVE]
+    words, code = said(target, *messages)
+    assert set(words) <= {"welcome", "step"}
+    assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)  # ack(1) may come before step 0 was sent
+    target.check()
+
+
+MESSAGES = st.one_of(
+    st.builds(hello, rank=st.integers(0, 3), world_size=st.integers(0, 3), credits=st.integers(0, 3)),
+    st.builds(start, next_batch=st.integers(0, 20), watermark=st.integers(0, 20), run=st.integers(0, 2)),
+    st.builds(ack, st.integers(0, 2**64 - 1), st.integers(0, 2)),
+    st.just(LEAVE),
+    st.just(pb.TrainerMessage()),
+).map(lambda message: message.SerializeToString())
+
+
+@st.composite
+def mangled(draw: st.DrawFn) -> bytes:
+    """A message with a few bytes changed, cut off or repeated."""
+    data = bytearray(draw(MESSAGES))
+    for _ in range(draw(st.integers(1, 3))):
+        if data:
+            place = draw(st.integers(0, len(data) - 1))
+            data[place] ^= draw(st.integers(1, 255))
+    data = data[: draw(st.integers(0, len(data)))]
+    return bytes(data) * draw(st.integers(1, 2))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=st.lists(MESSAGES | mangled() | st.binary(max_size=40), max_size=6))
+def test_any_messages_in_any_order(target: Target, messages: list[bytes]) -> None:
+    answers, _ = say(target, [hello(job_id="fuzz").SerializeToString(), *messages])
+    assert len(answers) <= 20
+
+
+# ---- below the protocol ----------------------------------------------------------------------------------------------
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes, *, length: int | None = None) -> bytes:
+    """An HTTP/2 frame; `length` is what its header claims."""
+    size = len(payload) if length is None else length
+    return struct.pack(">I", size)[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literal(name: str, value: str) -> bytes:
+    """A header field without indexing, uncompressed (RFC 7541, 6.2.2)."""
+    return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+SETTINGS = frame(4, 0, 0, b"")
+HEADERS = frame(
+    1,
+    4,
+    1,
+    literal(":method", "POST")
+    + literal(":scheme", "http")
+    + literal(":path", METHOD)
+    + literal(":authority", "x")
+    + literal("te", "trailers")
+    + literal("content-type", "application/grpc"),
+)
+GOOD_START = PREFACE + SETTINGS + HEADERS
+
+
+def dialogue(payload: bytes) -> bytes:
+    """Up to and with one gRPC message."""
+    return GOOD_START + frame(0, 0, 1, b"\x00" + struct.pack(">I", len(payload)) + payload)
+
+
+def throw(target: Target, data: bytes) -> None:
+    """Send bytes and go away, whatever comes back."""
+    with target.connect() as connection, suppress(OSError):
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(0.05)
+        connection.recv(1 << 16)
+
+
+def test_the_bytes_made_here_are_a_real_call(target: Target) -> None:
+    """Else the attacks below would not get far."""
+    with target.connect() as connection:
+        connection.sendall(dialogue(hello(job_id="bytes").SerializeToString()))
+        heard = b""
+        while b"criteo" not in heard and b'"label"' not in heard:
+            part = connection.recv(1 << 16)
+            assert part
+            heard += part
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=200), opening=st.sampled_from([b"", PREFACE, PREFACE + SETTINGS, GOOD_START]))
+def test_garbage_bytes(target: Target, data: bytes, opening: bytes) -> None:
+    throw(target, opening + data)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1), flip=st.none() | st.tuples(st.floats(0, 0.999), st.integers(1, 255)))
+def test_a_call_cut_short_or_bent(target: Target, share: float, flip: tuple[float, int] | None) -> None:
+    data = bytearray(dialogue(hello(job_id="cut").SerializeToString()) + frame(0, 1, 1, b""))
+    if flip is not None:
+        data[int(flip[0] * len(data))] ^= flip[1]
+    throw(target, bytes(data[: int(share * len(data)) + 1]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PREFACE + frame(0, 0, 1, b"", length=(1 << 24) - 1),
+        GOOD_START + frame(0, 0, 1, b"\x00\xff\xff\xff\xff"),
+        GOOD_START + frame(0, 0, 1, b"\x00" + struct.pack(">I", 900 << 20) + b"x" * 1000),
+        GOOD_START + frame(0, 0, 1, b"\x01" + struct.pack(">I", 4) + b"gzip"),
+        PREFACE + SETTINGS + frame(1, 4, 1, literal("x", "y" * 100) * 2000)[: 1 << 18],
+        PREFACE + SETTINGS * 5000,
+        PREFACE + frame(6, 0, 0, b"12345678") * 5000,
+        PREFACE + SETTINGS + HEADERS + frame(3, 0, 1, struct.pack(">I", 8)) * 1000,
+        PREFACE + SETTINGS + frame(1, 0, 1, b"") + frame(9, 0, 1, b"") * 5000,
+    ],
+    ids=[
+        "frame length",
+        "message length",
+        "900 MB",
+        "compressed",
+        "headers",
+        "settings",
+        "pings",
+        "resets",
+        "continuation",
+    ],
+)
+def test_sizes_that_are_not_meant(target: Target, data: bytes) -> None:
+    throw(target, data)
+    target.check()
+
+
+def test_an_oversized_message_is_refused_by_its_length(target: Target) -> None:
+    answers, code = say(target, [hello(settings="x" * (2 << 20)).SerializeToString()])
+    assert (answers, code) == ([], grpc.StatusCode.RESOURCE_EXHAUSTED)
+    target.check()
+
+
+def test_silent_streams_are_dropped(target: Target) -> None:
+    began_s = time.monotonic()
+    answers, code = say(target, [], half_close=False)
+    assert (answers, code) == ([], grpc.StatusCode.INVALID_ARGUMENT)
+    assert time.monotonic() - began_s < 10 * HELLO_TIMEOUT_S
+
+
+def test_one_byte_at_a_time_is_too_slow(target: Target) -> None:
+    """A connection that never gets to speak HTTP/2 is closed by the handshake's deadline."""
+    with target.connect() as connection:
+        connection.settimeout(20)
+        connection.sendall(PREFACE[:1])
+        heard = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(1 << 10):
+                heard += part
+
+
+def test_a_thousand_idle_connections_lock_nobody_out(target: Target) -> None:
+    """500 that say nothing, 500 that opened a stream and say nothing, and a few that read nothing."""
+    with ExitStack() as stack:
+        trainer = stack.enter_context(remote(target.daemon.url, JOB, job_id="patient"))
+        steps = trainer.steps("train", spec_of(JOB, trainer.schema))
+        taken = [next(steps)]
+        for number in range(1000):
+            connection = stack.enter_context(target.connect())
+            if number % 2:
+                connection.sendall(GOOD_START)
+            if number % 100 == 99:
+                connection.sendall(dialogue(hello(job_id=f"idle {number}").SerializeToString())[len(GOOD_START) :])
+                taken.append(next(steps))
+        target.check()
+        assert_same_steps(taken + list(steps), target.expected)
+    target.check()
+
+
+def test_a_trainer_that_reads_nothing_holds_no_more_than_its_credits(target: Target, tmp_path: Path) -> None:
+    messages = [hello(job_id="deaf", credits=1024), start()]
+    with target.connect() as connection:
+        data = GOOD_START
+        for message in messages:
+            payload = message.SerializeToString()
+            data += frame(0, 0, 1, b"\x00" + struct.pack(">I", len(payload)) + payload)
+        connection.sendall(data)
+        target.check()

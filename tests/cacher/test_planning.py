@@ -1,0 +1,75 @@
+"""Planning in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.batch import Batch
+from bagpipe.config import DataConfig
+from bagpipe.errors import InputError
+from cacher.planning import PlannedData
+from tests.cacher.daemons import assert_same_steps, config, planned_steps, spec_of
+
+GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
+
+
+def test_the_ranks_share_out_every_batch() -> None:
+    job = config(assign="locality")
+    [whole] = planned_steps(job)
+    parts = planned_steps(job, 3)
+    for number, step in enumerate(whole):
+        ours = [part[number].batch for part in parts]
+        assert sum(batch.num_examples for batch in ours) == step.batch.num_examples
+        assert {part[number].num_global_examples for part in parts} == {step.batch.num_examples}
+        assert sorted(np.concatenate([ids_of(batch) for batch in ours])) == sorted(ids_of(step.batch))
+
+
+def ids_of(batch: Batch) -> list[int]:
+    return [int(value) for value in batch.values]
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 64])
+@pytest.mark.parametrize("max_steps", [1, 17, 18, 19])
+def test_only_the_first_steps_planned_as_if_all_came(lookahead: int, max_steps: int) -> None:
+    job = config(lookahead=lookahead)
+    [steps], [first] = planned_steps(job), planned_steps(job, max_steps=max_steps)
+    assert_same_steps(first, steps[:max_steps])
+
+
+@pytest.mark.parametrize("first_batch", [0, 1, 5, 17, 18, 99])
+def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_batch: int) -> None:
+    job = config(batch_size=10)
+    data = PlannedData(job.data, job.run.seed)
+    spec = spec_of(job, data.schema)
+    first = list(data.steps("train", spec, first_batch=first_batch))
+    assert len(data._bookmarks["train"]) >= 5 or first_batch == 99
+    assert_same_steps(list(data.steps("train", spec, first_batch=first_batch)), first)
+    [whole] = planned_steps(job)
+    assert [step.batch.index for step in first] == list(range(first_batch, 90))
+    for step, other in zip(first, whole[first_batch:], strict=False):
+        np.testing.assert_array_equal(step.batch.values, other.batch.values)
+
+
+def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:
+    (tmp_path / "day_0").write_text(GOOD_LINE * 100)
+    (tmp_path / "day_1").write_text(GOOD_LINE + "bad\n")
+    data = DataConfig(format="criteo-tsv", path=str(tmp_path), batch_size=10, eval_fraction=0.0, workers=0)
+    planned = PlannedData(data, 0)
+    seen: list[int] = []
+    with pytest.raises(InputError, match="day_1:2: expected 40"):
+        seen.extend(step.batch.index for step in planned.steps("train", spec_of(config(lookahead=64), planned.schema)))
+    assert seen == list(range(10))
+
+
+def test_skipped_rows_are_counted_to_the_end_of_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "day"
+    path.write_text(f"{GOOD_LINE}bad\n{GOOD_LINE}{GOOD_LINE}worse\n{GOOD_LINE}worst\n")
+    data = DataConfig(format="criteo-tsv", path=str(path), batch_size=2, eval_fraction=0.0, workers=0, bad_rows="skip")
+    planned = PlannedData(data, 0)
+    steps = planned.steps("train", spec_of(config(), planned.schema))
+    assert next(steps).batch.labels.tolist() == [1, 1]
+    assert len(list(steps)) == 1
+    assert planned.skipped_rows() == 3

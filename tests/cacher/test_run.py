@@ -1,0 +1,169 @@
+"""One phase of one job: buffers, credits and acknowledgements, without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.errors import CapacityError, InputError
+from bagpipe.proto import cacher_pb2 as pb
+from cacher.counters import Counters
+from cacher.planning import PlannedData, PlannedPhase
+from cacher.run import Run
+from tests.cacher.daemons import config, spec_of
+
+JOB = config(batch_size=20, limit=200)  # 9 batches
+DATA = PlannedData(JOB.data, JOB.run.seed)
+
+
+class Woken:
+    """Wakes whoever waits for a rank's next item."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def __call__(self, rank: int) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def item(self, run: Run, rank: int, index: int) -> tuple[pb.CacherMessage, bool]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: run.item(rank, index) is not None, timeout=20)
+        found = run.item(rank, index)
+        assert found is not None
+        return pb.CacherMessage.FromString(found[0]), found[1]
+
+
+@contextmanager
+def started(
+    world_size: int = 1, *, credits: int = 2, first_batch: int = 0, rows: int = 5_000
+) -> Iterator[tuple[Run, Woken]]:
+    woken = Woken()
+
+    def planned() -> PlannedPhase:
+        spec = spec_of(config(rows=rows), DATA.schema, world_size)
+        return DATA.phase("train", spec, first_batch=first_batch)
+
+    run = Run(
+        planned,
+        number=4,
+        world_size=world_size,
+        first_batch=first_batch,
+        credits=credits,
+        wake=woken,
+        counters=Counters(),
+    )
+    run.start()
+    try:
+        yield run, woken
+    finally:
+        run.stop()
+        assert run.join(20)
+
+
+def test_no_more_than_the_credits_are_planned_for() -> None:
+    with started(credits=2) as (run, woken):
+        for index in (0, 1):
+            message, is_last = woken.item(run, 0, index)
+            assert (message.step.run, message.step.index, is_last) == (4, index, False)
+        assert run.item(0, 2) is None
+        assert run.acknowledge(0, 1)
+        assert woken.item(run, 0, 2)[0].step.index == 2
+        statistics = run.statistics()
+        assert statistics.steps_buffered == (2,)
+        assert statistics.credits_free == (0,)
+        assert statistics.bytes_buffered == sum(len(run.item(0, index)[0]) for index in (1, 2))  # type: ignore[index]
+
+
+def test_what_is_not_acknowledged_can_be_had_again() -> None:
+    with started(credits=3) as (run, woken):
+        first = [woken.item(run, 0, index)[0] for index in range(3)]
+        assert run.enter(0, credits=3, next_batch=0, watermark=0)
+        assert [woken.item(run, 0, index)[0] for index in range(3)] == first
+        assert run.acknowledge(0, 2)
+        assert not run.enter(0, credits=3, next_batch=1, watermark=1)
+        assert run.enter(0, credits=3, next_batch=2, watermark=2)
+
+
+@pytest.mark.parametrize("watermark", [4, 100])
+def test_more_cannot_be_acknowledged_than_was_planned(watermark: int) -> None:
+    with started(credits=2) as (run, woken):
+        woken.item(run, 0, 1)
+        assert not run.acknowledge(0, watermark)
+
+
+def test_the_end_comes_after_the_last_step() -> None:
+    with started(credits=20) as (run, woken):
+        message, is_last = woken.item(run, 0, 9)
+        assert is_last
+        assert (message.end.run, message.end.skipped_rows) == (4, 0)
+        assert woken.item(run, 0, 8)[0].step.index == 8
+        assert not run.has_failed
+
+
+def test_errors_come_as_what_they_are() -> None:
+    with started(rows=1) as (run, woken):
+        message, is_last = woken.item(run, 0, 0)
+        assert is_last
+        assert message.error.kind == CapacityError.__name__
+        assert run.has_failed
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (InputError("bad"), "InputError", "bad"),
+        (KeyError("defect"), "JobError", "the cacher failed: KeyError: 'defect'"),
+    ],
+)
+def test_a_phase_that_cannot_be_opened(error: Exception, kind: str, words: str) -> None:
+    def planned() -> PlannedPhase:
+        raise error
+
+    woken = Woken()
+    run = Run(planned, number=0, world_size=1, first_batch=0, credits=1, wake=woken, counters=Counters())
+    run.start()
+    message, _ = woken.item(run, 0, 0)
+    assert (message.error.kind, message.error.message) == (kind, words)
+    assert run.join(20)
+
+
+def test_the_last_to_leave_ends_it() -> None:
+    with started(world_size=2, credits=1) as (run, woken):
+        woken.item(run, 1, 0)
+        assert not run.leave(0)
+        assert run.acknowledge(1, 1)
+        assert woken.item(run, 1, 1)[0].step.index == 1  # rank 0 stops nobody
+        assert run.item(0, 0) is None
+        assert run.leave(1)
+        assert run.join(20)
+
+
+def test_a_rank_that_came_back_to_a_new_cacher_has_the_first_steps_already() -> None:
+    with started(credits=2) as (run, woken):
+        woken.item(run, 0, 1)
+        assert run.enter(0, credits=2, next_batch=6, watermark=5)
+        assert woken.item(run, 0, 6)[0].step.index == 6
+        assert run.item(0, 5) is None
+        assert run.statistics().steps_buffered == (1,)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3)), max_size=12), st.integers(1, 4))
+def test_buffers_are_bounded_and_complete_in_any_order(moves: list[tuple[int, int]], credits: int) -> None:
+    """Ranks take steps in any order; each sees every step once, and no buffer ever exceeds the credits."""
+    with started(world_size=2, credits=credits) as (run, woken):
+        taken = [0, 0]
+        for rank, count in moves:
+            for _ in range(count):
+                behind = min(taken)
+                if taken[rank] < min(9, behind + credits):
+                    assert woken.item(run, rank, taken[rank])[0].step.index == taken[rank]
+                    taken[rank] += 1
+                    assert run.acknowledge(rank, taken[rank])
+                assert max(run.statistics().steps_buffered) <= credits

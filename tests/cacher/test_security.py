@@ -1,0 +1,126 @@
+"""Who may connect."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bagpipe.client.address import parse_address
+from bagpipe.errors import InputError
+from cacher.security import Access, check_access, read_secret
+from tests.cacher.certificates import Certificates, make_certificates
+from tests.cacher.daemons import all_steps, assert_same_steps, config, planned_steps, refused_daemon, served
+
+SECRET = "a secret of some length"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> str:
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    return str(tmp_path / "secret")
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:7000", "node-1:7000"])
+def test_a_listener_for_others_must_be_protected(listen: str) -> None:
+    address = parse_address(listen)
+    for access in (Access(), Access(tls_cert="c", tls_key="k")):
+        with pytest.raises(InputError, match="can be reached from other machines: give --secret-file, or --tls-cert"):
+            check_access(address, access)
+    check_access(address, Access(secret_file="s"))
+    check_access(address, Access(tls_cert="c", tls_key="k", tls_client_ca="ca"))
+
+
+@pytest.mark.parametrize("listen", ["unix:/run/c.sock", "127.0.0.1:0", "[::1]:0", "localhost:7000"])
+def test_a_listener_for_this_machine_need_not_be(listen: str) -> None:
+    check_access(parse_address(listen), Access())
+
+
+@pytest.mark.parametrize(
+    ("listen", "access", "message"),
+    [
+        ("127.0.0.1:0", Access(tls_cert="c"), "--tls-cert and --tls-key go together"),
+        ("127.0.0.1:0", Access(tls_client_ca="c"), "--tls-client-ca needs --tls-cert and --tls-key"),
+        ("unix:/c.sock", Access(tls_cert="c", tls_key="k"), "a unix socket needs no TLS"),
+        ("grpcs://127.0.0.1:0", Access(), "needs --tls-cert and --tls-key"),
+    ],
+)
+def test_half_of_a_protection_is_refused(listen: str, access: Access, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_access(parse_address(listen), access)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"short", "at least 16 printable characters, got 5"), (b"\xff" * 20, "expected ASCII text"), (None, "No such")],
+)
+def test_secrets_that_are_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=f"secret file .*: .*{message}"):
+        read_secret(str(tmp_path / "file"))
+
+
+def test_the_secret_opens_the_door(secret_file: str) -> None:
+    job = config()
+    with served(job, "127.0.0.1:0", access=Access(secret_file=secret_file)) as server:
+        url = str(server.address)
+        assert_same_steps(all_steps(url, job, secret=SECRET)[0], planned_steps(job)[0])
+        with_file = dataclasses.replace(job, cacher=dataclasses.replace(job.cacher, secret_file=secret_file))
+        assert len(all_steps(url, with_file)[0]) == 18
+        for wrong in ("", SECRET[:-1], SECRET + "x", SECRET.upper()):
+            with pytest.raises(InputError, match="refused us: the shared secret is missing or wrong"):
+                all_steps(url, job, secret=wrong)
+        assert server.counters.totals().refused == 4
+        assert server.jobs.counts() == (0, 0)
+
+
+def test_probes_need_no_secret_but_nothing_else_is_open(secret_file: str) -> None:
+    with served(config(), "127.0.0.1:0", access=Access(secret_file=secret_file)) as server:
+        with grpc.insecure_channel(server.address.target) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="bagpipe.v1.Cacher")
+            assert stub.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.RpcError) as raised:
+                next(stub.Watch(request, timeout=10))
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_tls_with_certificates_on_both_sides(certificates: Certificates) -> None:
+    job = config()
+    with served(job, "127.0.0.1:0", access=certificates.access) as server:
+        url = str(server.address)
+        assert url.startswith("grpcs://")
+        known = dataclasses.replace(job, cacher=certificates.trainer(timeout_s=20))
+        assert_same_steps(all_steps(url, known)[0], planned_steps(job)[0])
+        for name in ("", "stranger"):
+            unknown = dataclasses.replace(job, cacher=certificates.trainer(name))
+            with pytest.raises(InputError, match="was not reached within 1 s"):
+                all_steps(url, unknown)
+        with pytest.raises(InputError, match="was not reached within 1 s"):  # no TLS at all
+            all_steps(server.address.target, dataclasses.replace(job, cacher=certificates.trainer()))
+
+
+def test_a_cacher_that_is_not_who_it_should_be(certificates: Certificates) -> None:
+    """Its certificate is another authority's: the trainer does not tell it the secret."""
+    access = Access(tls_cert=certificates.path("stranger"), tls_key=certificates.path("stranger-key"))
+    job = dataclasses.replace(config(), cacher=certificates.trainer())
+    with served(job, "127.0.0.1:0", access=access) as server:
+        with pytest.raises(InputError, match="was not reached within 1 s"):
+            all_steps(str(server.address), job, secret=SECRET)
+
+
+@pytest.mark.multiproc
+def test_the_program_refuses_an_open_listener() -> None:
+    code, said = refused_daemon("--listen", "0.0.0.0:0")
+    assert code == 2
+    assert said.startswith("error: --listen 0.0.0.0:0 can be reached from other machines")
+    assert said.count("\n") == 1

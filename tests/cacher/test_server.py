@@ -1,0 +1,145 @@
+"""Listening, health, and how a daemon ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bagpipe.client.step import Step
+from bagpipe.errors import InputError, JobError
+from tests.cacher.daemons import (
+    Daemon,
+    all_steps,
+    assert_same_steps,
+    config,
+    planned_steps,
+    refused_daemon,
+    remote,
+    served,
+)
+
+JOB = config()
+
+
+def health(target: str) -> int:
+    with grpc.insecure_channel(target) as channel:
+        status: int = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10).status
+        return status
+
+
+def test_it_says_that_it_is_well() -> None:
+    with served(JOB, "127.0.0.1:0") as server:
+        assert server.address.port > 0
+        assert health(server.address.target) == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_socket_is_this_user_s_alone_and_goes_with_the_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    with served(JOB, f"unix:{path}"):
+        assert path.stat().st_mode & 0o077 == 0
+    assert not path.exists()
+
+
+def test_an_address_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        with pytest.raises(InputError, match=r"^--listen 127\.0\.0\.1:\d+: cannot listen there"):
+            served(JOB, f"127.0.0.1:{other.getsockname()[1]}").__enter__()
+    with served(JOB, "127.0.0.1:0") as server, pytest.raises(InputError, match="cannot listen there"):
+        served(JOB, server.address.target).__enter__()
+    listen = f"unix:{tmp_path}/c.sock"
+    with served(JOB, listen), pytest.raises(InputError, match="another process listens there"):
+        served(JOB, listen).__enter__()
+
+
+def test_a_socket_left_behind_is_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    with served(JOB, f"unix:{path}"):
+        assert len(all_steps(f"unix:{path}", JOB)[0]) == 18
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_daemon_ends_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    with Daemon(JOB, f"unix:{tmp_path}/c.sock") as daemon:
+        assert daemon.end(number) == 0
+        assert not (tmp_path / "c.sock").exists()
+
+
+@pytest.mark.multiproc
+def test_a_drain_lets_jobs_finish_and_takes_no_new_ones(tmp_path: Path) -> None:
+    draining, told = threading.Event(), threading.Event()
+
+    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+        first = next(steps)
+        told.set()
+        assert draining.wait(30)
+        return [first, *steps]
+
+    with Daemon(JOB, f"unix:{tmp_path}/c.sock") as daemon, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(all_steps, daemon.url, JOB, take=take)
+        assert told.wait(30)
+        daemon.process.send_signal(signal.SIGTERM)
+        while health(daemon.url) == health_pb2.HealthCheckResponse.SERVING:
+            pass
+        with pytest.raises(JobError, match="shutting down and takes no new jobs"):
+            all_steps(daemon.url, JOB, job_id="late")
+        draining.set()
+        assert_same_steps(running.result()[0], planned_steps(JOB)[0])
+        assert daemon.process.wait(30) == 0
+        assert "drained" in daemon.events()
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(("flags", "signals"), [(("--drain-timeout-s", "0.3"), 1), ((), 2)])
+def test_a_drain_has_an_end(tmp_path: Path, flags: tuple[str, ...], signals: int) -> None:
+    """After its time, or at the second signal."""
+    job = config(timeout_s=0.3)
+    with Daemon(job, f"unix:{tmp_path}/c.sock", *flags) as daemon, remote(daemon.url, job):
+        for _ in range(signals):
+            daemon.process.send_signal(signal.SIGTERM)
+            while (
+                daemon.process.poll() is None and health_or_gone(daemon.url) == health_pb2.HealthCheckResponse.SERVING
+            ):
+                pass
+        assert daemon.process.wait(30) == 0
+
+
+def health_or_gone(target: str) -> int:
+    try:
+        return health(target)
+    except grpc.RpcError:
+        return health_pb2.HealthCheckResponse.UNKNOWN
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--listen is needed"),
+        (("--listen", "nowhere"), "--listen must be unix:PATH"),
+        (("--listen", "unix:/no/such/folder/c.sock"), "cannot listen there"),
+        (("--listen", "127.0.0.1:0", "--max-jobs", "1.5"), "--max-jobs must be a number above 0, got '1.5'"),
+        (("--listen", "127.0.0.1:0", "--grace-s", "soon"), "--grace-s must be a number above 0, got 'soon'"),
+        (("--listen", "127.0.0.1:0", "--log-level", "loud"), "--log-level must be one of"),
+        (("--listen", "127.0.0.1:0", "--secret-file", "/no/such"), "secret file /no/such: No such file"),
+        (("--listen", "127.0.0.1:0", "--metrics", "203.0.113.1:1"), "--metrics 203.0.113.1:1: "),
+        (("--listen", "127.0.0.1:0", "--data.format", "parquet", "--data.path", "/no/such"), "/no/such"),
+        (("--listen", "127.0.0.1:0", "--data.no", "1"), "unknown option --data.no"),
+    ],
+)
+def test_what_it_cannot_start_with_is_one_line(flags: tuple[str, ...], message: str) -> None:
+    code, said = refused_daemon(*flags)
+    assert code == 2, said
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1

@@ -1,0 +1,70 @@
+"""A cacher that says what a test tells it to: for what a real one never says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.proto.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
+from bagpipe.proto.codec import encode_step
+from data.schema import criteo_schema
+from tests.proto.steps import example_step
+
+__all__ = ["Script", "end", "error", "scripted", "step", "welcome"]
+
+#: What one stream says after the trainer's Hello; a callable is called with the next request.
+Script = Sequence[pb.CacherMessage | Callable[[pb.TrainerMessage], None]]
+
+
+def welcome(schema: str = "") -> pb.CacherMessage:
+    return pb.CacherMessage(welcome=pb.Welcome(schema=schema or json.dumps(criteo_schema().to_json())))
+
+
+def step(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.CacherMessage:
+    payload = bytes(encode_step(example_step(index))) if payload is None else payload
+    return pb.CacherMessage(step=pb.Step(run=run, index=index, payload=payload))
+
+
+def end(run: int = 0, skipped_rows: int = 0) -> pb.CacherMessage:
+    return pb.CacherMessage(end=pb.End(run=run, skipped_rows=skipped_rows))
+
+
+def error(kind: str, message: str) -> pb.CacherMessage:
+    return pb.CacherMessage(error=pb.Error(kind=kind, message=message))
+
+
+class _Servicer(CacherServicer):  # type: ignore[misc] # generated
+    def __init__(self, scripts: Sequence[Script]) -> None:
+        self._scripts = iter(scripts)
+        self.requests: list[list[pb.TrainerMessage]] = []
+
+    def Train(self, requests: Iterator[pb.TrainerMessage], context: grpc.ServicerContext) -> Iterator[pb.CacherMessage]:
+        heard = [next(requests)]
+        self.requests.append(heard)
+        for line in next(self._scripts, ()):
+            if callable(line):
+                heard.append(next(requests))
+                line(heard[-1])
+            else:
+                yield line
+
+
+@contextmanager
+def scripted(path: Path, *scripts: Script) -> Iterator[tuple[str, list[list[pb.TrainerMessage]]]]:
+    """URL of a cacher that plays one script per stream, then only hangs up; and the requests each stream heard."""
+    servicer = _Servicer(scripts)
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        add_CacherServicer_to_server(servicer, server)
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        try:
+            yield f"unix:{path}", servicer.requests
+        finally:
+            server.stop(grace=0).wait()

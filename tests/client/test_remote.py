@@ -1,0 +1,192 @@
+"""What the client makes of a cacher that misbehaves. (Against real ones: tests/cacher/test_service.py.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.step import Step
+from bagpipe.config import CacherConfig, Config
+from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.proto import cacher_pb2 as pb
+from data.schema import criteo_schema
+from tests.client.scripted import Script, end, error, scripted, step, welcome
+
+SPEC = OracleSpec(table_rows=(10,), features=(FeatureRef(feature=0, table=0),), num_slots=10, lookahead=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "scripted.sock"
+
+
+def start(message: pb.TrainerMessage) -> None:
+    assert message.WhichOneof("kind") == "start"
+
+
+def ack(message: pb.TrainerMessage) -> None:
+    assert message.WhichOneof("kind") == "ack"
+
+
+def client(url: str, *, timeout_s: float = 0.5, credits: int = 2, **options: object) -> RemoteSteps:
+    config = Config(cacher=CacherConfig(timeout_s=timeout_s))
+    return RemoteSteps(url, config, credits=credits, **options)  # type: ignore[arg-type]
+
+
+def indices(steps: Iterator[Step]) -> list[int]:
+    return [step.batch.index for step in steps]
+
+
+def heard(path: Path, *scripts: Script, **options: float) -> list[int]:
+    with scripted(path, *scripts) as (url, _), client(url, **options) as source:  # type: ignore[arg-type]
+        return indices(source.steps("train", SPEC))
+
+
+def test_steps_sent_twice_are_dropped(path: Path) -> None:
+    script = [welcome(), start, step(0), step(0), step(1), step(0), step(1), step(2), end(), end()]
+    assert heard(path, script, credits=3) == [0, 1, 2]
+
+
+def test_a_missing_step_is_asked_for_on_a_new_stream(path: Path) -> None:
+    first: Script = [welcome(), start, step(0), step(2), end()]
+    second: Script = [welcome(), start, step(1), step(2), end()]
+    with scripted(path, first, second) as (url, requests), client(url) as source:
+        assert indices(source.steps("train", SPEC)) == [0, 1, 2]
+        assert source.statistics().reconnects >= 1
+        again = requests[1][1].start
+        assert again.next_batch == 1
+        assert requests[1][0].hello.schema  # what it was welcomed with: a cacher with another schema refuses
+        assert requests[0][0].hello.instance == requests[1][0].hello.instance
+
+
+def test_a_cacher_that_always_skips_a_step_is_broken(path: Path) -> None:
+    first: Script = [welcome(), start, step(0), step(2)]
+    others: Script = [welcome(), start, step(2)]
+    with pytest.raises(JobError, match=r"^the cacher sent step 2, expected 1$"):
+        heard(path, first, others, others, others, timeout_s=30)
+
+
+def test_a_stream_that_ends_before_the_steps_do_is_a_lost_one(path: Path) -> None:
+    assert heard(path, [], [welcome()], [welcome(), start, step(0)], [welcome(), start, step(1), end()]) == [0, 1]
+
+
+def test_steps_of_a_phase_left_early_are_not_taken_for_the_next(path: Path) -> None:
+    script: Script = [welcome(), start, step(0), step(1), ack, start, step(2), step(0, run=1), end(), end(1)]
+    with scripted(path, script) as (url, _), client(url) as source:
+        assert next(source.steps("train", SPEC)).batch.index == 0
+        assert indices(source.steps("eval", SPEC)) == [0]
+
+
+def test_every_step_taken_is_acknowledged(path: Path) -> None:
+    watermarks: list[int] = []
+
+    def noted(message: pb.TrainerMessage) -> None:
+        ack(message)
+        watermarks.append(message.ack.watermark)
+
+    assert heard(path, [welcome(), start, step(0), step(1), noted, noted, step(2), noted, end()]) == [0, 1, 2]
+    assert watermarks == [1, 2, 3]
+
+
+def test_the_queue_is_bounded_even_against_a_cacher_that_ignores_credits(path: Path) -> None:
+    """Steps beyond the credits stay in the socket, not in memory."""
+    script = [welcome(), start, *map(step, range(30)), end(skipped_rows=4)]
+    with scripted(path, script) as (url, _), client(url) as source:
+        assert indices(source.steps("train", SPEC)) == list(range(30))
+        statistics = source.statistics()
+        assert statistics.peak <= statistics.maximum + 1 == 3
+        assert (statistics.current, source.skipped_rows()) == (0, 4)
+
+
+def test_leaving_with_the_queue_full_does_not_hang(path: Path) -> None:
+    script = [welcome(), start, *map(step, range(30))]
+    with scripted(path, script) as (url, _), client(url) as source:
+        assert next(source.steps("train", SPEC)).batch.index == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("InputError", InputError), ("CapacityError", CapacityError), ("JobError", JobError)]
+)
+def test_errors_are_raised_as_their_class(path: Path, name: str, kind: type[Exception]) -> None:
+    script = [welcome(), start, step(0), error(name, "what is wrong")]
+    with scripted(path, script) as (url, _), client(url) as source:
+        steps = source.steps("train", SPEC)
+        assert next(steps).batch.index == 0
+        for _ in range(2):  # the end stays the end
+            with pytest.raises(kind, match=r"^what is wrong$") as raised:
+                next(source.steps("train", SPEC))
+            assert type(raised.value) is kind
+
+
+def test_a_refusal_is_heard_when_entering(path: Path) -> None:
+    with scripted(path, [error("InputError", "no such file")]) as (url, _):
+        with pytest.raises(InputError, match=r"^no such file$"):
+            client(url).__enter__()
+
+
+def test_an_error_of_no_known_name_is_the_job_s(path: Path) -> None:
+    with pytest.raises(JobError, match="gone"):
+        heard(path, [error("SystemExit", "gone")])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (step(0, payload=b"nonsense"), "sent something that cannot be read: "),
+        (step(0, payload=step(1).step.payload), "sent batch 1 as step 0"),
+        (pb.CacherMessage(), "message of no known kind"),
+    ],
+)
+def test_nonsense_in_the_middle_of_the_steps(path: Path, line: pb.CacherMessage, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        heard(path, [welcome(), start, line])
+
+
+@pytest.mark.parametrize("schema", ["[]", "{", "{}", '{"label": 1}'])
+def test_a_schema_that_cannot_be_read(path: Path, schema: str) -> None:
+    with pytest.raises(JobError, match="a schema that cannot be read"):
+        heard(path, [welcome(schema)])
+
+
+def test_what_listens_is_no_cacher(path: Path) -> None:
+    """Another gRPC service says so at once; anything else is waited for and then named."""
+    import grpc
+
+    server = grpc.server(None)
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        with pytest.raises(JobError, match=r"what listens at unix:.* is no bagpipe cacher"):
+            client(f"unix:{path}", timeout_s=30).__enter__()
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_cacher_that_says_nothing(path: Path) -> None:
+    with scripted(path, [start]) as (url, _), pytest.raises(JobError, match=r"did not answer within 0\.4 s"):
+        client(url, timeout_s=0.2).__enter__()
+
+
+def test_the_schema_is_the_cacher_s(path: Path) -> None:
+    with scripted(path, [welcome()]) as (url, _), client(url) as source:
+        assert source.schema == criteo_schema()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"credits": 0}, "credits must be at least 1, got 0"), ({"world_size": 2}, "need a common job_id")],
+)
+def test_what_no_client_can_be_made_of(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        client("unix:/nowhere", **options)  # type: ignore[arg-type]
+
+
+def test_files_that_are_not_there_are_named() -> None:
+    for key in ("secret_file", "tls_ca"):
+        config = Config(cacher=CacherConfig(**{key: "/no/such/file"}))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=rf"^cacher\.{key} /no/such/file: No such file or directory$"):
+            RemoteSteps("unix:/nowhere", config, credits=1)

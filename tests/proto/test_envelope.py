@@ -1,0 +1,28 @@
+"""A step written once is what protobuf would have written."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.client.step import Step
+from bagpipe.proto import cacher_pb2 as pb
+from bagpipe.proto.codec import decode_step
+from bagpipe.proto.envelope import step_message
+from tests.proto.steps import assert_same, example_step, steps
+
+NUMBERS = st.integers(0, 2**64 - 1)
+
+
+@given(steps(), NUMBERS, NUMBERS)
+def test_protobuf_reads_it(step: Step, run: int, index: int) -> None:
+    message = pb.CacherMessage.FromString(step_message(run, index, step))
+    assert message.WhichOneof("kind") == "step"
+    assert (message.step.run, message.step.index) == (run, index)
+    assert_same(decode_step(bytearray(message.step.payload)), step)
+
+
+def test_protobuf_writes_the_same() -> None:
+    for size in (0, 1, 5, 100, 3000):
+        written = step_message(3, 1 << 40, example_step(7, size))
+        assert pb.CacherMessage.FromString(written).SerializeToString() == written
