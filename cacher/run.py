@@ -10,7 +10,6 @@ memory.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
@@ -206,9 +205,6 @@ class Run:
             self._finish(pb.CacherMessage(error=pb.Error(kind=name, message=text)))
             if name == "JobError":
                 _LOG.exception("planner failed", extra={"run": self._number})
-        # A planner's records refer to each other and hold up to 16 B per row of the vocabularies: that is not to wait
-        # until the collector finds it worthwhile.
-        gc.collect()
 
     def _plan_all(self) -> pb.CacherMessage:
         """Plan until the end of the data, or until stopped; what to say then."""

@@ -9,8 +9,6 @@ arrays are as long as the vocabulary, 13 B a row) and `HashHandles` (any 64-bit 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,20 +42,15 @@ class _Pool:
         self.tables = np.zeros(num_handles, dtype=np.int16)
         self._free = np.arange(num_handles - 1, -1, -1, dtype=np.int64)
         self._num_free = num_handles
-        self._on_grow: list[Callable[[int], None]] = []
 
     @property
     def num_handles(self) -> int:
-        """Handles that exist; arrays indexed by handle need this length."""
+        """Handles that exist, more after some `lookup_or_add`; arrays indexed by handle need this length."""
         return int(self.ids.shape[0])
 
     @property
     def num_used(self) -> int:
         return self.num_handles - self._num_free
-
-    def on_grow(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(num_handles)` whenever the number of handles grows."""
-        self._on_grow.append(callback)
 
     def take(self, tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """New handles for rows that have none."""
@@ -86,8 +79,6 @@ class _Pool:
         free[added : added + self._num_free] = self._free[: self._num_free]
         self._free = free
         self._num_free += added
-        for callback in self._on_grow:
-            callback(new)
 
 
 class DenseHandles:
@@ -102,9 +93,6 @@ class DenseHandles:
     def num_handles(self) -> int:
         """Handles that exist; arrays indexed by handle need this length."""
         return int(self._base[-1])
-
-    def on_grow(self, callback: Callable[[int], None]) -> None:
-        """Never called: the vocabulary does not grow."""
 
     def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
         """Handles of distinct rows, int64 ``[len(rows)]``."""
@@ -154,12 +142,8 @@ class HashHandles:
 
     @property
     def num_handles(self) -> int:
-        """Handles that exist; arrays indexed by handle need this length."""
+        """Handles that exist, more after some `lookup_or_add`; arrays indexed by handle need this length."""
         return self._pool.num_handles
-
-    def on_grow(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(num_handles)` whenever the number of handles grows."""
-        self._pool.on_grow(callback)
 
     def rows(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         """Table numbers and ids."""

@@ -55,7 +55,6 @@ class Planner:
         self._intake = Intake(spec)
         self._window: deque[_WindowBatch] = deque()
         self._handles = _make_handles(spec)
-        self._handles.on_grow(self._grow)
         # By handle. How often each rank uses a row matters only if there are several.
         num_handles = self._handles.num_handles
         many = spec.world_size > 1
@@ -92,6 +91,8 @@ class Planner:
         incoming = self._intake.take(batch)
         _check_capacity(self.spec, batch.index, len(incoming.unique))
         handles = self._handles.lookup_or_add(incoming.unique)
+        if self._handles.num_handles > self._slot.shape[0]:
+            self._grow(self._handles.num_handles)
         counts = self._count_uses(incoming) if incoming.shares else None
         slots = self._slot.take(self._next_uses.enter(handles, batch.index, counts))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -232,3 +234,18 @@ def test_memory_follows_window_and_cache_not_the_vocabulary() -> None:
             planner.plan()
     assert planner._handles.num_handles <= 1024  # 300 * 32 rows went by
     assert planner._residents[0].num_queue_entries <= 4 * 64 + 32
+
+
+def test_a_planner_is_freed_when_it_is_let_go() -> None:
+    """It may hold 16 B per row of the vocabularies: that is not to wait until the garbage collector comes by."""
+    gc.disable()
+    try:
+        for world_size in (1, 2):
+            planner = Planner(
+                OracleSpec(table_rows=(None,), features=(), num_slots=4, lookahead=2, world_size=world_size)
+            )
+            alive = weakref.ref(planner)
+            del planner
+            assert alive() is None
+    finally:
+        gc.enable()
