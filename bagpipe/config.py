@@ -102,8 +102,8 @@ class CacherConfig:
     """The Oracle Cacher.
 
     Attributes:
-        url: address of a running cacher, unix:PATH, HOST:PORT (also grpc://) or grpcs://HOST:PORT (TLS); empty: the job starts
-            one for itself.
+        url: address of a running cacher, unix:PATH, HOST:PORT (also grpc://) or grpcs://HOST:PORT (TLS); empty: the
+            job starts one for itself.
         assign: how examples are assigned to ranks: contiguous, or locality (where their rows were used last).
         secret_file: file with the secret shared with a cacher that listens on a network.
         tls_ca: file with the certificate authority that signed a grpcs:// cacher's certificate; empty: the system's.

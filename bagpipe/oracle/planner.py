@@ -38,7 +38,7 @@ DENSE_ROWS_LIMIT = 1 << 28
 #: Slots of all ranks together, for their numbers are kept in 32 bits.
 MAX_SLOTS = (1 << 31) - 1
 #: Ranks, for their numbers travel in 16 bits.
-MAX_RANKS = 1 << 16
+MAX_RANKS = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +68,8 @@ class Planner:
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
-        bases = range(0, num_slots, spec.num_slots)
-        self._residents = tuple(Residents(spec, self._table.part(base, base + spec.num_slots)) for base in bases)
+        parts = (self._table.part(base, base + spec.num_slots) for base in range(0, num_slots, spec.num_slots))
+        self._residents = tuple(Residents(spec, part) for part in parts)
 
     @property
     def num_resident(self) -> int:
@@ -214,8 +214,7 @@ class Planner:
         sync_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
         if self.spec.world_size == 1:
             self._residents[0].use(slots, next_use)
-            owners = np.zeros(slots.shape[0], dtype=np.uint16)
-            none = np.empty(0, dtype=np.bool_)
+            owners, none = np.zeros(slots.shape[0], dtype=np.uint16), np.empty(0, dtype=np.bool_)
             return GlobalRows(owners=owners, slots=slots.astype(np.int32), sync_now=sync_now, pull_now=none, owned=())
         owners = (slots // self.spec.num_slots).astype(np.uint16)
         local = slots - owners * np.int64(self.spec.num_slots)

@@ -109,12 +109,15 @@ def count_owned(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[OwnedCou
 def count_global(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[GlobalCounts]:
     """Batch by batch, once the window of `spec.lookahead` batches is full."""
     indexer, handles_of = Indexer(spec), HashHandles()
-    next_uses = NextUses(handles_of.num_handles)
-    handles_of.on_grow(next_uses.grow)
+    num_handles = handles_of.num_handles
+    next_uses = NextUses(num_handles)
     window: deque[tuple[Batch, NDArray[np.int64], NDArray[np.bool_]]] = deque()
     for batch in batches:
         index = indexer.index(batch)
         handles = handles_of.lookup_or_add(index.unique)
+        if handles_of.num_handles > num_handles:
+            num_handles = handles_of.num_handles
+            next_uses.grow(num_handles)
         next_uses.enter(handles, batch.index)
         window.append((batch, handles, np.diff(index.offsets) == 1))
         if len(window) < spec.lookahead:

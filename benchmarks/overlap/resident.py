@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bagpipe.cache.initial import TORCH_DTYPE
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.rows import RowCache, RowStep
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
@@ -90,6 +90,6 @@ class ResidentModel:
         logits = self._model(batch.inputs.dense, batch.inputs.sparse).reshape(-1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.inputs.labels, reduction="sum")
         (loss / batch.num_examples).backward()  # type: ignore[no-untyped-call]
-        cache.update(batch.context, lr=optim.rows_lr, eps=optim.eps, step=number)
+        cache.update(batch.context, RowStep(lr=optim.rows_lr, eps=optim.eps, step=number))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -136,7 +136,7 @@ def test_an_id_outside_its_table_is_refused() -> None:
         ({"policy": "best"}, "oracle.policy must be one of belady-window, paper, got 'best'"),
         ({"lookahead": 0}, "oracle.lookahead must be at least 1, got 0"),
         ({"num_slots": -1}, "cache.rows must be at least 0, got -1"),
-        ({"world_size": 0}, "the world size must be from 1 to 65536, got 0"),
+        ({"world_size": 0}, "the world size must be from 1 to 65535, got 0"),
         (
             {"world_size": 2, "num_slots": 2**30},
             r"cache.rows of all 2 ranks must be at most 2147483647, got 1073741824",
