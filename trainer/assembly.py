@@ -46,7 +46,7 @@ class Trainee:
     spec: OracleSpec
 
 
-def build_trainee(config: Config, data: DataSchema) -> Trainee:
+def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trainee:
     """The model and its tables. Dense initial values come from torch's global generator, seeded here.
 
     Raises:
@@ -64,6 +64,8 @@ def build_trainee(config: Config, data: DataSchema) -> Trainee:
         num_slots=config.cache.rows,
         lookahead=config.oracle.lookahead,
         policy=config.oracle.policy,
+        world_size=world_size,
+        assign=config.cacher.assign,
     )
     return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec)
 

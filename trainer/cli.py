@@ -1,4 +1,4 @@
-"""`python -m trainer --config FILE [--SECTION.KEY VALUE …] [--result out.json]`."""
+"""`python -m trainer --config FILE [--SECTION.KEY VALUE …] [--result out.json]`, once per rank under torchrun."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
 from bagpipe.environment import check_environment
+from bagpipe.peers.membership import Membership
 from trainer.process import settle_process
 
 __all__ = ["main"]
@@ -38,8 +39,10 @@ def _train(argv: Sequence[str]) -> int:
     settle_process()
     from trainer.job import run_job
 
-    result = run_job(config, result_path=command_line.options["result"])
-    sys.stdout.write("\n".join(result.lines()) + "\n")
+    place = Membership.from_environment()
+    result = run_job(config, place=place, result_path=command_line.options["result"])
+    if place is None or place.rank == 0:
+        sys.stdout.write("\n".join(result.lines()) + "\n")
     return EXIT_INTERRUPTED if result.stopped else EXIT_DONE
 
 

@@ -1,21 +1,18 @@
 """One training job on one rank, from configuration to result. Everything is acquired here and nowhere else.
 
-    check ─> cacher process ─> trainee ─> store ─> engine ─> train ─> evaluate ─> Result
+    check ─> ranks ─> cacher, store server ─> trainee ─> store ─> engine ─> train ─> evaluate ─> Result
 
 The store is only read until the first batch is about to be trained: whatever is wrong before leaves it untouched.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import resource
-import tempfile
+import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,21 +22,28 @@ from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.peers.dense import DenseParallel
+from bagpipe.peers.membership import Membership
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
-from cacher.embedded import EmbeddedCacher
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.metrics import BinaryMetrics
 from trainer.progress import ProgressReporter
+from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 from trainer.result import Result, check_folder, check_writable
+from trainer.services import open_services
+from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["OpenJob", "check_supported", "open_job", "run_job"]
 
-#: Lanes of the trace from the first to touch a batch to the last.
+#: Lanes of the trace from the first to touch a batch to the last; with several ranks.
 _TRACE_LANES = ("oracle", "data", "net-in", "copy", "compute", "net-out")
+_TRACE_LANES_OF_RANKS = ("oracle", "data", "net-in", "copy", "pull", "compute", "push", "net-out", "ack")
+
+#: How long a job tries to reach the cacher it has started: a connection on one machine, with a busy one in mind.
+OWN_CACHER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,6 @@ class _Unsupported:
 
 
 _UNSUPPORTED = (
-    _Unsupported(words="cacher.url: a running cacher cannot be joined yet", test=lambda c: c.cacher.url),
     _Unsupported(
         words="cache.dtype: rows of another type than run.dtype are not supported yet",
         test=lambda c: c.cache.dtype if c.cache.dtype not in ("run", c.run.dtype) else "",
@@ -96,32 +99,56 @@ _UNSUPPORTED = (
 )
 
 
-def run_job(config: Config, *, result_path: str = "") -> Result:
-    """Train, evaluate, and digest.
+def run_job(config: Config, *, place: Membership | None = None, result_path: str = "") -> Result:
+    """Train, evaluate, and digest. Every rank returns the same result; rank 0 writes it.
+
+    Args:
+        config: the job.
+        place: which of its ranks this is; None for the only one.
+        result_path: where rank 0 writes the result; empty: nowhere.
 
     Raises:
         InputError: configuration, data or store cannot be used. Data that goes bad after a while is reported once the
             batches before it are trained and written back.
-        StoreError, JobError: the job failed.
+        StoreError, JobError: the job failed. PeerError: another rank did.
     """
-    _check(config, result_path)
-    torch.set_num_threads(config.run.threads)
+    own = config_of_rank(config, place)
+    _check(own, place, result_path)
+    torch.set_num_threads(own.run.threads)
+    with open_ranks(place, timeout_s=own.run.peer_timeout_s, device=own.run.device) as ranks:
+        try:
+            check_same(ranks, common_settings(config), "configurations")
+            return _run(own, ranks, result_path)
+        except BaseException as error:
+            # Before the stack below it unwinds: what this rank had started for others is gone then.
+            ranks.report(error)
+            raise
+
+
+def _run(config: Config, ranks: Ranks, result_path: str) -> Result:
     with ExitStack() as stack:
         trace = Trace() if config.run.trace else None
-        parts = open_job(config, stack, trace)
+        parts = open_job(config, ranks, stack, trace)
         start_s = time.monotonic()
-        with ProgressReporter(config.run.tensorboard) as reporter:
-            parts.engine.on_batch = reporter
+        label = "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})"
+        with ExitStack() as shown:
+            if ranks.is_first:
+                parts.engine.on_batch = shown.enter_context(ProgressReporter(config.run.tensorboard, label))
             trained = parts.engine.train(parts.source.steps("train", parts.spec, max_steps=config.run.steps))
             parts.engine.on_batch = None
         seconds = time.monotonic() - start_s
         _raise_input_error(trained)
-        metrics, stopped = _evaluate(parts, trained)
+        metrics, stopped = _evaluate(parts, ranks, trained)
         if trace is not None:
-            trace.write(config.run.trace, lanes=_TRACE_LANES)
-        result = _result(parts, trained, metrics, seconds=seconds, stopped=stopped)
-        if result_path:
+            lanes = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
+            trace.write(path_of_rank(config.run.trace, ranks.rank), lanes=lanes)
+        digest = dense_digest(parts.engine.model, parts.engine.optimizer)
+        totals = totals_of(trained, seconds=seconds, dense_digest=digest)
+        result = _result(parts, ranks, totals, metrics, stopped=stopped)
+        if result_path and ranks.is_first:
             result.write(result_path)
+        # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
+        ranks.gather(None)
         return result
 
 
@@ -133,43 +160,64 @@ def check_supported(config: Config) -> None:
             raise InputError(f"{unsupported.words}, leave it unset (got {value})")
 
 
-def _check(config: Config, result_path: str) -> None:
+def _check(config: Config, place: Membership | None, result_path: str) -> None:
     """Everything that can be refused before anything is opened."""
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size != "1":
-        raise InputError(f"one trainer rank is supported so far, torchrun started {world_size}")
     check_supported(config)
-    if config.run.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"run.device is {config.run.device}, but this machine has no usable CUDA device")
-    for key, path in (("--result", result_path), ("run.trace", config.run.trace)):
+    rank = place.rank if place is not None else 0
+    _check_device(config)
+    files = {"--result": result_path if rank == 0 else "", "run.trace": path_of_rank(config.run.trace, rank)}
+    for key, path in files.items():
         if path:
             check_writable(path, key)
-    for key, path in (("run.tensorboard", config.run.tensorboard), ("run.dir", config.run.dir)):
+    folders = {"run.tensorboard": config.run.tensorboard, "run.dir": config.run.dir} if rank == 0 else {}
+    for key, path in folders.items():
         if path:
             check_folder(path, key)
 
 
-def open_job(config: Config, stack: ExitStack, trace: Trace | None = None) -> OpenJob:
-    """Start the cacher, build the model, connect to the store (an embedded one if no URL is given).
+def _check_device(config: Config) -> None:
+    device = config.run.device
+    if not device.startswith("cuda"):
+        return
+    if not torch.cuda.is_available():
+        raise InputError(f"run.device is {device}, but this machine has no usable CUDA device")
+    number, count = torch.device(device).index or 0, torch.cuda.device_count()
+    if number >= count:
+        raise InputError(f"run.device is {device}, but this machine has {count} CUDA devices")
+
+
+def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None = None) -> OpenJob:
+    """Reach the cacher, build the model, connect to the store; what no URL names is started by rank 0.
 
     Args:
-        config: the job.
+        config: the job, on this rank's device.
+        ranks: its ranks.
         stack: closes everything again, in reverse.
         trace: records every action.
 
     Raises:
         InputError: the data cannot be opened, the model cannot be built, or the store refuses us.
     """
-    credits = config.cache.prefetch_depth + 2  # the steps a trainer has read and not trained, see Engine
-    source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=credits))
-    trainee = build_trainee(config, source.schema)
-    url = config.store.url
-    if not url:
-        folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
-        url = stack.enter_context(EmbeddedServer(Path(folder))).url
+    services = open_services(config, ranks, stack)
+    if not config.cacher.url:
+        # Nobody will start a job's own cacher again.
+        timeout_s = min(config.cacher.timeout_s, OWN_CACHER_TIMEOUT_S)
+        config = dataclasses.replace(config, cacher=dataclasses.replace(config.cacher, timeout_s=timeout_s))
+    source = stack.enter_context(
+        RemoteSteps(
+            services.cacher_url,
+            config,
+            credits=config.cache.prefetch_depth + 2,  # the steps a trainer has read and not trained, see Engine
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            job_id=services.job_id,
+            secret=services.secret,
+        )
+    )
+    trainee = build_trainee(config, source.schema, ranks.world_size)
     store = stack.enter_context(
         open_store(
-            url,
+            services.store_url,
             namespace=config.store.namespace,
             schema=trainee.rows,
             buckets=config.store.buckets,
@@ -178,18 +226,37 @@ def open_job(config: Config, stack: ExitStack, trace: Trace | None = None) -> Op
     )
     continued = store.check()
     engine = build_engine(trainee, store, trace)
+    if ranks.peers is not None:
+        check_same(ranks, _shapes(trainee), "models")
+        stack.enter_context(DenseParallel(engine.model, engine.optimizer, ranks.peers.dense))
+        engine.peers = ranks.peers
+        engine.claim = lambda: _claim(ranks, store)
+        ranks.listen(engine.abort)
     return OpenJob(source=source, trainee=trainee, store=store, engine=engine, continued=continued)
 
 
-def _evaluate(parts: OpenJob, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
-    """Metrics of the held-out examples, and whether the job was interrupted by then. Half an evaluation is none."""
+def _claim(ranks: Ranks, store: Store) -> bool:
+    """Rank 0 claims the namespace for all, once every rank has its first batch."""
+    ranks.gather(None)
+    return bool(ranks.share(store.claim() if ranks.is_first else None))
+
+
+def _shapes(trainee: Trainee) -> dict[str, Any]:
+    """What must be equal for gradients to be summed element by element."""
+    state = trainee.converted.model.state_dict()
+    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
+
+
+def _evaluate(parts: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
+    """Metrics of all held-out examples, at rank 0, and whether the job was interrupted by then. Half is none."""
     if trained.report.stopped or not parts.trainee.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
     metrics = BinaryMetrics()
     evaluated = parts.engine.evaluate(parts.source.steps("eval", parts.spec), metrics.add)
     _raise_input_error(evaluated)
-    stopped = evaluated.report.stopped
-    return BinaryMetrics() if stopped else metrics, stopped
+    if evaluated.report.stopped:
+        return BinaryMetrics(), True
+    return metrics if ranks.peers is None else metrics.gathered(ranks.collect), False
 
 
 def _raise_input_error(phase: PhaseResult) -> None:
@@ -197,26 +264,28 @@ def _raise_input_error(phase: PhaseResult) -> None:
         raise phase.input_error
 
 
-def _result(parts: OpenJob, trained: PhaseResult, metrics: BinaryMetrics, *, seconds: float, stopped: bool) -> Result:
-    progress, report = trained.progress, trained.report
-    loss = float(progress.loss_sum) / progress.samples if progress.samples else math.nan
+def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics, *, stopped: bool) -> Result:
+    """The job's result, the same at every rank; rank 0 alone reads the store and knows all scores."""
+    totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
+    found = None
+    if ranks.is_first:
+        quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
+        found = {**quality, "embedding_digest": embedding_digest(parts.store)}
     return Result(
-        steps=progress.steps,
-        samples=progress.samples,
-        seconds=seconds,
-        samples_per_s=progress.samples / seconds,
-        loss=loss if math.isfinite(loss) else None,
-        auc=metrics.auc(),
-        ne=metrics.normalised_entropy(),
-        rows_unique=progress.rows_unique,
-        rows_fetched=progress.rows_fetched,
-        rows_written=progress.rows_written,
-        hit_rate=progress.hit_rate,
-        exposed_embedding_s=progress.exposed_s,
-        step_s_p50=report.steps.quantile_s(0.5) if report.steps.count else None,
-        dense_digest=dense_digest(parts.engine.model, parts.engine.optimizer),
-        embedding_digest=embedding_digest(parts.store),
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **ranks.share(found),
+        steps=totals.steps,
+        samples=totals.samples,
+        seconds=totals.seconds,
+        samples_per_s=totals.samples / totals.seconds,
+        loss=totals.loss,
+        rows_unique=totals.rows_unique,
+        rows_fetched=totals.rows_fetched,
+        rows_written=totals.rows_written,
+        hit_rate=totals.hit_rate,
+        exposed_embedding_s=totals.exposed_s,
+        step_s_p50=totals.step_s_p50,
+        dense_digest=totals.dense_digest,
+        peak_rss_bytes=totals.peak_rss_bytes,
         skipped_rows=parts.source.skipped_rows(),
         stopped=stopped,
         continued=parts.continued,

@@ -1,8 +1,12 @@
-"""Quality of held-out predictions: AUC and normalised entropy, both of the logits."""
+"""Quality of held-out predictions: AUC and normalised entropy, both of the logits.
+
+every rank: add(logits, labels) per batch ──gathered──> rank 0: all examples' ──> auc, normalised_entropy
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,6 +25,14 @@ class BinaryMetrics:
         """Logits and labels ``[n]`` of one batch."""
         self._logits.append(logits.detach().cpu())
         self._labels.append(labels.detach().cpu())
+
+    def gathered(self, collect: Callable[[Tensor], Tensor]) -> BinaryMetrics:
+        """The metrics of all ranks' examples; `collect` joins every rank's 1-D tensors, see `Ranks.collect`."""
+        together = BinaryMetrics()
+        empty = torch.empty(0)
+        logits, labels = torch.cat([empty, *self._logits]).double(), torch.cat([empty, *self._labels]).double()
+        together.add(collect(logits), collect(labels))
+        return together
 
     def auc(self) -> float | None:
         """Area under the ROC curve; None if only one class was seen, or a logit is not finite.

@@ -22,10 +22,12 @@ class ProgressReporter:
 
     Args:
         tensorboard_dir: where scalars go; empty: none.
+        label: what the bar begins with.
     """
 
-    def __init__(self, tensorboard_dir: str) -> None:
+    def __init__(self, tensorboard_dir: str, label: str = "train") -> None:
         self._tensorboard_dir = tensorboard_dir
+        self._label = label
         self._bar: tqdm[Any] | None = None
         self._writer: Any = None
         self._last_s = 0.0
@@ -33,7 +35,7 @@ class ProgressReporter:
         self._totals: Callable[[], Progress] | None = None
 
     def __enter__(self) -> Self:
-        self._bar = tqdm(unit=" samples", unit_scale=True, desc="train", disable=None, mininterval=INTERVAL_S)
+        self._bar = tqdm(unit=" samples", unit_scale=True, desc=self._label, disable=None, mininterval=INTERVAL_S)
         if self._tensorboard_dir:
             from torch.utils.tensorboard import SummaryWriter
 

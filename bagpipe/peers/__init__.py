@@ -1,7 +1,9 @@
 """The other ranks of a job, and what travels between them.
 
-interface.Peers     what the engine needs of them: exchange rows, agree on a batch, acknowledge a write-back
-groups.TorchPeers   the same over torch.distributed: one process group per lane, deadlines, named errors
-dense               DistributedDataParallel with sums in rank order
-failure             the first rank's error, told to all
+membership             which rank this is, from the launcher's environment
+interface.Peers        what the engine needs of the others: exchange rows, agree on a batch, acknowledge a write-back
+groups.TorchPeers      the same over torch.distributed: one process group per lane (exchange.LaneGroup), deadlines
+dense.DenseParallel    dense gradients, summed in rank order under the backward
+failure                the first rank's error, told to all through the job's key-value store (keystore)
+words                  what rank 0 tells the others, however long it takes
 """

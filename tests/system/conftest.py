@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from bagpipe.config import Config, DataConfig, ModelConfig, OptimConfig, StoreConfig
+from bagpipe.store.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
+from tests.system.writes import Writes, client_of
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +42,20 @@ def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server of the test's own that tells of every write."""
+    with EmbeddedServer(tmp_path / "server") as server:
+        with client_of(server.url) as client:
+            client.config_set("notify-keyspace-events", "Kh")
+        yield server
+
+
+@pytest.fixture
+def writes(server: EmbeddedServer, namespace: str) -> Iterator[Writes]:
+    """Writes into the test's namespace on its own server."""
+    writes = Writes(server.url, namespace)
+    yield writes
+    writes.close()

@@ -5,6 +5,9 @@ The towers take the pooled vectors; `tests.system.reference` builds the same mod
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +18,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config import ModelConfig
+from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 
-__all__ = ["HISTORY_LENGTH", "Mixed", "Towers", "build", "padded", "returns_no_module"]
+__all__ = ["HISTORY_LENGTH", "Mixed", "Towers", "build", "dies_once", "padded", "refuses", "returns_no_module"]
 
 HISTORY_LENGTH = 4
 
@@ -82,3 +86,31 @@ def build(schema: DataSchema, config: ModelConfig) -> nn.Module:
 def returns_no_module(schema: DataSchema, config: ModelConfig) -> str:
     """A factory that is none."""
     return "nothing"
+
+
+def dies_once(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The factory's model, killed at rank 1 in its third forward, in the job's first attempt only."""
+    model = build(schema, config)
+    calls = itertools.count()
+
+    def die(*_: object) -> None:
+        if next(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if (os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")) == ("1", "0"):
+        model.register_forward_pre_hook(die)
+    return model
+
+
+def refuses(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The factory's model, which at rank 1 cannot use its third batch."""
+    model = build(schema, config)
+    calls = itertools.count()
+
+    def refuse(*_: object) -> None:
+        if next(calls) == 2:
+            raise InputError("the third batch is not to our taste")
+
+    if os.environ.get("RANK") == "1":
+        model.register_forward_pre_hook(refuse)
+    return model

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import StepSource
 from bagpipe.config import Config
 from bagpipe.digest import dense_digest, embedding_digest
@@ -92,7 +93,8 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
         source: StepSource
         if transport == "process":
             credits = config.cache.prefetch_depth + 2
-            source = stack.enter_context(EmbeddedCacher(config.data, config.run.seed, credits=credits))
+            cacher = stack.enter_context(EmbeddedCacher(config))
+            source = stack.enter_context(RemoteSteps(cacher.url, config, credits=credits))
         else:
             source = PlannedData(config.data, config.run.seed)
         trainee = build_trainee(config, source.schema)

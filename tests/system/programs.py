@@ -15,18 +15,28 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["ROOT", "Done", "Program", "await_gone", "marked_processes", "run_forked", "run_program"]
+__all__ = [
+    "CONTEXT",
+    "ROOT",
+    "Done",
+    "Program",
+    "await_end",
+    "await_gone",
+    "marked_processes",
+    "run_forked",
+    "run_program",
+]
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100.0
 _MARK = "BAGPIPE_TEST_MARK"
-_CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT = multiprocessing.get_context("forkserver")
 # Imported by the fork server, once; both are needed by any job.
-_CONTEXT.set_forkserver_preload(["trainer.cli", "trainer.job"])
+CONTEXT.set_forkserver_preload(["trainer.cli", "trainer.job"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +58,18 @@ class Done:
 
 @dataclass(slots=True)
 class Program:
-    """`python -m trainer ARGUMENTS` running. Use as a context manager: it is killed on the way out."""
+    """`PREFIX python -m trainer ARGUMENTS` running. Use as a context manager: it is killed on the way out."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "trainer"
+    prefix: Sequence[str] = ()
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Program:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, *self.arguments],
+            [*self.prefix, sys.executable, "-m", self.module, *self.arguments],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment, _MARK: self.mark},
             stdin=subprocess.DEVNULL,
@@ -103,7 +114,7 @@ def run_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str,
     """Run to the end in a process forked from the server; its output goes through files in `folder`."""
     mark = uuid.uuid4().hex
     out, err = folder / f"{mark}.out", folder / f"{mark}.err"
-    process = _CONTEXT.Process(
+    process = CONTEXT.Process(
         target=_main, args=(list(arguments), str(out), str(err), {**(environment or {}), _MARK: mark})
     )
     process.start()
@@ -145,17 +156,22 @@ def marked_processes(mark: str) -> dict[int, str]:
     return found
 
 
-def await_gone(mark: str, timeout_s: float = 20.0) -> None:
-    """Wait until no process carries the mark; AssertionError naming those that will not go."""
-    for pid, command in marked_processes(mark).items():
+def await_end(pids: Iterable[int], timeout_s: float = 20.0) -> None:
+    """Wait until the processes have ended; AssertionError naming one that does not."""
+    for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         try:
             readable, _, _ = select.select([descriptor], [], [], timeout_s)
-            assert readable, f"still there after {timeout_s:g} s: {pid} {command}"
+            assert readable, f"still there after {timeout_s:g} s: process {pid}"
         finally:
             os.close(descriptor)
+
+
+def await_gone(mark: str, timeout_s: float = 20.0) -> None:
+    """Wait until no process carries the mark; AssertionError naming those that will not go."""
+    await_end(marked_processes(mark), timeout_s)
     left = marked_processes(mark)
     assert not left, f"started meanwhile: {left}"

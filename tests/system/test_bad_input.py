@@ -177,7 +177,19 @@ CASES = [
         name="world size",
         arguments=[],
         environment={"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"},
-        pattern=r"one trainer rank is supported so far, torchrun started 2",
+        pattern=r"WORLD_SIZE is set, so MASTER_ADDR is expected in the environment; start with torchrun",
+    ),
+    Case(
+        name="a rank too many",
+        arguments=[],
+        environment={"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        pattern=r"expected RANK in the environment to be a number from 0 to 1, got '2'; start with torchrun",
+    ),
+    Case(
+        name="memory that ranks cannot share",
+        arguments=["--store.url", "memory://"],
+        environment={"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        pattern=r"store\.url is memory://, which one rank alone can see; 2 ranks need a server: .*",
     ),
     Case(
         name="no such factory",
@@ -206,8 +218,8 @@ CASES = [
     ),
     Case(
         name="a daemon",
-        arguments=["--cacher.url", "localhost:1"],
-        pattern=r"cacher\.url: .*\(got localhost:1\)",
+        arguments=["--cacher.url", "localhost:1", "--cacher.timeout_s", "0.5"],
+        pattern=r"the cacher at localhost:1 was not reached within 0\.5 s: .*Connection refused",
     ),
     Case(
         name="checkpoints",

@@ -1,0 +1,37 @@
+"""A model of one's own: the factorised pairwise interactions of a factorisation machine, beside a small tower.
+
+python -m trainer --config trainer/configs/synthetic.toml --model.factory examples.own_model:build
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from bagpipe.config import ModelConfig
+from bagpipe.schema import DataSchema
+from trainer.models import embedding_bags, num_dense_inputs
+
+
+class PairwiseModel(nn.Module):
+    """Every torchrec embedding collection in it is served from the cache, every other parameter is dense."""
+
+    def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
+        super().__init__()
+        self.dim = config.embedding_dim
+        self.embeddings = embedding_bags(schema, self.dim)  # on the meta device: its rows live in the store
+        self.tower = nn.Sequential(nn.Linear(num_dense_inputs(schema) + self.dim, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """Logits ``[num_examples, 1]``."""
+        vectors = self.embeddings(sparse).values().view(len(dense), -1, self.dim)
+        total = vectors.sum(1)
+        pairs = 0.5 * (total.square() - vectors.square().sum(1))
+        logits: Tensor = self.tower(torch.cat([dense, total], dim=1)) + pairs.sum(1, keepdim=True)
+        return logits
+
+
+def build(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The factory; called on every rank."""
+    return PairwiseModel(schema, config)

@@ -1,0 +1,125 @@
+"""Ranks as real processes: a function of the test runs once per rank, and its results come back.
+
+    run_ranks(n, work)  work(membership)     run_peers(n, work)  work(peers), inside `TorchPeers`
+
+The processes are forked from a server that has torch imported; the job's store lives in the test, as in a launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from bagpipe.peers.groups import TorchPeers
+from bagpipe.peers.membership import Membership
+from tests.system.programs import CONTEXT
+
+__all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]
+
+#: Deadline of one exchange in these tests.
+DEADLINE_S = 3.0
+_PATIENCE_S = 60.0
+_LAST_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How one rank ended.
+
+    Attributes:
+        value: what its function returned; None if it raised.
+        error: class name and message of what it raised.
+        seconds: how long it took.
+        threads: of its process, afterwards.
+        code: exit code of its process, negative for a signal.
+    """
+
+    value: Any = None
+    error: tuple[str, str] | None = None
+    seconds: float = 0.0
+    threads: int = 0
+    code: int | None = None
+
+
+def run_peers(world_size: int, work: Callable[..., Any], *args: object, hosted_by_rank_0: bool = False) -> list[Ended]:
+    """Run ``work(peers, *args)`` on every rank, inside ``with TorchPeers``; see `run_ranks`."""
+    return run_ranks(world_size, _in_peers, work, args, hosted_by_rank_0=hosted_by_rank_0)
+
+
+def _in_peers(membership: Membership, work: Callable[..., Any], args: tuple[object, ...]) -> Any:
+    with TorchPeers(membership, timeout_s=DEADLINE_S) as peers:
+        return work(peers, *args)
+
+
+def run_ranks(world_size: int, work: Callable[..., Any], *args: object, hosted_by_rank_0: bool = False) -> list[Ended]:
+    """Run ``work(membership, *args)`` on every rank; by rank, how it ended. A rank that ends in no way is killed.
+
+    Args:
+        world_size: number of processes.
+        work: a module-level function.
+        args: its further arguments.
+        hosted_by_rank_0: the job's store is rank 0's, as without torchrun.
+    """
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
+    port = store.port
+    if hosted_by_rank_0:
+        del store  # its port is free again
+    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
+    processes = []
+    for rank in range(world_size):
+        membership = Membership(
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            port=port,
+            store_is_launchers=not hosted_by_rank_0,
+        )
+        processes.append(CONTEXT.Process(target=_main, args=(pipes[rank][1], membership, work, args)))
+    for process in processes:
+        process.start()
+    for _, child in pipes:
+        child.close()
+    ended = _collect([pipe for pipe, _ in pipes])
+    for process, end in zip(processes, ended, strict=True):
+        if end is None:
+            process.kill()  # a stopped rank says nothing for ever
+        process.join(_PATIENCE_S)
+    return [end or Ended(code=process.exitcode) for end, process in zip(ended, processes, strict=True)]
+
+
+def _collect(pipes: list[Connection]) -> list[Ended | None]:
+    """What every rank says of its end. When one is left, it gets `_LAST_S` more."""
+    ended: dict[Connection, Ended | None] = {}
+    while silent := [pipe for pipe in pipes if pipe not in ended]:
+        ready = wait(silent, _LAST_S if len(silent) == 1 else _PATIENCE_S)
+        if not ready:
+            break
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            try:
+                ended[pipe] = pipe.recv()
+            except EOFError:
+                ended[pipe] = None
+    return [ended.get(pipe) for pipe in pipes]
+
+
+def _main(pipe: Connection, membership: Membership, work: Callable[..., Any], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    value, error, start_s = None, None, time.monotonic()
+    try:
+        value = work(membership, *args)
+    except (Exception, SystemExit) as raised:
+        error = type(raised).__name__, str(raised)
+    seconds, threads = time.monotonic() - start_s, len(os.listdir("/proc/self/task"))
+    pipe.send(Ended(value=value, error=error, seconds=seconds, threads=threads, code=0))

@@ -1,0 +1,177 @@
+"""`DenseParallel` in real processes: sums over ranks, the same bits everywhere and whatever the buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.peers.dense import DenseParallel
+from bagpipe.peers.groups import TorchPeers
+from tests.peers.processes import run_peers
+
+pytestmark = pytest.mark.multiproc
+
+NUM_EXAMPLES = 11
+NUM_STEPS = 4
+
+
+class Model(nn.Module):
+    """Parameters of every kind: shared, frozen, never used, used in some steps, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 9)
+        self.same = nn.Linear(9, 9)
+        self.frozen = nn.Linear(9, 9).requires_grad_(False)
+        self.unused = nn.Linear(3, 2)
+        self.sometimes = nn.Linear(9, 9)
+        self.last = nn.Linear(9, 1)
+        self.register_buffer("scale", torch.ones(()))
+        self.turn = 0
+
+    def forward(self, dense: Tensor, sparse: Any) -> Tensor:
+        hidden = torch.tanh(self.same(torch.tanh(self.same(torch.tanh(self.first(dense))))))
+        hidden = hidden + self.frozen(hidden) * self.scale
+        if self.turn % 2:
+            hidden = hidden + self.sometimes(hidden)
+        logits: Tensor = self.last(hidden).squeeze(1)
+        return logits
+
+
+def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    dense = torch.randn(NUM_EXAMPLES, 5, generator=generator, dtype=torch.float64)
+    return dense.to(dtype), (dense[:, 0] > 0).to(dtype)
+
+
+def make_model(seed: int, dtype: torch.dtype) -> Model:
+    torch.manual_seed(seed)
+    return Model().to(dtype)
+
+
+def train(model: Model, optimizer: torch.optim.Optimizer, mine: slice, dtype: torch.dtype) -> list[Any]:
+    """Gradients of every step, by parameter name. Without examples: no backward."""
+    gradients = []
+    for step in range(NUM_STEPS):
+        model.turn = step
+        dense, labels = (part[mine] for part in batch(step, dtype))
+        if len(labels):
+            loss = nn.functional.binary_cross_entropy_with_logits(model(dense, None), labels, reduction="sum")
+            (loss / NUM_EXAMPLES).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        gradients.append(
+            {name: None if p.grad is None else p.grad.clone().numpy() for name, p in model.named_parameters()}
+        )
+        optimizer.zero_grad(set_to_none=True)
+    return gradients
+
+
+def mine_of(peers: TorchPeers, empty_rank: int) -> slice:
+    """A rank's examples: what a balanced partition gives it, none for `empty_rank`."""
+    others = [rank for rank in range(peers.world_size) if rank != empty_rank]
+    if peers.rank == empty_rank:
+        return slice(0, 0)
+    place = others.index(peers.rank)
+    return slice(NUM_EXAMPLES * place // len(others), NUM_EXAMPLES * (place + 1) // len(others))
+
+
+def train_together(peers: TorchPeers, dtype: torch.dtype, empty_rank: int, sizes: list[int]) -> list[Any]:
+    """For every bucket size: gradients of every step, and the parameters at the end."""
+    ends = []
+    for size in sizes:
+        model = make_model(7 + peers.rank, dtype)  # rank 0's values are everybody's
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        with DenseParallel(model, optimizer, peers.dense, bucket_bytes=size):
+            gradients = train(model, optimizer, mine_of(peers, empty_rank), dtype)
+        parameters = {name: value.numpy() for name, value in model.state_dict().items()}
+        ends.append((gradients, parameters, len(optimizer.state)))
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("world_size", "empty_rank", "dtype"),
+    [(2, -1, torch.float32), (3, 1, torch.float64), (4, -1, torch.float64), (4, 0, torch.float32)],
+)
+def test_sums_equal_one_process_and_do_not_depend_on_buckets(
+    world_size: int, empty_rank: int, dtype: torch.dtype
+) -> None:
+    alone = make_model(7, dtype)
+    optimizer = torch.optim.Adagrad(alone.parameters(), lr=0.1)
+    expected = train(alone, optimizer, slice(None), dtype)
+    ends = run_peers(world_size, train_together, dtype, empty_rank, [1, 500, 1 << 20])
+    assert [end.error for end in ends] == [None] * world_size
+    reference, parameters, num_states = ends[0].value[0]
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-6
+    for step in range(NUM_STEPS):
+        for name, gradient in expected[step].items():
+            together = reference[step][name]
+            assert (together is None) == (gradient is None), name
+            if gradient is not None:
+                assert abs(together - gradient).max() < tolerance, name
+    assert num_states == len(optimizer.state), "a parameter that no rank uses gets no optimizer state"
+    for end in ends:
+        for gradients, values, _ in end.value:
+            for step in range(NUM_STEPS):
+                for name, gradient in gradients[step].items():
+                    assert (gradient is None) == (reference[step][name] is None)
+                    assert gradient is None or gradient.tobytes() == reference[step][name].tobytes(), name
+            assert {name: value.tobytes() for name, value in values.items()} == {
+                name: value.tobytes() for name, value in parameters.items()
+            }
+
+
+def fail_in_midst(peers: TorchPeers) -> None:
+    model = make_model(1, torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DenseParallel(model, optimizer, peers.dense):
+        if peers.rank == 1:
+            raise ValueError("one rank is broken")
+        train(model, optimizer, slice(None), torch.float32)
+
+
+def test_a_lost_peer_is_the_steps_error() -> None:
+    ends = run_peers(2, fail_in_midst)
+    assert ends[0].error == ("PeerError", "rank 1: ValueError: one rank is broken")
+    assert ends[1].error == ("ValueError", "one rank is broken")
+
+
+def sparse_gradient(peers: TorchPeers) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 2, sparse=True)
+
+        def forward(self, dense: Tensor, sparse: Any) -> Tensor:
+            total: Tensor = self.table(torch.arange(2)).sum()
+            return total
+
+    model = Sparse()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DenseParallel(model, optimizer, peers.dense):
+        model(torch.ones(1), None).backward()
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    for end in run_peers(2, sparse_gradient):
+        assert end.error is not None
+        assert end.error[0] == "InputError"
+        assert "model parameter table.weight: expected a dense gradient" in end.error[1]
+
+
+def nothing_to_train(peers: TorchPeers) -> list[float]:
+    model = nn.Bilinear(1, 1, 1).requires_grad_(False)
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with DenseParallel(model, optimizer, peers.dense):
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+    return [float(parameter)]
+
+
+def test_a_model_without_dense_parameters() -> None:
+    for end in run_peers(2, nothing_to_train):
+        assert end.error is None
+        assert end.value == pytest.approx([0.9])

@@ -1,0 +1,53 @@
+"""`LaneGroup` in real processes, as `TorchPeers` hands it out for the dense part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bagpipe.peers.exchange import _first_words
+from bagpipe.peers.groups import TorchPeers
+from tests.peers.processes import run_peers
+
+
+def every_collective(peers: TorchPeers) -> dict[str, Any]:
+    lane, rank = peers.dense, peers.rank
+    gathered = torch.empty(3 * peers.world_size)
+    lane.all_gather(gathered, torch.full((3,), float(rank)))
+    first = torch.full((2,), float(rank + 5))
+    lane.broadcast(first)
+    return {
+        "gathered": gathered.tolist(),
+        "uneven": [part.tolist() for part in lane.all_gather_uneven(torch.arange(rank))],
+        "maximum": lane.maximum(3 * rank - 1),
+        "broadcast": first.tolist(),
+        "hang": lane.find_hang(),
+    }
+
+
+@pytest.mark.multiproc
+def test_collectives() -> None:
+    for end in run_peers(3, every_collective):
+        assert end.error is None
+        assert end.value == {
+            "gathered": [0.0] * 3 + [1.0] * 3 + [2.0] * 3,
+            "uneven": [[], [0], [0, 1]],
+            "maximum": 5,
+            "broadcast": [5.0, 5.0],
+            "hang": None,
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7. This", "Connection closed by peer [10.0.0.1]:7"),
+        ("[/gloo/buffer.cc:78] Timed out waiting 5000ms for recv", "Timed out waiting 5000ms for recv"),
+        ("no source file\nsecond line", "no source file"),
+        ("", "RuntimeError"),
+    ],
+)  # fmt: skip
+def test_what_is_kept_of_a_communicators_error(text: str, words: str) -> None:
+    assert _first_words(RuntimeError(text)) == words

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from bagpipe.errors import CapacityError, InputError, JobError, PeerError, StoreError
+from bagpipe.peers.failure import BEAT_S, GRACE_S, Failure, Failures, Watcher
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "message", "kind"),
+    [
+        (InputError("day_3.tsv:7: 39 columns"), 2, "day_3.tsv:7: 39 columns", InputError),
+        (CapacityError("batch 4 needs\n 9 rows"), 2, "batch 4 needs 9 rows", InputError),
+        (StoreError("read failed"), 1, "read failed", PeerError),
+        (JobError("digests differ"), 1, "digests differ", PeerError),
+        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero", PeerError),
+        (SystemExit(130), 130, "SystemExit: 130", SystemExit),
+        (KeyboardInterrupt(), 130, "KeyboardInterrupt: ", SystemExit),
+    ],
+)  # fmt: skip
+def test_what_other_ranks_end_with(
+    error: BaseException, exit_code: int, message: str, kind: type[BaseException]
+) -> None:
+    failure = Failure.of(2, error)
+    assert failure == Failure(rank=2, exit_code=exit_code, message=message)
+    learned = failure.error()
+    assert type(learned) is kind
+    if kind is SystemExit:
+        assert isinstance(learned, SystemExit)
+        assert learned.code == 130
+    else:
+        assert str(learned) == f"rank 2: {message}"
+
+
+def ranks(count: int) -> list[Failures]:
+    store = HashStore()
+    return [Failures(store, rank, count) for rank in range(count)]
+
+
+def test_the_first_error_wins() -> None:
+    first, second, third = ranks(3)
+    assert third.look() is None
+    second.report(InputError("bad column"))
+    first.report(StoreError("the store went away, since rank 1 had started it"))
+    for other in (first, third):
+        assert other.look() == Failure(rank=1, exit_code=2, message="bad column")
+    assert second.look() is None, "a rank is not told of its own error"
+    assert second.known is None
+
+
+def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
+    first, second = ranks(2)
+    second.report(InputError("bad column"))
+    assert str(first.explain("pull lane: closed")) == "rank 1: bad column"
+    assert isinstance(first.explain("pull lane: closed"), InputError)
+
+
+def test_a_failed_exchange_is_explained_by_who_is_gone() -> None:
+    first, second, _ = ranks(3)
+    first.beat()
+    second.beat()
+    start_s = time.monotonic()
+    error = first.explain("pull lane: waited for 3 rows: closed")
+    assert str(error) == "lost ranks 1, 2, dead or stopped (pull lane: waited for 3 rows: closed)"
+    assert isinstance(error, PeerError)
+    assert time.monotonic() - start_s < GRACE_S + 1
+    with Watcher(second, lambda error: None):
+        assert str(first.explain("closed")).startswith("lost rank 2, ")
+
+
+def test_ranks_that_are_well_explain_nothing() -> None:
+    first, second = ranks(2)
+    with Watcher(second, lambda error: None):
+        assert first.explain("a full disk") is None
+
+
+def test_a_rank_that_left_is_named() -> None:
+    first, second = ranks(2)
+    second.leave()
+    assert str(first.explain("closed")) == "rank 1 left the job too early (closed)"
+
+
+def test_the_watcher_hears_of_a_failure_once() -> None:
+    first, second = ranks(2)
+    heard: queue.Queue[BaseException] = queue.Queue()
+    with Watcher(first, heard.put):
+        second.report(StoreError("no answer"))
+        assert str(heard.get(timeout=10 * BEAT_S)) == "rank 1: no answer"
+    assert heard.empty()
+
+
+def test_the_watcher_reports_what_its_own_check_finds() -> None:
+    (only,) = ranks(1)
+    heard: queue.Queue[BaseException] = queue.Queue()
+    with Watcher(only, heard.put, lambda: PeerError("the device hangs")):
+        assert str(heard.get(timeout=10 * BEAT_S)) == "the device hangs"
+
+
+class _GoneStore:
+    """A store whose server is gone."""
+
+    def __getattr__(self, name: str) -> object:
+        def fail(*_: object) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+        return fail
+
+
+def test_a_store_that_is_gone_is_an_error_of_its_own() -> None:
+    failures = Failures(_GoneStore(), 0, 2)
+    assert "lost the job's key-value store" in str(failures.explain("closed"))
+    heard: queue.Queue[BaseException] = queue.Queue()
+    with Watcher(failures, heard.put):
+        assert "lost the job's key-value store" in str(heard.get(timeout=10 * BEAT_S))
+    failures.report(JobError("nobody to be told"))
+    failures.leave()
+    failures.await_leavers(10.0)
+
+
+def test_the_host_of_the_store_leaves_last() -> None:
+    first, second = ranks(2)
+    start_s = time.monotonic()
+    first.leave()
+    second.leave()
+    first.await_leavers(30.0)
+    assert time.monotonic() - start_s < 10

@@ -1,0 +1,148 @@
+"""`TorchPeers` in real processes: what travels, and how a job ends when a rank does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bagpipe.errors import InputError, PeerError, StoreError
+from bagpipe.peers.groups import TorchPeers
+from bagpipe.peers.membership import Membership
+from tests.peers.processes import DEADLINE_S, run_peers
+
+pytestmark = pytest.mark.multiproc
+
+
+def rows_between(giver: int, taker: int, turn: int) -> int:
+    """How many rows one rank gives another in a turn; none at all in some."""
+    return (3 * giver + 5 * taker + turn) % 4 if turn else 0
+
+
+def exchange_everything(peers: TorchPeers) -> dict[str, Any]:
+    """All lanes at the same time, several turns each, and what came."""
+    rank, size = peers.rank, peers.world_size
+    good: dict[str, Any] = {}
+
+    def rows(lane: Any) -> None:
+        for turn in range(6):
+            given = [rows_between(rank, other, turn) for other in range(size)]
+            taken = [rows_between(other, rank, turn) for other in range(size)]
+            mine = torch.cat([torch.full((n, 3), 100.0 * rank + other) for other, n in enumerate(given)])
+            output = torch.full((sum(taken), 3), -1.0)
+            peers.exchange(lane, output, mine, taken, given)
+            expected = torch.cat([torch.full((n, 3), 100.0 * other + rank) for other, n in enumerate(taken)])
+            good[f"{lane} {turn}"] = bool(torch.equal(output, expected))
+
+    def batches() -> None:
+        good["agree"] = [peers.agree(turn == 3 and rank == size - 1) for turn in range(5)]
+
+    def acknowledgements() -> None:
+        for _ in range(5):
+            peers.acknowledge()
+
+    threads = [threading.Thread(target=rows, args=(lane,)) for lane in ("pull", "push")]
+    threads += [threading.Thread(target=batches), threading.Thread(target=acknowledgements)]
+    for thread in threads:
+        thread.start()
+    good["share"] = peers.share({"port": 7 + rank})
+    good["gather"] = peers.gather({"rank": rank, "text": "ü" * rank})
+    good["scores"] = [part.tolist() for part in peers.collect(torch.arange(float(rank)))]
+    good["nothing"] = [part.tolist() for part in peers.collect(torch.zeros(0, dtype=torch.float64))]
+    for thread in threads:
+        thread.join()
+    return good
+
+
+@pytest.mark.parametrize(("world_size", "hosted_by_rank_0"), [(2, True), (3, False)])
+def test_everything_travels(world_size: int, hosted_by_rank_0: bool) -> None:
+    for rank, end in enumerate(run_peers(world_size, exchange_everything, hosted_by_rank_0=hosted_by_rank_0)):
+        assert end.error is None
+        value = end.value
+        assert value.pop("agree") == [False, False, False, True, False]
+        assert value.pop("share") == {"port": 7}
+        assert value.pop("gather") == [{"rank": other, "text": "ü" * other} for other in range(world_size)]
+        scores = [list(np.arange(float(other))) for other in range(world_size)]
+        assert value.pop("scores") == (scores if rank == 0 else [])
+        assert value.pop("nothing") == ([[]] * world_size if rank == 0 else [])
+        assert len(value) == 12
+        assert all(value.values())
+        assert end.threads <= 3, "communicators leave no thread behind"
+
+
+def fail_on_rank_1(peers: TorchPeers, how: str) -> None:
+    for turn in range(1000):
+        if peers.rank == 1 and turn == 3:
+            if how == "input":
+                raise InputError("day_3.tsv:7: expected 40 columns, got 39")
+            if how == "store":
+                raise StoreError("no answer from 10.0.0.9:6379")
+            if how == "exit":
+                raise SystemExit(130)
+            if how == "leave":
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+        rows = [1] * peers.world_size
+        peers.exchange("pull", torch.empty(peers.world_size, 2), torch.zeros(peers.world_size, 2), rows, rows)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words", "within_s"),
+    [
+        ("input", "InputError", "rank 1: day_3.tsv:7: expected 40 columns, got 39", 3),
+        ("store", "PeerError", "rank 1: no answer from 10.0.0.9:6379", 3),
+        ("exit", "SystemExit", "130", 3),
+        ("leave", "PeerError", "rank 1 left the job too early (pull lane: ", 5),
+        ("kill", "PeerError", "lost rank 1, dead or stopped (pull lane: ", 5),
+    ],
+)
+def test_a_failing_rank_ends_all_with_its_own_error(how: str, kind: str, words: str, within_s: float) -> None:
+    ends = run_peers(3, fail_on_rank_1, how)
+    for rank in (0, 2):
+        error = ends[rank].error
+        assert error is not None
+        assert error[0] == kind
+        # Which of two ranks finds a dead one first is luck; the other then hears it from the first.
+        assert error[1].removeprefix(f"rank {2 - rank}: ").startswith(words), error
+        assert ends[rank].seconds < within_s
+    if how == "kill":
+        assert ends[1].code == -signal.SIGKILL
+    else:
+        own = ends[1].error
+        assert (own is None) == (how == "leave")
+        assert own is None or not own[1].startswith("rank")
+
+
+def fail_while_others_wait(peers: TorchPeers) -> Any:
+    """Rank 0 waits in no exchange with a dead connection: it must be told."""
+    told: list[BaseException] = []
+    heard = threading.Event()
+
+    def listen(error: BaseException) -> None:
+        told.append(error)
+        heard.set()
+
+    peers.listen(listen)
+    if peers.rank == 1:
+        raise InputError("bad column")
+    assert heard.wait(DEADLINE_S)
+    raise StoreError("a consequence, such as the store that rank 1 had started") from told[0]
+
+
+def test_a_waiting_rank_is_told_and_consequences_are_not() -> None:
+    ends = run_peers(2, fail_while_others_wait)
+    assert ends[0].error == ("InputError", "rank 1: bad column")
+    assert ends[1].error == ("InputError", "bad column")
+
+
+def test_ranks_that_cannot_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagpipe.peers.groups.START_TIMEOUT_S", 1.0)
+    membership = Membership(rank=1, world_size=2, local_world_size=2, address="127.0.0.1", port=1)
+    with pytest.raises(PeerError, match=r"rank 1 of 2 cannot reach the others through 127.0.0.1:1 \(MASTER_ADDR"):
+        with TorchPeers(membership, timeout_s=1.0):
+            pass

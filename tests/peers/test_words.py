@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from bagpipe.errors import InputError, PeerError
+from bagpipe.peers.failure import Failures, Watcher
+from bagpipe.peers.words import Words
+
+
+def two_ranks(silence_s: float) -> tuple[list[Failures], list[Words]]:
+    store = HashStore()
+    failures = [Failures(store, rank, 2) for rank in range(2)]
+    return failures, [Words(store, failures[rank], rank=rank, silence_s=silence_s) for rank in range(2)]
+
+
+def test_rank_0_takes_longer_than_any_deadline() -> None:
+    failures, (first, second) = two_ranks(silence_s=1.5)
+    with Watcher(failures[0], lambda error: None):
+        timer = threading.Timer(2.0, first.share, ({"digest": "ab"},))
+        timer.start()
+        assert second.share(None) == {"digest": "ab"}
+        timer.join()
+    first.share([1, 2])
+    assert second.share(None) == [1, 2]
+
+
+def test_a_silent_rank_0_is_an_error() -> None:
+    _, (_, second) = two_ranks(silence_s=0.2)
+    with pytest.raises(PeerError, match=r"lost rank 0, dead or stopped \(no sign of life for 0.2 s\)"):
+        second.share(None)
+
+
+def test_a_failure_ends_the_wait() -> None:
+    failures, (_, second) = two_ranks(silence_s=60)
+    failures[0].report(InputError("no such file"))
+    with pytest.raises(InputError, match="rank 0: no such file"):
+        second.share(None)
+
+
+class _GoneStore:
+    def __getattr__(self, name: str) -> object:
+        def fail(*_: object) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+        return fail
+
+
+def test_a_store_that_is_gone() -> None:
+    store = _GoneStore()
+    with pytest.raises(PeerError, match="lost the job's key-value store"):
+        Words(store, Failures(store, 1, 2), rank=1, silence_s=60).share(None)

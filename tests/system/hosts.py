@@ -1,0 +1,150 @@
+"""Two hosts on one machine: network and host-name namespaces, joined by a cable of limited bandwidth.
+
+    namespace node-a, 10.77.0.1 ── veth, tbf ── node-b, 10.77.0.2        names in /etc/netns/<namespace>/hosts
+
+Needs root and iproute2. Programs started "on a host" see its name and its network; files are shared.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from bagpipe.store.embedded import find_server
+
+__all__ = ["Host", "HostStore", "serve_store", "two_hosts", "why_no_hosts"]
+
+_NAMES = ("node-a", "node-b")
+_RATE = "400mbit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: its host name.
+        namespace: of its network.
+        address: its IPv4 address.
+    """
+
+    name: str
+    namespace: str
+    address: str
+
+    @property
+    def prefix(self) -> list[str]:
+        """What a command line begins with to run here; every step replaces the one before, so the process is one."""
+        there = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
+        return [*there, "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
+
+    def pull_the_plug(self) -> None:
+        """The cable carries nothing any more; nobody is told."""
+        _ip("-n", self.namespace, "link", "set", "cable", "down")
+
+
+def why_no_hosts() -> str:
+    """Why this machine cannot have them; empty if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    name = f"bagpipe-{uuid.uuid4().hex[:8]}"
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if done.returncode:
+        return f"ip netns: {done.stderr.strip()}"
+    _ip("netns", "del", name)
+    return ""
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Make them; all processes still running there must be ended by the caller."""
+    run = uuid.uuid4().hex[:8]
+    hosts = [
+        Host(name=name, namespace=f"bagpipe-{run}-{name}", address=f"10.77.0.{number}")
+        for number, name in enumerate(_NAMES, start=1)
+    ]
+    names = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in hosts)
+    with ExitStack() as stack:
+        for host in hosts:
+            folder = Path("/etc/netns") / host.namespace
+            folder.mkdir(parents=True)
+            stack.callback(shutil.rmtree, folder)
+            (folder / "hosts").write_text(names)
+            _ip("netns", "add", host.namespace)
+            stack.callback(_ip, "netns", "del", host.namespace)
+        first, second = hosts
+        peer = ["peer", "name", "cable", "netns", second.namespace]
+        _ip("link", "add", "cable", "netns", first.namespace, "type", "veth", *peer)
+        for host in hosts:
+            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                _ip("-n", host.namespace, "link", "set", device, "up")
+            shape = ["qdisc", "add", "dev", "cable", "root", "tbf", "rate", _RATE, "burst", "256kb", "latency", "50ms"]
+            subprocess.run(["tc", "-n", host.namespace, *shape], check=True)
+        yield first, second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStore:
+    """A store server on a host: its URL for both hosts, and its unix socket for the test, which is on neither."""
+
+    url: str
+    local_url: str
+
+
+@contextmanager
+def serve_store(host: Host, folder: Path, port: int = 6379) -> Iterator[HostStore]:
+    """A store server on a host, for everybody; it tells of every write."""
+    options = [
+        "--port",
+        str(port),
+        "--bind",
+        host.address,
+        "--protected-mode",
+        "no",
+        "--save",
+        "",
+        "--dir",
+        str(folder),
+    ]
+    options += ["--notify-keyspace-events", "Kh"]
+    local = folder / "server.sock"
+    command = [*host.prefix, str(find_server()), *options, "--unixsocket", str(local)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            _await_server(local, server)
+            yield HostStore(url=f"redis://{host.address}:{port}", local_url=f"unix://{local}")
+        finally:
+            server.terminate()
+
+
+def _await_server(path: Path, server: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        try:
+            with redis.Redis(unix_socket_path=str(path)) as client:
+                client.ping()
+                return
+        except redis.ConnectionError:
+            try:
+                server.wait(0.02)  # also the pause between two tries
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError("the store server ended") from None
+    raise AssertionError("the store server does not answer")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

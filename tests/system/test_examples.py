@@ -1,0 +1,100 @@
+"""The examples as their README tells to run them, with less data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagpipe.config_cli import parse_config
+from tests.system.hosts import serve_store, two_hosts, why_no_hosts
+from tests.system.jobs import change
+from tests.system.programs import ROOT, run_forked
+from tests.system.test_ranks import digests_of, run_to_the_end
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+EXAMPLES = ROOT / "examples"
+LESS = ["--data.limit", "1000", "--data.batch_size", "100", "--data.workers", "0", "--cache.rows", "2000"]
+
+
+@contextmanager
+def script(command: Sequence[str | Path], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Its standard output."""
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return out
+
+
+def expected(arguments: list[str], url: str) -> tuple[str, str]:
+    """Digests of direct mode on two ranks of one machine."""
+    config = change(parse_config(arguments, "test").config, cache__rows=0, store__url=url)
+    return digests_of(run_to_the_end(change(config, store__namespace=uuid.uuid4().hex), 2))
+
+
+def found(path: Path) -> tuple[str, str]:
+    result = json.loads(path.read_text())
+    return result["dense_digest"], result["embedding_digest"]
+
+
+def test_two_ranks(tmp_path: Path, redis_server: Any) -> None:
+    result = tmp_path / "out.json"
+    with script([EXAMPLES / "two_ranks.sh", *LESS, "--result", result]) as process:
+        assert "AUC" in finish(process)
+    config = ["--config", str(ROOT / "trainer/configs/synthetic.toml"), *LESS]
+    assert found(result) == expected(config, redis_server.url)
+
+
+def test_own_model(tmp_path: Path) -> None:
+    assert len((EXAMPLES / "own_model.py").read_text().splitlines()) < 40
+    config = str(ROOT / "trainer/configs/synthetic.toml")
+    done = run_forked(["--config", config, "--model.factory", "examples.own_model:build", *LESS], tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "AUC" in done.out
+
+
+@pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "it can")
+def test_two_hosts(tmp_path: Path, redis_server: Any) -> None:
+    """A daemon and a store that both nodes reach over the network; the same bits as on one host."""
+    secret, result = tmp_path / "secret.txt", tmp_path / "out.json"
+    secret.write_text("correct horse battery staple\n")
+    folder = EXAMPLES / "two_hosts"
+    with two_hosts() as hosts, serve_store(hosts[0], tmp_path) as store:
+        address = f"{hosts[0].address}:7077"
+        environment = {"SECRET": str(secret), "HEAD": hosts[0].name, "JOB": uuid.uuid4().hex}
+        daemon = [*hosts[0].prefix, folder / "cacher.sh", address, *LESS]
+        node = [folder / "node.sh", "--cacher.url", address, "--store.url", store.url, *LESS, "--result", result]
+        with (
+            script(daemon, **environment) as cacher,
+            script([*hosts[0].prefix, *node], **environment) as first,
+            script([*hosts[1].prefix, *node], **environment) as second,
+        ):
+            assert "AUC" in finish(first) + finish(second)
+            cacher.terminate()
+            assert cacher.wait(30) == 0
+    assert found(result) == expected(["--config", str(folder / "job.toml"), *LESS], redis_server.url)

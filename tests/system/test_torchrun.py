@@ -1,0 +1,111 @@
+"""`torchrun … -m trainer` as a user runs it: the command line, Ctrl-C, a restart, and a launcher that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagpipe.config import Config
+from bagpipe.config_cli import parse_config
+from bagpipe.store.embedded import EmbeddedServer
+from tests.system.clicks import write_clicks, write_schemas
+from tests.system.jobs import change
+from tests.system.programs import Program, await_gone
+from tests.system.test_ranks import digests_of, run_to_the_end
+from tests.system.writes import Writes
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+JOB = [
+    "--data.limit", "3000", "--data.batch_size", "128", "--data.workers", "0", "--model.embedding_dim", "4",
+    "--model.bottom_mlp", "6", "--model.top_mlp", "5", "--oracle.lookahead", "5", "--cache.rows", "1600",
+]  # fmt: skip
+#: The data does not end.
+ENDLESS = [*JOB, "--data.epochs", "1000000", "--data.eval_fraction", "0"]
+
+
+def torchrun(arguments: list[str], *options: str, ranks: int = 2) -> Program:
+    launcher = [f"--nproc-per-node={ranks}", *options, "-m", "trainer"]
+    return Program([*launcher, *arguments], module="torch.distributed.run")
+
+
+def direct_digests(arguments: list[str], url: str, **values: object) -> tuple[str, str]:
+    config: Config = parse_config(arguments, "test").config
+    config = change(config, cache__rows=0, store__url=url, store__namespace=uuid.uuid4().hex, **values)
+    return digests_of(run_to_the_end(config, 2))
+
+
+def test_the_command_of_the_readme(tmp_path: Path, redis_server: Any) -> None:
+    result, trace, boards = tmp_path / "out.json", tmp_path / "trace.json", tmp_path / "boards"
+    files = ["--result", str(result), "--run.trace", str(trace), "--run.tensorboard", str(boards)]
+    with torchrun([*JOB, *files]) as program:
+        done = program.finish()
+    assert (done.code, done.err) == (0, ""), done.err
+    await_gone(done.mark)
+    found = json.loads(result.read_text())
+    assert (found["dense_digest"], found["embedding_digest"]) == direct_digests(JOB, redis_server.url)
+    assert done.out.count("AUC") == 1, "rank 0 alone prints"
+    assert found["samples"] == 2700
+    lanes = {"pull", "push", "ack"}
+    for path in (trace, tmp_path / "trace.rank1.json"):
+        names = {event["args"].get("name") for event in json.loads(path.read_text())["traceEvents"] if "args" in event}
+        assert lanes <= names, names
+    assert len(list(boards.iterdir())) == 1
+
+
+def test_ctrl_c_stops_all_ranks_cleanly(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+    result = tmp_path / "out.json"
+    store = ["--store.url", server.url, "--store.namespace", namespace]
+    with torchrun([*ENDLESS, *store, "--result", str(result)]) as program:
+        writes.wait(200)
+        program.interrupt_group()
+        done = program.finish()
+    await_gone(done.mark)
+    assert done.code == 1, "torchrun's own, whatever its ranks return"
+    assert not [line for line in done.err.splitlines() if line.startswith("error:")]
+    stopped = json.loads(result.read_text())
+    assert stopped["stopped"] is True
+    assert stopped["steps"] > 0
+    expected = direct_digests(ENDLESS, server.url, run__steps=stopped["steps"])
+    assert (stopped["dense_digest"], stopped["embedding_digest"]) == expected
+
+
+def test_a_restarted_job_connects(tmp_path: Path) -> None:
+    """Rank 1 is killed once. The second attempt must not meet the addresses of the first in the launcher's store."""
+    result = tmp_path / "out.json"
+    model = ["--model.factory", "tests.system.factory:dies_once"]
+    clicks, schemas = write_clicks(tmp_path / "clicks.parquet", num_examples=100), write_schemas(tmp_path)
+    data = ["--data.path", str(clicks), "--data.format", "parquet", "--data.schema", str(schemas["everything"])]
+    sizes = ["--data.batch_size", "12", "--cache.rows", "200", "--model.embedding_dim", "4"]
+    with torchrun([*data, *sizes, *model, "--result", str(result)], "--max-restarts=1") as program:
+        done = program.finish()
+    assert done.code == 0, done.err
+    assert "error: lost rank 1" in done.err
+    assert json.loads(result.read_text())["samples"] == 90
+    await_gone(done.mark)
+
+
+def test_ranks_do_not_outlive_their_launcher(server: EmbeddedServer, writes: Writes, namespace: str) -> None:
+    with torchrun([*ENDLESS, "--store.url", server.url, "--store.namespace", namespace]) as program:
+        writes.wait(200)
+        os.kill(program.pid, signal.SIGKILL)
+        done = program.finish()
+    await_gone(done.mark)
+    assert "lost the job's key-value store, and with it rank 0 or its launcher" in done.err
+
+
+def test_bad_input_is_one_line_of_each_rank(tmp_path: Path) -> None:
+    with torchrun([*JOB, "--data.format", "criteo-tsv", "--data.path", str(tmp_path / "missing.tsv")]) as program:
+        done = program.finish()
+    await_gone(done.mark)
+    lines = [line for line in done.err.splitlines() if line.startswith("error:")]
+    assert 1 <= len(lines) <= 2
+    assert all(str(tmp_path / "missing.tsv") in line for line in lines)
+    assert "exitcode  : 2" in done.err
+    assert done.err.count("Traceback") == 1, "torchrun's own"

@@ -1,0 +1,99 @@
+"""`Services`: the cacher and the store of a job. Rank 0 starts what the configuration does not name, and says where.
+
+one host       cacher and store on unix sockets
+several hosts  cacher on rank 0's address with a secret made up for the job; a store must be named
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+import uuid
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bagpipe.config import Config
+from bagpipe.errors import InputError
+from bagpipe.peers.membership import local_address
+from bagpipe.store.embedded import EmbeddedServer
+from cacher.embedded import EmbeddedCacher
+from trainer.ranks import Ranks
+
+__all__ = ["Services", "open_services"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Where a rank finds the cacher and the store.
+
+    Attributes:
+        cacher_url, secret: the cacher; no secret where the configuration names its file, or none is needed.
+        store_url: the store.
+        job_id: how the cacher knows which trainers belong together.
+    """
+
+    cacher_url: str
+    secret: str
+    store_url: str
+    job_id: str
+
+
+def open_services(config: Config, ranks: Ranks, stack: ExitStack) -> Services:
+    """Start what is not running yet; ends with `stack`, at rank 0.
+
+    Raises:
+        InputError: the data cannot be opened, or there is no store that all ranks can reach.
+    """
+    hosts = ranks.gather({"host": _host(), "address": _address(ranks)})
+    num_hosts = len({item["host"] for item in hosts})
+    if num_hosts > 1 and not config.store.url:
+        raise InputError(
+            f"store.url is empty, but the job's ranks are on {num_hosts} hosts: name a server that all can reach"
+        )
+    services: Services | None = None
+    if ranks.is_first:
+        cacher_url, secret = config.cacher.url, ""
+        if not cacher_url:
+            listen = ""
+            if num_hosts > 1:
+                others = [item["address"] for item in hosts if item["host"] != hosts[0]["host"]]
+                listen, secret = f"{_address_towards(others)}:0", secrets.token_hex(32)
+            cacher_url = stack.enter_context(EmbeddedCacher(config, listen=listen, secret=secret)).url
+        store_url = config.store.url
+        if not store_url:
+            folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
+            store_url = stack.enter_context(EmbeddedServer(Path(folder))).url
+        services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=uuid.uuid4().hex)
+    return Services(**ranks.share(asdict(services) if services is not None else None))
+
+
+def _host() -> str:
+    """The same for processes that share files and unix sockets: one kernel, one network, one view of the files."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([boot, os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/mnt")])
+    except OSError:  # no Linux
+        return socket.gethostname()
+
+
+def _address(ranks: Ranks) -> str:
+    """An address of this host on the way to the job's store; empty if there is none that others could use."""
+    if ranks.place is None:
+        return ""
+    address = local_address(ranks.place.address, ranks.place.port) or ""
+    return "" if address.startswith("127.") else address
+
+
+def _address_towards(others: list[str]) -> str:
+    """This host's address on the way to other hosts."""
+    for other in others:
+        address = local_address(other, 1) if other else None
+        if address is not None:
+            return address
+    raise InputError(
+        "cacher.url is empty, and rank 0 finds no address at which the other hosts could reach a cacher of its own: "
+        "start one with python -m cacher and name it"
+    )

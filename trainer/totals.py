@@ -1,0 +1,102 @@
+"""`RankTotals`: what one rank did, and what all ranks did together.
+
+every rank: RankTotals ──gather──> all ranks' ──combine──> numbers of the job: sums of rows and samples, longest times
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagpipe.errors import JobError
+from bagpipe.progress import PhaseResult
+
+__all__ = ["RankTotals", "combine", "totals_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTotals:
+    """One rank's numbers; of several ranks together, see `combine`. Names as in `trainer.result.Result`.
+
+    Attributes:
+        loss_sum: sum over examples of the training loss.
+        rows_inserted: unique rows that were not in the cache.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    loss_sum: float
+    rows_unique: int
+    rows_inserted: int
+    rows_fetched: int
+    rows_written: int
+    exposed_s: float
+    step_s_p50: float | None
+    dense_digest: str
+    peak_rss_bytes: int
+
+    @property
+    def loss(self) -> float | None:
+        """Mean training loss; None without examples, or if it is not finite."""
+        loss = self.loss_sum / self.samples if self.samples else math.nan
+        return loss if math.isfinite(loss) else None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the unique rows that were in a cache when their batch came."""
+        return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
+
+
+def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str) -> RankTotals:
+    """This rank's numbers at the end of training; waits for the device."""
+    progress, report = trained.progress, trained.report
+    return RankTotals(
+        steps=progress.steps,
+        samples=progress.samples,
+        seconds=seconds,
+        loss_sum=float(progress.loss_sum),
+        rows_unique=progress.rows_unique,
+        rows_inserted=progress.rows_inserted,
+        rows_fetched=progress.rows_fetched,
+        rows_written=progress.rows_written,
+        exposed_s=progress.exposed_s,
+        step_s_p50=report.steps.quantile_s(0.5) if report.steps.count else None,
+        dense_digest=dense_digest,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def combine(ranks: Sequence[RankTotals]) -> RankTotals:
+    """The job's numbers: counts of rows and examples are sums, times and sizes the largest.
+
+    Raises:
+        JobError: the ranks trained different numbers of batches, or ended with different dense parameters.
+    """
+    first = ranks[0]
+    for rank, other in enumerate(ranks):
+        if other.steps != first.steps:
+            raise JobError(f"rank 0 trained {first.steps} batches and rank {rank} {other.steps}")
+        if other.dense_digest != first.dense_digest:
+            raise JobError(
+                f"ranks 0 and {rank} ended with different dense parameters, digests {first.dense_digest} and "
+                f"{other.dense_digest}: the model keeps a state of its own on every rank, or a computation is not "
+                "reproducible"
+            )
+    p50s = [rank.step_s_p50 for rank in ranks if rank.step_s_p50 is not None]
+    return RankTotals(
+        steps=first.steps,
+        samples=sum(rank.samples for rank in ranks),
+        seconds=max(rank.seconds for rank in ranks),
+        loss_sum=sum(rank.loss_sum for rank in ranks),
+        rows_unique=sum(rank.rows_unique for rank in ranks),
+        rows_inserted=sum(rank.rows_inserted for rank in ranks),
+        rows_fetched=sum(rank.rows_fetched for rank in ranks),
+        rows_written=sum(rank.rows_written for rank in ranks),
+        exposed_s=max(rank.exposed_s for rank in ranks),
+        step_s_p50=max(p50s) if p50s else None,
+        dense_digest=first.dense_digest,
+        peak_rss_bytes=max(rank.peak_rss_bytes for rank in ranks),
+    )
