@@ -107,7 +107,8 @@ class CacherConfig:
         assign: how examples are assigned to ranks: contiguous, or locality (where their rows were used last).
         secret_file: file with the secret shared with a cacher that listens on a network.
         tls_ca: file with the certificate authority that signed a grpcs:// cacher's certificate; empty: the system's.
-        tls_cert, tls_key: this side's certificate and key, where the cacher asks for one.
+        tls_cert: file with this side's certificate, where the cacher asks for one.
+        tls_key: file with its key.
         timeout_s: deadline for reaching a cacher, and for reaching it again after a lost connection.
     """
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 from data.schema import SchemaFile
+from data.source import FileVersion
 
 __all__ = ["SCHEMA_KEY", "ArrowFile", "embed_schema", "embedded_schema", "open_arrow"]
 
@@ -85,9 +86,9 @@ def open_arrow(path: str) -> ArrowFile:
 
 
 @lru_cache(maxsize=2)
-def cached_group(path: str, mtime_ns: int, group: int, columns: tuple[str, ...]) -> pa.Table:
+def cached_group(path: str, version: FileVersion, group: int, columns: tuple[str, ...]) -> pa.Table:
     """One row group; the last ones are kept, because large groups are read as several blocks."""
-    del mtime_ns  # only part of the key
+    del version  # only part of the key
     try:
         return open_arrow(path).read(group, list(columns))
     except (pa.ArrowException, OSError) as error:

@@ -9,7 +9,6 @@ differ in number. Rows are numbered from 0 within their file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,7 +23,7 @@ from data.arrow import cached_group, embedded_schema, open_arrow
 from data.hashing import first_out_of_range, hash_ids
 from data.rows import take_rows
 from data.schema import SchemaFile, parse_schema, read_schema_file
-from data.source import Block, Columns, Segment
+from data.source import Block, Columns, Segment, file_version
 from data.text import list_files
 
 __all__ = ["ParquetSource"]
@@ -139,10 +138,10 @@ class ParquetSource:
         names = [self.schema.label, *self.schema.dense, *(item.name for item in self.schema.features)]
         names += [name for _, name in self.weights]
         try:
-            mtime_ns = os.stat(block.file).st_mtime_ns
+            version = file_version(block.file)
         except OSError as error:
             raise InputError(f"cannot read {block.file}: {error.strerror or error}") from None
-        group = cached_group(block.file, mtime_ns, block.group, tuple(dict.fromkeys(names)))
+        group = cached_group(block.file, version, block.group, tuple(dict.fromkeys(names)))
         table = group.slice(block.start, block.stop - block.start)
         return _BlockReader(source=self, block=block, table=table).columns()
 

@@ -9,6 +9,7 @@ rows. Sources are frozen records of paths and options, so they travel to worker 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,10 +20,42 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 
-__all__ = ["BAD_ROWS", "Block", "Columns", "Segment", "Source", "check_bad_rows", "empty_columns", "num_rows"]
+__all__ = [
+    "BAD_ROWS",
+    "Block",
+    "Columns",
+    "FileVersion",
+    "Segment",
+    "Source",
+    "check_bad_rows",
+    "empty_columns",
+    "file_version",
+    "num_rows",
+]
 
 #: What to do with a malformed row: stop the job with its file and line, or leave it out and count it.
 BAD_ROWS = ("stop", "skip")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileVersion:
+    """Tells a file from what was there before under the same name; a clock alone may tick too slowly for that."""
+
+    inode: int
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+
+def file_version(path: str) -> FileVersion:
+    """The version of the file as it is now. Raises OSError if it is not there."""
+    status = os.stat(path)
+    return FileVersion(
+        inode=status.st_ino,
+        num_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        changed_ns=status.st_ctime_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from bagpipe.errors import InputError
-from data.source import Block, Segment
+from data.source import Block, FileVersion, Segment, file_version
 
 __all__ = ["BLOCK_BYTES", "count_segment", "line_number", "list_files", "read_text", "text_blocks", "text_segments"]
 
@@ -184,13 +184,13 @@ def count_segment(segment: Segment, at_most: int | None) -> int:
     """Lines of a segment; may stop counting at `at_most`. Kept while the file stays as it is."""
     if segment.num_rows is not None:
         return segment.num_rows
-    status = os.stat(segment.file)
     stop = segment.stop if not is_gzip(segment.file) else 0
-    return _count_cached(segment.file, segment.start, stop, at_most, status.st_mtime_ns, status.st_size)
+    return _count_cached(segment.file, segment.start, stop, at_most, file_version(segment.file))
 
 
 @lru_cache(maxsize=4096)
-def _count_cached(file: str, start: int, stop: int, at_most: int | None, mtime_ns: int, size: int) -> int:
+def _count_cached(file: str, start: int, stop: int, at_most: int | None, version: FileVersion) -> int:
+    del version  # only part of the key
     if not is_gzip(file):
         return _count_lines(file, start, stop, at_most)
     lines = 0

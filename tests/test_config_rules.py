@@ -61,7 +61,11 @@ def test_every_number_has_a_rule():
         ("store.namespace", "a{b}", "store.namespace must be 1 to 200 letters, digits or any of _.:/@+=-, got 'a{b}'"),
         ("store.buckets", 48, "store.buckets must be a power of two from 1 to 65536, got 48"),
         ("store.timeout_s", 0.0, "store.timeout_s must be more than 0, got 0.0"),
-        ("cacher.url", "localhost", "cacher.url must be empty, unix:PATH or HOST:PORT, got 'localhost'"),
+        (
+            "cacher.url",
+            "localhost",
+            "cacher.url must be empty, unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, got 'localhost'",
+        ),
         ("model.name", "mlp", "model.name must be one of dlrm, dcnv2, deepfm, wide-deep, got 'mlp'"),
         ("model.top_mlp", (64, 0), "model.top_mlp must be widths of at least 1, got (64, 0)"),
         ("model.factory", "mine", "model.factory must be empty or \"module:function\", got 'mine'"),

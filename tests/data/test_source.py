@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from bagpipe.errors import InputError
 from data.criteo import CriteoSource
 from data.schema import criteo_schema
-from data.source import Source, check_bad_rows, num_rows
+from data.source import Source, check_bad_rows, file_version, num_rows
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 from tests.data.files import criteo_lines
@@ -36,3 +37,15 @@ def test_policies() -> None:
 def test_sources_can_be_compared_and_hashed() -> None:
     assert CriteoSource(files=("a",)) == CriteoSource(files=("a",), schema=criteo_schema())
     assert len({CriteoSource(files=("a",)), CriteoSource(files=("a",)), CriteoSource(files=("b",))}) == 2
+
+
+def test_a_file_written_anew_is_another_version(tmp_path: Path) -> None:
+    """Even if the clock has not moved in between."""
+    path = tmp_path / "a"
+    path.write_bytes(b"one")
+    before = file_version(str(path))
+    assert file_version(str(path)) == before
+    (tmp_path / "b").write_bytes(b"two")
+    os.utime(tmp_path / "b", ns=(before.modified_ns, before.modified_ns))
+    os.replace(tmp_path / "b", path)
+    assert file_version(str(path)) != before
