@@ -71,7 +71,6 @@ class Engine:
         trace: records every action.
         on_batch: called after every batch, in the compute lane, with a function that gives the totals so far.
         peers: the other ranks; None: there are none.
-        train_model: called in the place of `model` in training, where dense gradients must be summed over the ranks.
         claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
             Called in the data lane. Default: the store's own.
     """
@@ -90,7 +89,6 @@ class Engine:
         trace: Trace | None = None,
         on_batch: Callable[[Callable[[], Progress]], None] | None = None,
         peers: Peers | None = None,
-        train_model: nn.Module | None = None,
         claim: Callable[[], bool] | None = None,
     ) -> None:
         self.model = model
@@ -104,7 +102,6 @@ class Engine:
         self.trace = trace
         self.on_batch = on_batch
         self.peers = peers
-        self.train_model = train_model if train_model is not None else model
         self.claim = claim if claim is not None else store.claim
         #: Of the phase under way.
         self.runner: Runner | None = None
@@ -123,7 +120,7 @@ class Engine:
         Raises:
             StoreError: the store failed; rows not acknowledged are still dirty in the cache.
         """
-        self.train_model.train()
+        self.model.train()
         phase = Training if self.peers is None else TrainingOfRanks
         result = phase(self, steps).run()
         self.cache.clear()

@@ -28,17 +28,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.batch import Batch
 from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.rows import RowStep
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.step import Step
 from bagpipe.errors import InputError
+from bagpipe.peers.interface import Peers, Wish
+from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals
 from bagpipe.progress import PhaseResult, Progress
@@ -56,11 +56,11 @@ WRITE_DEPTH = 4
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Flight:
-    """One batch on its way through the lanes."""
+    """One batch on its way through the lanes; no inputs if this rank has none of its examples."""
 
     step: Step
     context: StepContext
-    inputs: ModelInputs
+    inputs: ModelInputs | None
     results: list[ReadResult] = field(default_factory=list)
     writes: list[WriteRequest] = field(default_factory=list)
     loss: Tensor | None = None
@@ -79,6 +79,8 @@ class Phase(ABC):
         self.cache = engine.cache
         self.steps = steps
         self.flights: dict[int, _Flight] = {}
+        self.next_step: Step | None = None
+        self.read_ahead = engine.settings.prefetch_depth + 2
         self.input_error: InputError | None = None
         self.runner: Runner | None = None
         self.skip_new = False
@@ -94,7 +96,7 @@ class Phase(ABC):
         settings, peers = self.engine.settings, self.engine.peers
         loop = prefetch(
             prefetch_depth=settings.prefetch_depth,
-            read_ahead=settings.prefetch_depth + 2,
+            read_ahead=self.read_ahead,
             write_depth=WRITE_DEPTH,
             train=self.train,
             ranks=peers.world_size if peers is not None else 1,
@@ -109,7 +111,7 @@ class Phase(ABC):
             streams=self.engine.streams,
             trace=self.engine.trace,
             on_batch=self._done,
-            agree=peers.agree if peers is not None else None,
+            agree=self.agree if peers is not None else None,
         )
         self.engine.runner = runner
         try:
@@ -118,11 +120,20 @@ class Phase(ABC):
                 # Still inside: a signal during the last write-back must not lose it.
                 self.end()
                 report = runner.snapshot()
-                if peers is not None:  # also: every rank has written its rows
-                    report = dataclasses.replace(report, stopped=any(peers.gather(report.stopped)))
+                if peers is not None:
+                    report = self._settle(peers, report)
         finally:
             self.engine.runner = None
         return PhaseResult(progress=self.progress(), report=report, input_error=self.input_error)
+
+    def _settle(self, peers: Peers, report: Report) -> Report:
+        """Every rank has written its rows; what one of them knows, all know."""
+        error = str(self.input_error) if self.input_error is not None else None
+        ends = peers.gather([report.stopped, error])
+        for rank, (_, found) in enumerate(ends):
+            if found is not None and self.input_error is None:
+                self.input_error = InputError(f"rank {rank}: {found}")
+        return dataclasses.replace(report, stopped=any(stopped for stopped, _ in ends))
 
     @abstractmethod
     def end(self) -> None:
@@ -147,26 +158,44 @@ class Phase(ABC):
             exposed_s=sum(waits_s.get(op, 0.0) for op in self.row_waits),
         )
 
-    def read(self, b: int) -> None:
-        engine = self.engine
+    def take(self) -> None:
+        """The next step, if there is one."""
         try:
-            step = next(self.steps, None)
+            self.next_step = next(self.steps, None)
         except InputError as error:
             # Not raised here: the batches before are good, so they are trained and written back first.
             self.input_error = error
-            step = None
+            self.next_step = None
+
+    def agree(self, stop: bool) -> bool:
+        """Before each batch: take its step, and give it up if another rank has none or stops."""
+        assert self.engine.peers is not None, "one rank agrees with itself"
+        self.take()
+        wish = Wish.STOP if stop else Wish.GO if self.next_step is not None else Wish.END
+        strongest = self.engine.peers.agree(wish)
+        if strongest is not Wish.GO:
+            self.next_step = None
+        return strongest is Wish.STOP
+
+    def read(self, b: int) -> None:
+        engine = self.engine
+        if engine.peers is None:
+            self.take()
+        step, self.next_step = self.next_step, None
         if step is None:
             raise EndOfBatches
-        batch = step.batch if step.batch.num_examples else _stand_in(step.batch)
+        # The data lane waited for the end of batch b - read_ahead on the device, so nothing there uses these any more.
+        self.flights.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
         context = prepare_step(
             engine.layout,
-            batch,
+            step.batch,
             step.consumer,
             step.exchange,
             dtype=engine.cache.schema.dtype,
             device=engine.cache.device,
         )
-        self.flights[b] = _Flight(step=step, context=context, inputs=engine.prepare(batch))
+        inputs = engine.prepare(step.batch) if step.batch.num_examples else None
+        self.flights[b] = _Flight(step=step, context=context, inputs=inputs)
         if engine.trace is not None:
             span = step.span
             engine.trace.note("oracle", "0X_PLAN", b, span.plan_start_ns, span.plan_end_ns)
@@ -186,20 +215,20 @@ class Phase(ABC):
         """The batch's rows are here: the embedding modules may read them."""
         self.cache.begin(context)
 
-    def forward(self, b: int, model: nn.Module) -> Tensor:
-        """Logits ``[num_examples]``."""
+    def forward(self, b: int) -> tuple[Tensor, Tensor] | None:
+        """Logits and labels ``[num_examples]``; None without examples, for few models take an empty batch."""
         flight = self.flights[b]
         self.begin(flight.context)
-        logits: Tensor = model(flight.inputs.dense, flight.inputs.sparse)
-        return logits.reshape(-1)
+        if flight.inputs is None:
+            return None
+        logits: Tensor = self.engine.model(flight.inputs.dense, flight.inputs.sparse)
+        return logits.reshape(-1), flight.inputs.labels
 
-    def loss(self, flight: _Flight, logits: Tensor) -> Tensor:
+    def loss(self, b: int, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the global batch, of which this rank's examples are a part."""
-        total = nn.functional.binary_cross_entropy_with_logits(logits, flight.inputs.labels, reduction="sum")
-        if not flight.step.batch.num_examples:
-            total = total * 0.0
+        total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.loss_sum += total.detach()
-        return total / flight.step.num_global_examples
+        return total / self.flights[b].step.num_global_examples
 
     def _done(self, b: int) -> None:
         flight = self.flights[b]
@@ -209,13 +238,8 @@ class Phase(ABC):
         exchange = flight.step.exchange
         self.rows_unique += len(flight.step.consumer.unique if exchange is None else exchange.owned)
         self.rows_inserted += len(flight.step.owner.fetch)
-        self.finish(b)
         if self.engine.on_batch is not None:
             self.engine.on_batch(self.progress)
-
-    @abstractmethod
-    def finish(self, b: int) -> None:
-        """The compute lane needs the batch no more."""
 
 
 class Training(Phase):
@@ -245,14 +269,14 @@ class Training(Phase):
         flight.writes = self.cache.evict(flight.step.owner)
 
     def compute_forward(self, b: int) -> None:
-        flight = self.flights[b]
-        flight.loss = self.loss(flight, self.forward(b, self.engine.train_model))
+        scored = self.forward(b)
+        self.flights[b].loss = None if scored is None else self.loss(b, *scored)
 
     def backward(self, b: int) -> None:
         flight = self.flights[b]
-        assert flight.loss is not None, "a batch's forward comes first"
-        flight.loss.backward()  # type: ignore[no-untyped-call]
-        flight.loss = None
+        if flight.loss is not None:
+            flight.loss.backward()  # type: ignore[no-untyped-call]
+            flight.loss = None
 
     def row_step(self, b: int) -> RowStep:
         settings = self.engine.settings
@@ -276,10 +300,6 @@ class Training(Phase):
         for requests in self.cache.flush():
             self.engine.store.write_many(requests)
             self.rows_written += sum(len(request.ids) for request in requests)
-
-    def finish(self, b: int) -> None:
-        # Its write-back may still be under way, and hazards ask for the plans of batches ahead only.
-        self.flights.pop(b - WRITE_DEPTH - 1, None)
 
 
 class TrainingOfRanks(Training):
@@ -331,18 +351,14 @@ class Evaluation(Phase):
         self.put(b)
 
     def score(self, b: int) -> None:
-        flight = self.flights[b]
         with torch.no_grad():
-            logits = self.forward(b, self.engine.model)
-            self.loss(flight, logits)
-        if flight.step.batch.num_examples:
-            self.on_scores(logits, flight.inputs.labels)
+            scored = self.forward(b)
+            if scored is not None:
+                self.loss(b, *scored)
+                self.on_scores(*scored)
 
     def end(self) -> None:
         """Nothing changed, so there is nothing to write back."""
-
-    def finish(self, b: int) -> None:
-        del self.flights[b]
 
 
 class EvaluationOfRanks(Evaluation):
@@ -365,16 +381,6 @@ class EvaluationOfRanks(Evaluation):
         context = self.flights[b].context
         self.exchange.early(context)
         self.exchange.pull(context)
-
-
-def _stand_in(empty: Batch) -> Batch:
-    """One example without ids, for a rank that got none: few models take an empty batch. It counts for nothing."""
-    return dataclasses.replace(
-        empty,
-        dense=np.zeros((1, empty.dense.shape[1]), np.float32),
-        lengths=np.zeros((empty.num_features, 1), np.int32),
-        labels=np.zeros(1, np.float32),
-    )
 
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:

@@ -24,6 +24,7 @@ from bagpipe.cache.slab import Scratch
 from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.errors import JobError
 from bagpipe.peers.interface import Peers
+from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["RowExchange"]
 
@@ -133,6 +134,10 @@ class RowExchange:
             dim = run.context.run.dim
             part = _part(run.context, which)
             num_rows = len(run.context.backward[which])
+            for vectors, weights in run.gradients:
+                keep_for_current_stream(vectors)
+                if weights is not None:
+                    keep_for_current_stream(weights)
             if run.gradients:
                 given = row_gradient(run, which, 0, num_rows)
             else:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["ExchangeLane", "Peers"]
+__all__ = ["ExchangeLane", "Peers", "Wish"]
 
 #: Lanes that exchange rows. Each has a communicator of its own, so that they never wait for each other.
 ExchangeLane = Literal["pull", "push"]
+
+
+class Wish(enum.IntEnum):
+    """What a rank would do with the next batch, weakest first."""
+
+    GO = 0
+    END = 1  # it has no further batch
+    STOP = 2  # it was asked to stop
 
 
 class Peers(Protocol):
@@ -47,8 +56,8 @@ class Peers(Protocol):
         """
         ...
 
-    def agree(self, stop: bool) -> bool:
-        """True if any rank says stop. Called once per batch by the data lane; after the last batch by none.
+    def agree(self, wish: Wish) -> Wish:
+        """The strongest wish of any rank. Called once before each batch by the data lane.
 
         Raises:
             PeerError: as `exchange`.

@@ -4,10 +4,10 @@
     lane B (device)  wait(Event): B's later work waits, the thread does not
     lane C (host)    wait(Event): the thread waits until A's work is done
 
-A *host* lane's action is done when its handler returns, so its stream records nothing. On a CPU every lane is such a
-lane. Handlers run with their lane's stream current. What a handler allocates on one stream and another lane's handler
-uses must be kept alive by the handlers until the edges between them say it is free (or be given to
-`Tensor.record_stream`).
+A *host* lane's action is done when its handler returns, so it has no events: what its handler gave to the device (index
+tensors, model inputs) is waited for. On a CPU every lane is such a lane. Handlers run with their lane's stream current.
+What a handler allocates on one stream and another lane's handler uses must be kept alive by the handlers until the
+edges between them say it is free, or be given to `keep_for_current_stream`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from typing import Any, Protocol
 from bagpipe.errors import InputError
 from bagpipe.schedule.program import Resource
 
-__all__ = ["CudaStreams", "Event", "NullStreams", "RecordingStreams", "Stream", "Streams", "open_streams"]
+__all__ = [
+    "CudaStreams",
+    "Event",
+    "NullStreams",
+    "RecordingStreams",
+    "Stream",
+    "Streams",
+    "keep_for_current_stream",
+    "open_streams",
+]
 
 
 class Event(Protocol):
@@ -89,13 +98,13 @@ class NullStreams:
 
 
 class CudaStreams:
-    """One CUDA stream for every lane that only enqueues (``gpu`` and ``copy``); torch is imported on first use."""
+    """One CUDA stream for every lane; ``gpu`` and ``copy`` lanes only enqueue. torch is imported on first use."""
 
     def __init__(self, device: str) -> None:
         self._device = device
 
     def stream(self, resource: Resource) -> Stream:
-        return _CudaStream(self._device) if resource.on_device else HostStream()
+        return _CudaStream(self._device) if resource.on_device else _CudaHostStream(self._device)
 
 
 class _CudaStream:
@@ -123,6 +132,25 @@ class _CudaStream:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+
+class _CudaHostStream(_CudaStream):
+    """A host lane beside a device: its uploads are done before its action counts as done."""
+
+    def record(self) -> Event | None:
+        self._stream.synchronize()
+        return None
+
+    def wait(self, event: Event) -> None:
+        event.synchronize()
+
+
+def keep_for_current_stream(tensor: Any) -> None:
+    """The calling lane uses a tensor of another lane's stream: its memory is not given away before that is done."""
+    if tensor.is_cuda:
+        import torch
+
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 class RecordingStreams:

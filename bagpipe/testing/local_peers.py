@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import PeerError
-from bagpipe.peers.interface import ExchangeLane
+from bagpipe.peers.interface import ExchangeLane, Wish
 
 __all__ = ["LocalPeers", "local_peers"]
 
@@ -79,9 +79,9 @@ class LocalPeers:
                 taken.copy_(parts[self.rank])
         self.rows_sent[lane] += sum(input_rows) - input_rows[self.rank]
 
-    def agree(self, stop: bool) -> bool:
-        with self._places["agree"].meet(self.rank, stop) as wishes:
-            return any(wishes)
+    def agree(self, wish: Wish) -> Wish:
+        with self._places["agree"].meet(self.rank, wish) as wishes:
+            return Wish(max(wishes))
 
     def acknowledge(self) -> None:
         with self._places["acknowledge"].meet(self.rank, None):

@@ -105,8 +105,19 @@ def steps_of_rank(config: Config, spec: OracleSpec, phase: str, rank: int) -> It
             )
 
 
-def run_ranks(config: Config, world_size: int) -> RanksEnd:
-    """Train, and evaluate if the configuration holds examples out."""
+def run_ranks(
+    config: Config,
+    world_size: int,
+    *,
+    spoil: Callable[[int, Iterator[Step]], Iterator[Step]] = lambda rank, steps: steps,
+) -> RanksEnd:
+    """Train, and evaluate if the configuration holds examples out.
+
+    Args:
+        config: the job.
+        world_size: ranks.
+        spoil: what a rank gets in the place of its training steps.
+    """
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
     barrier = threading.Barrier(world_size, timeout=60)
@@ -131,7 +142,7 @@ def run_ranks(config: Config, world_size: int) -> RanksEnd:
             _, engine, spec = jobs[peer.rank]
             try:
                 with closing(steps_of_rank(config, spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
-                    results[peer.rank] = engine.train(steps)
+                    results[peer.rank] = engine.train(spoil(peer.rank, steps))
                 if config.data.eval_fraction:
                     with closing(steps_of_rank(config, spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
                         engine.evaluate(steps, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 
+from bagpipe.client.step import Step
 from bagpipe.config import Config
+from bagpipe.errors import InputError
 from tests.system.clicks import NUM_EXAMPLES
 from tests.system.jobs import change, run_job
 from tests.system.rank_threads import RanksEnd, run_ranks
@@ -70,3 +73,25 @@ def test_locality_sends_fewer_rows(clicks: MakeConfig) -> None:
     config = change(clicks(), cache__rows=1000)
     contiguous, locality = (run_ranks(change(config, cacher__assign=name), 2) for name in ("contiguous", "locality"))
     assert locality.rows_sent < contiguous.rows_sent
+
+
+def test_bad_input_that_one_rank_meets_first_ends_all_at_that_batch(clicks: MakeConfig) -> None:
+    """What came before is trained and written back, and every rank hears of it."""
+
+    def spoil(rank: int, steps: Iterator[Step]) -> Iterator[Step]:
+        if rank != 1:
+            return steps
+
+        def some() -> Iterator[Step]:
+            yield from itertools.islice(steps, 5)
+            raise InputError("day_0:77: expected 40 columns, got 3")
+
+        return some()
+
+    config = change(clicks(), cache__rows=100)
+    spoiled = run_ranks(config, 3, spoil=spoil)
+    assert spoiled.digests == run_ranks(change(config, data__limit=60), 3).digests
+    errors = [str(result.input_error) for result in spoiled.results]
+    assert errors == ["rank 1: " + errors[1], "day_0:77: expected 40 columns, got 3", "rank 1: " + errors[1]]
+    assert [result.progress.steps for result in spoiled.results] == [5, 5, 5]
+    assert not any(result.report.stopped for result in spoiled.results)
