@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from bagpipe.errors import JobError, PeerError, StoreError
 from bagpipe.peers.exchange import LaneGroup
 from bagpipe.peers.failure import GRACE_S, STORE_ERRORS, Failures, Watcher
-from bagpipe.peers.interface import ExchangeLane
+from bagpipe.peers.interface import ExchangeLane, Wish
 from bagpipe.peers.keystore import KeyStore
 from bagpipe.peers.membership import Membership, interface_of, local_address
 from bagpipe.peers.words import Words
@@ -130,8 +130,8 @@ class TorchPeers:
     ) -> None:
         self._lanes[lane].all_to_all(output, input, output_rows, input_rows)
 
-    def agree(self, stop: bool) -> bool:
-        return self._lanes["agree"].maximum(int(stop)) != 0
+    def agree(self, wish: Wish) -> Wish:
+        return Wish(self._lanes["agree"].maximum(wish))
 
     def acknowledge(self) -> None:
         self._lanes["ack"].maximum(0)

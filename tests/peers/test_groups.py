@@ -13,6 +13,7 @@ import torch
 
 from bagpipe.errors import InputError, PeerError, StoreError
 from bagpipe.peers.groups import TorchPeers
+from bagpipe.peers.interface import Wish
 from bagpipe.peers.membership import Membership
 from tests.peers.processes import DEADLINE_S, run_peers
 
@@ -40,7 +41,9 @@ def exchange_everything(peers: TorchPeers) -> dict[str, Any]:
             good[f"{lane} {turn}"] = bool(torch.equal(output, expected))
 
     def batches() -> None:
-        good["agree"] = [peers.agree(turn == 3 and rank == size - 1) for turn in range(5)]
+        last = rank == size - 1
+        wishes = [Wish.GO, Wish.END if last else Wish.GO, Wish.GO, Wish.STOP if last else Wish.END, Wish.GO]
+        good["agree"] = [int(peers.agree(wish)) for wish in wishes]
 
     def acknowledgements() -> None:
         for _ in range(5):
@@ -64,7 +67,7 @@ def test_everything_travels(world_size: int, hosted_by_rank_0: bool) -> None:
     for rank, end in enumerate(run_peers(world_size, exchange_everything, hosted_by_rank_0=hosted_by_rank_0)):
         assert end.error is None
         value = end.value
-        assert value.pop("agree") == [False, False, False, True, False]
+        assert value.pop("agree") == [Wish.GO, Wish.END, Wish.GO, Wish.STOP, Wish.GO]
         assert value.pop("share") == {"port": 7}
         assert value.pop("gather") == [{"rank": other, "text": "ü" * other} for other in range(world_size)]
         scores = [list(np.arange(float(other))) for other in range(world_size)]
