@@ -105,6 +105,10 @@ async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO |
         (hurry if leave.is_set() else leave).set()
         _LOG.info("signal", extra={"signal": signal.Signals(number).name, "at_once": hurry.is_set()})
 
+    def on_parent_gone() -> None:
+        loop.remove_reader(sys.stdin.fileno())  # the end of a pipe stays readable
+        hurry.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     async with AsyncExitStack() as stack:
@@ -116,7 +120,7 @@ async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO |
         if parent is not None:
             parent.write(json.dumps({"url": str(server.address)}))
             parent.close()
-            loop.add_reader(sys.stdin.fileno(), hurry.set)
+            loop.add_reader(sys.stdin.fileno(), on_parent_gone)
         _LOG.info("listening", extra={"address": str(server.address), "pid": os.getpid()})
         await _first(leave, hurry)
         if not hurry.is_set():

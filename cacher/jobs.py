@@ -27,6 +27,13 @@ __all__ = ["Jobs", "Member", "Place"]
 
 _LOG = logging.getLogger("cacher")
 
+#: Runs of a job under way at a time: ranks may be in neighbouring phases. Each has a planner.
+_MAX_RUNS = 3
+#: Runs whose planners are still to notice that nobody wants them, of all jobs.
+_MAX_ENDING_RUNS = 16
+#: Jobs given up whose ids are kept.
+_MAX_REMEMBERED = 1000
+
 
 class Stream(Protocol):
     """A rank's connection, as far as a job knows it."""
@@ -50,7 +57,7 @@ class Member:
         instance: of the trainer process.
         credits: steps it takes in beyond those acknowledged.
         stream: its connection; None while it is lost.
-        run: number of the run it is in; -1 before the first.
+        run: number of the run it is in, or will ask for next; -1 before the first.
         left: it is done.
         giving_up: runs while the rank is lost.
     """
@@ -106,6 +113,7 @@ class Jobs:
         self._counters = counters
         self._jobs: dict[str, Job] = {}
         self._ending: list[Run] = []
+        self._failed: dict[str, str] = {}  # reasons by job id
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_draining = False
@@ -115,9 +123,11 @@ class Jobs:
 
         Raises:
             InputError: it does not fit the cacher's configuration or the job's other ranks.
-            JobError: there is no room for another job.
+            JobError: there is no room for another job, or this one was given up.
         """
-        check_hello(hello, self._settings, self._data.schema)
+        check_hello(hello, self._settings, self._data.schema, self._data.identity)
+        if hello.job_id in self._failed:
+            raise JobError(f"the job was given up: {self._failed[hello.job_id]}")
         job = self._jobs.get(hello.job_id)
         if job is None:
             job = self._add(hello)
@@ -141,14 +151,19 @@ class Jobs:
         member.left = False
         return member
 
-    def begin(self, member: Member, start: pb.Start) -> Place:
-        """The run a rank asks for; the job's first rank to ask starts it.
+    def begin(self, member: Member, start: pb.Start) -> Place | None:
+        """The run a rank asks for; the job's first rank to ask starts it. None if the rank is through with it.
 
         Raises:
             InputError: it cannot be planned, differs from what other ranks asked for, or asks for what is gone.
+            JobError: too many runs are under way.
         """
         job = member.job
         request = parse_start(start, settings=self._settings, schema=self._data.schema, world_size=job.world_size)
+        if start.ended:
+            member.run = max(member.run, start.run + 1)
+            self._leave_runs(member, below=member.run)
+            return None
         if start.run < member.run:
             raise InputError(f"run {start.run}: rank {member.rank} is in run {member.run} already")
         known = job.requests.get(start.run)
@@ -164,6 +179,9 @@ class Jobs:
         run = job.runs.get(start.run)
         if run is None:
             run = self._start_run(job, start.run, request, member.credits)
+            if start.next_batch > start.first_batch:
+                # The ranks come from a cacher that is gone. Those that had left that one will not come here.
+                asyncio.get_running_loop().call_later(self._grace_s, _leave_out_strangers, job, run)
         entered = run.enter(member.rank, credits=member.credits, next_batch=start.next_batch, watermark=start.watermark)
         if not entered:
             raise InputError(f"run {start.run}: rank {member.rank} asks for batch {start.next_batch} again, it is gone")
@@ -203,8 +221,8 @@ class Jobs:
         return [(job.job_id, number, run) for job in self._jobs.values() for number, run in job.runs.items()]
 
     def counts(self) -> tuple[int, int]:
-        """Jobs, and ranks connected."""
-        members = [member for job in self._jobs.values() for member in job.members.values()]
+        """Jobs, and ranks connected; for any thread."""
+        members = [member for job in list(self._jobs.values()) for member in list(job.members.values())]
         return len(self._jobs), sum(member.stream is not None for member in members)
 
     def _add(self, hello: pb.Hello) -> Job:
@@ -219,6 +237,10 @@ class Jobs:
         return job
 
     def _start_run(self, job: Job, number: int, request: PhaseRequest, credits: int) -> Run:
+        if len(job.runs) >= _MAX_RUNS:
+            raise JobError(f"the job has {len(job.runs)} phases under way already, at most {_MAX_RUNS}")
+        if len(self._ending) >= _MAX_ENDING_RUNS:
+            raise JobError(f"the cacher is still ending {len(self._ending)} phases, at most {_MAX_ENDING_RUNS}")
         loop = asyncio.get_running_loop()
 
         def wake(rank: int) -> None:
@@ -234,11 +256,11 @@ class Jobs:
             wake=wake,
             counters=self._counters,
         )
-        job.runs[number], job.requests[number] = run, request
         for member in job.members.values():
             if member.left or member.run > number:  # it had this run from a cacher that is gone
                 run.leave(member.rank)
-        run.start()
+        run.start()  # may fail; then there is no run
+        job.runs[number], job.requests[number] = run, request
         _LOG.info(
             "run started",
             extra={"job": job.job_id, "run": number, "phase": request.phase, "first_batch": request.first_batch},
@@ -282,11 +304,22 @@ class Jobs:
         member.giving_up = None
         job = member.job
         error = JobError(f"rank {member.rank} was lost and not back within {self._grace_s:g} s")
+        if job.world_size > 1:  # whoever comes back would found a new job, and wait in it for the others
+            self._failed.setdefault(job.job_id, str(error))
+        if len(self._failed) > _MAX_REMEMBERED:
+            del self._failed[next(iter(self._failed))]
         _LOG.warning("rank given up", extra={"job": job.job_id, "rank": member.rank, "grace_s": self._grace_s})
         self._retire(member)
         for other in list(job.members.values()):
             if other.stream is not None:
                 other.stream.fail(error)
+
+
+def _leave_out_strangers(job: Job, run: Run) -> None:
+    """Plan no longer for ranks that were never heard of."""
+    for rank in range(job.world_size):
+        if rank not in job.members:
+            run.leave(rank)
 
 
 def _wake(job: Job, rank: int) -> None:

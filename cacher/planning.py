@@ -1,4 +1,4 @@
-"""`PlannedData`: a data source with the oracle on top. In one process; `service` puts it behind a socket.
+"""`PlannedData`: a data source with the oracle on top, in the calling process; `service` puts it behind a socket.
 
     loader ──Batch──> planner's window (lookahead) ──CachePlan──> PlannedBatch ──one rank's part──> Step
 
@@ -22,6 +22,7 @@ from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
 from cacher.bookmarks import Bookmarks
+from cacher.identity import identity_of
 from data.formats import open_source
 from data.loader import LookaheadLoader, open_loader
 
@@ -61,6 +62,12 @@ class _Waiting:
 class PlannedPhase:
     """The planned batches of one phase, in order. An iterator; close it to stop the loader.
 
+    Args:
+        loader: begins at `first_batch` or before; at the first batch of all if `planner` learns.
+        planner: as `make_planner` makes it.
+        bookmarks: positions of the loader are noted here.
+        max_steps, first_batch: see `PlannedData.phase`.
+
     Attributes:
         spec: what is planned for.
         skipped_rows: malformed rows before the last batch handed out; at the end of the data, all of them.
@@ -69,20 +76,21 @@ class PlannedPhase:
     def __init__(
         self,
         loader: LookaheadLoader,
-        spec: OracleSpec,
+        planner: Planner | DirectPlanner,
         bookmarks: Bookmarks,
         *,
         max_steps: int = 0,
         first_batch: int = 0,
     ) -> None:
-        self.spec = spec
+        self.spec = planner.spec
         self.skipped_rows = 0
         self._loader = loader
         self._bookmarks = bookmarks
         self._first_batch = first_batch
         self._next_batch = first_batch
         self._max_steps = max_steps
-        self._planner: Planner | DirectPlanner = make_planner(spec)
+        self._planner = planner
+        self._is_stopped = False
         self._window: deque[_Waiting] = deque()
         self._batches = self._plan_all()
 
@@ -96,6 +104,10 @@ class PlannedPhase:
     def num_features(self) -> int:
         """Of the data."""
         return len(self._loader.source.schema.features)
+
+    def stop(self) -> None:
+        """Hand out nothing more, and end as soon as possible; for any thread."""
+        self._is_stopped = True
 
     def close(self) -> None:
         """Stop reading and planning. Harmless when called again."""
@@ -126,8 +138,11 @@ class PlannedPhase:
                 if self._bookmarks.wants(batch.index + 1):
                     self._bookmarks.add(batch.index + 1, self._loader.state())
                 if batch.index < self._first_batch:
+                    if self._planner.learns:
+                        self._planner.pass_over(batch)
                     continue
-                self._planner.push(batch)
+                if not self._push(batch):
+                    return None
             except CapacityError:
                 raise
             except InputError as error:
@@ -138,8 +153,18 @@ class PlannedPhase:
                 yield self._plan()
         return None
 
+    def _push(self, batch: Batch) -> bool:
+        """Let a batch into the planner's window; False if it is too large and need not be planned."""
+        try:
+            self._planner.push(batch)
+        except CapacityError:
+            if self._max_steps and batch.index >= self._max_steps:
+                return False
+            raise
+        return True
+
     def _is_done(self) -> bool:
-        return bool(self._max_steps) and self._next_batch >= self._max_steps
+        return self._is_stopped or (bool(self._max_steps) and self._next_batch >= self._max_steps)
 
     def _plan(self) -> PlannedBatch:
         start_ns = time.monotonic_ns()
@@ -152,11 +177,15 @@ class PlannedPhase:
 
 
 class PlannedData:
-    """A data set, planned in the calling process. Implements `bagpipe.client.step.StepSource`.
+    """A data set and the plans over it; for one rank also a `bagpipe.client.step.StepSource` without a socket.
 
     Args:
         config: what to read.
         seed: seed of the data order (and of synthetic data).
+
+    Attributes:
+        schema: of the data.
+        identity: what the plans depend on besides `config`, see `cacher.identity`.
 
     Raises:
         InputError: the data cannot be opened.
@@ -166,6 +195,8 @@ class PlannedData:
         self._config = config
         self._seed = seed
         self._source = open_source(config, seed)
+        files: tuple[str, ...] = getattr(self._source, "files", ())  # synthetic data has none
+        self.identity = identity_of([*files, *filter(None, [config.schema])], self._source.layout)
         self._bookmarks: dict[Phase, Bookmarks] = {"train": Bookmarks(), "eval": Bookmarks()}
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
@@ -182,11 +213,10 @@ class PlannedData:
         Raises:
             InputError: nothing can be planned for `spec`. Iterating: see `StepSource`.
         """
-        bookmarks = self._bookmarks[phase]
-        loader = open_loader(
-            self._config, seed=self._seed, phase=phase, source=self._source, state=bookmarks.before(first_batch)
-        )
-        return PlannedPhase(loader, spec, bookmarks, max_steps=max_steps, first_batch=first_batch)
+        planner, bookmarks = make_planner(spec), self._bookmarks[phase]
+        state = None if planner.learns else bookmarks.before(first_batch)
+        loader = open_loader(self._config, seed=self._seed, phase=phase, source=self._source, state=state)
+        return PlannedPhase(loader, planner, bookmarks, max_steps=max_steps, first_batch=first_batch)
 
     def steps(
         self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0, rank: int = 0

@@ -19,11 +19,14 @@ from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.schema import DataSchema
 
-__all__ = ["MAX_CREDITS", "MAX_RANKS", "PhaseRequest", "check_hello", "parse_start"]
+__all__ = ["MAX_CREDITS", "MAX_RANKS", "MAX_SLOT_BYTES", "PhaseRequest", "check_hello", "parse_start"]
 
 #: Beyond these a request is a mistake or an attack: both bound what the cacher allocates for a job.
 MAX_RANKS = 1024
 MAX_CREDITS = 1024
+#: What a planner may take for the slots of all ranks, and what it takes for one at most: 22 B in tables, 40 B queued.
+MAX_SLOT_BYTES = 32 << 30
+_BYTES_PER_SLOT = 64
 _MAX_NAME_LENGTH = 200
 
 
@@ -45,12 +48,12 @@ class PhaseRequest:
         return value
 
 
-def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema) -> None:
-    """Compare a trainer's settings with the cacher's.
+def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema, identity: Mapping[str, str]) -> None:
+    """Compare a trainer's settings with the cacher's, and what it began with if it comes back.
 
     Raises:
-        InputError: another protocol, settings or schema, naming both values; a rank, world size, name or number of
-            credits out of range.
+        InputError: another protocol, settings, schema or identity, naming both values; a rank, world size, name or
+            number of credits out of range.
     """
     if hello.protocol != PROTOCOL_VERSION:
         raise InputError(f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer {hello.protocol}")
@@ -70,6 +73,13 @@ def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema
         found = first_difference(_plain(schema.to_json()), _object(hello.schema, "schema"))
         if found is not None:
             raise InputError(f"data schema, {found.path}: the cacher has {found.first}, the trainer {found.second}")
+    if hello.identity:
+        found = first_difference(identity, _object(hello.identity, "identity"))
+        if found is not None:
+            raise InputError(
+                f"{found.path} has changed since the trainer began: the cacher has {found.first}, "
+                f"the trainer's steps are of {found.second}"
+            )
 
 
 def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSchema, world_size: int) -> PhaseRequest:
@@ -84,6 +94,12 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
         raise InputError(
             f"expected first batch and watermark up to the next batch, "
             f"got {start.first_batch}, {start.watermark} and {start.next_batch}"
+        )
+    slot_bytes = settings["cache.rows"] * world_size * _BYTES_PER_SLOT
+    if slot_bytes > MAX_SLOT_BYTES:
+        raise InputError(
+            f"cache.rows = {settings['cache.rows']} on each of {world_size} ranks may take the planner "
+            f"{slot_bytes >> 30} GiB, at most {MAX_SLOT_BYTES >> 30} are allowed: lower cache.rows"
         )
     value = _object(start.spec, "oracle spec")
     expected = _expected_spec(value, settings, schema, world_size)

@@ -113,6 +113,7 @@ class Run:
         self._last: bytes | None = None
         self._has_failed = False
         self._stopped = False
+        self._batches: PlannedPhase | None = None  # while they are planned
         self._thread = threading.Thread(target=self._plan, name=f"cacher-planner-{number}", daemon=True)
 
     def start(self) -> None:
@@ -122,8 +123,7 @@ class Run:
     def stop(self) -> None:
         """Plan no further; does not wait for the thread."""
         with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+            self._stop()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the planner thread to end; whether it has."""
@@ -161,7 +161,8 @@ class Run:
             buffer.left = True
             buffer.messages.clear()
             is_last = all(buffer.left for buffer in self._buffers)
-            self._stopped |= is_last
+            if is_last:
+                self._stop()
             self._changed.notify_all()
             return is_last
 
@@ -196,6 +197,12 @@ class Run:
                 ),
             )
 
+    def _stop(self) -> None:
+        self._stopped = True
+        if self._batches is not None:
+            self._batches.stop()  # it may be reading, far from the next step
+        self._changed.notify_all()
+
     def _plan(self) -> None:
         try:
             self._finish(self._plan_all())
@@ -209,10 +216,14 @@ class Run:
     def _plan_all(self) -> pb.CacherMessage:
         """Plan until the end of the data, or until stopped; what to say then."""
         with closing(self._planned()) as batches:
+            with self._changed:
+                self._batches = batches
+                if self._stopped:
+                    batches.stop()
             without_values = values_follow(batches.spec, batches.num_features)
             for batch in batches:
                 # A rank that left may enter no more, so its part need not be made.
-                index, ranks = batch.batch.index, self._ranks_left()
+                index, ranks = batch.batch.index, self._ranks_in()
                 start_s = time.perf_counter()
                 messages = {
                     rank: step_message(self._number, index, slim(batch.step(rank), without_values=without_values))
@@ -225,7 +236,7 @@ class Run:
                     break
             return pb.CacherMessage(end=pb.End(run=self._number, skipped_rows=batches.skipped_rows))
 
-    def _ranks_left(self) -> list[int]:
+    def _ranks_in(self) -> list[int]:
         with self._changed:
             return [rank for rank, buffer in enumerate(self._buffers) if not buffer.left]
 
@@ -248,6 +259,7 @@ class Run:
 
     def _finish(self, message: pb.CacherMessage) -> None:
         with self._changed:
+            self._batches = None
             self._last = message.SerializeToString()
             self._has_failed = message.WhichOneof("kind") == "error"
             ranks = range(len(self._buffers))

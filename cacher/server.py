@@ -110,7 +110,7 @@ class CacherServer:
             data, settings, max_jobs=self._limits.max_jobs, grace_s=self._limits.grace_s, counters=self.counters
         )
         self._service = CacherService(
-            self.jobs, data.schema, self.counters, hello_timeout_s=self._limits.hello_timeout_s
+            self.jobs, data.schema, data.identity, self.counters, hello_timeout_s=self._limits.hello_timeout_s
         )
         self._access = Access() if access is None else access
         self._health = health.aio.HealthServicer()

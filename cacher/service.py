@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -36,6 +38,7 @@ class CacherService:
     Args:
         jobs: who is served.
         schema: of the data.
+        identity: see `cacher.identity`.
         counters: totals for the metrics.
         hello_timeout_s: how long a stream may be silent at its beginning.
         max_silent: streams that have not said Hello, at most.
@@ -45,13 +48,15 @@ class CacherService:
         self,
         jobs: Jobs,
         schema: DataSchema,
+        identity: Mapping[str, str],
         counters: Counters,
         *,
         hello_timeout_s: float = 10.0,
         max_silent: int = 256,
     ) -> None:
         self._jobs = jobs
-        self._schema = json.dumps(schema.to_json())
+        welcome = pb.Welcome(schema=json.dumps(schema.to_json()), identity=json.dumps(dict(identity)))
+        self._welcome: bytes = pb.CacherMessage(welcome=welcome).SerializeToString()
         self._counters = counters
         self._hello_timeout_s = hello_timeout_s
         self._max_silent = max_silent
@@ -74,13 +79,16 @@ class CacherService:
         except (InputError, JobError) as error:
             self._counters.add(refused=1)
             _LOG.warning("refused", extra={"peer": context.peer(), "reason": str(error)})
-            await context.write(_error_message(error))
+            await _tell(context, error)
         except grpc.aio.BaseError:
             pass  # the trainer was gone before it could be told
         except _Nonsense as error:
             self._counters.add(dropped=1)
             _LOG.warning("dropped", extra={"peer": context.peer(), "reason": str(error)})
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:  # a defect; the trainer must hear of it rather than try again and again
+            _LOG.exception("stream failed", extra={"peer": context.peer()})
+            await _tell(context, JobError(f"the cacher failed: {type(error).__name__}: {error}"))
 
     async def _serve(self, stream: _Stream) -> None:
         hello = await self._hello(stream)
@@ -88,10 +96,12 @@ class CacherService:
         stream.member = member
         try:
             self._counters.add(streams=1)
-            await stream.send(pb.CacherMessage(welcome=pb.Welcome(schema=self._schema)).SerializeToString())
+            await stream.send(self._welcome)
             if await stream.serve():
                 self._jobs.leave(member, stream)
-        except (InputError, JobError):
+        except (grpc.aio.BaseError, _Nonsense):
+            raise
+        except Exception:
             self._jobs.leave(member, stream)  # an error is the last a trainer hears
             raise
         finally:
@@ -174,7 +184,7 @@ class _Stream:
             kind = message.WhichOneof("kind")
             if kind == "start":
                 self._place = self._jobs.begin(self.member, message.start)
-                self._next = self._place.next_batch
+                self._next = self._place.next_batch if self._place is not None else 0
                 self._changed.set()
             elif kind == "ack":
                 self._acknowledge(message.ack)
@@ -219,6 +229,11 @@ class _Stream:
                 self._next += 1
                 self._counters.add(steps_sent=1, bytes_sent=len(message))
             await self.send(message)
+
+
+async def _tell(context: Any, error: Exception) -> None:
+    with suppress(grpc.aio.BaseError):  # it may be gone
+        await context.write(_error_message(error))
 
 
 def _error_message(error: Exception) -> bytes:

@@ -2,5 +2,5 @@
 
 remote.RemoteSteps <── receiver.Receiver <──link.Link──> a cacher in another process
                        (address: where; agreement: what both must know alike)
-        └── Step, Step, …  (step.StepSource: the interface, also of a cacher in this process)
+        └── Step, Step, …  (step.StepSource: the interface)
 """

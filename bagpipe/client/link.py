@@ -34,7 +34,11 @@ _FINAL = {
     grpc.StatusCode.UNIMPLEMENTED: "is no bagpipe cacher",
     grpc.StatusCode.INVALID_ARGUMENT: "did not understand us",
     grpc.StatusCode.PERMISSION_DENIED: "refused us",
+    grpc.StatusCode.UNKNOWN: "failed",
 }
+
+#: How gRPC's core words, under UNKNOWN, that a connection broke.
+_CUT = "Stream removed"
 
 
 class LinkLost(Exception):
@@ -116,7 +120,7 @@ class Link:
         Raises:
             LinkLost: the connection failed.
             InputError: the cacher does not know our secret or certificate.
-            JobError: what listens there is no cacher, or does not understand us.
+            JobError: what listens there is no cacher, does not understand us, or failed.
         """
         try:
             yield from self._call
@@ -128,7 +132,7 @@ class Link:
         details = details.rpartition("last error: ")[2][:300]  # after "failed to connect to all addresses"
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return InputError(f"the cacher at {self._address} refused us: {details}")
-        if code in _FINAL:
+        if code in _FINAL and not details.startswith(_CUT):
             return JobError(f"what listens at {self._address} {_FINAL[code]}: {details}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
             return JobError(f"the cacher at {self._address} sent too large a message: {details}")

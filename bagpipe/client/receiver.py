@@ -69,7 +69,7 @@ class Receiver:
     Args:
         address, credentials: of the cacher.
         hello: who this is.
-        timeout_s: how long a cacher may be out of reach.
+        timeout_s: how long a cacher may be out of reach, or do nothing but welcome us again and again.
     """
 
     def __init__(self, address: Address, credentials: Credentials, hello: pb.Hello, timeout_s: float) -> None:
@@ -86,6 +86,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._attempt: Link | None = None
         self._link: Link | None = None  # the attempt, once welcomed and not known to be lost
+        self._welcomed_s = 0.0
         self._run: Run | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._receive, name="cacher-client", daemon=True)
@@ -120,7 +121,8 @@ class Receiver:
         """One more step of the run was taken."""
         with self._lock:
             run.watermark += 1
-            if self._link is not None:
+            # After End nobody waits for it, and a new stream does not know the run.
+            if self._link is not None and not run.ended:
                 self._link.put(ack=pb.Ack(run=run.start.run, watermark=run.watermark))
 
     def take(self, timeout_s: float | None = None) -> Item:
@@ -189,19 +191,23 @@ class Receiver:
             finally:
                 with self._lock:
                     was_welcomed, self._link, self._attempt = self._link is not None, None, None
+            now_s = time.monotonic()
             if was_welcomed:
                 self._reconnects += 1
-                delay_s, deadline_s = _FIRST_DELAY_S, time.monotonic() + self._timeout_s
-            if time.monotonic() + delay_s > deadline_s:
+                deadline_s += now_s - self._welcomed_s  # while it lasted, nothing was wrong
+            # A welcome alone does not count: a cacher may fail at the same request each time.
+            if self._progress() != progress:
+                delay_s, deadline_s = _FIRST_DELAY_S, now_s + self._timeout_s
+            if now_s + delay_s > deadline_s:
                 # Never reached: the address may be wrong, or the cacher was not started.
                 kind = JobError if self._hello.schema else InputError
                 raise kind(f"the cacher at {self._address} was not reached within {self._timeout_s:g} s: {reason}")
             self._closing.wait(delay_s)
             delay_s = min(2 * delay_s, _LAST_DELAY_S)
 
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[object, ...]:
         run = self._run
-        return (-1, -1) if run is None else (run.start.run, run.next_batch)
+        return (self._hello.schema,) if run is None else (run.start.run, run.next_batch, run.ended)
 
     def _converse(self, link: Link) -> None:
         """Receive until the stream ends."""
@@ -215,25 +221,27 @@ class Receiver:
             elif kind == "end":
                 self._on_end(message.end)
             elif kind == "error":
-                raise _ERRORS.get(message.error.kind, JobError)(message.error.message)
+                # A cacher that welcomed this rank before and now refuses it is no fault of the input.
+                is_refusal = self._hello.schema and self._link is None
+                raise (JobError if is_refusal else _ERRORS.get(message.error.kind, JobError))(message.error.message)
             else:
                 raise JobError("the cacher sent a message of no known kind")
 
     def _welcome(self, link: Link, welcome: pb.Welcome) -> None:
         is_first = not self._hello.schema
         if is_first:
-            self._hello.schema = welcome.schema
+            self._hello.schema, self._hello.identity = welcome.schema, welcome.identity
             self._received.put(Item(run=None, content=_schema(welcome.schema)))
         with self._lock:
             if self._closing.is_set():
                 link.put(leave=pb.Leave())
                 return link.finish()
-            self._link = link
-            if self._run is not None and not self._run.ended:
+            self._link, self._welcomed_s = link, time.monotonic()
+            if self._run is not None:
                 self._send_start(link, self._run)
 
     def _send_start(self, link: Link, run: Run) -> None:
-        run.start.next_batch, run.start.watermark = run.next_batch, run.watermark
+        run.start.next_batch, run.start.watermark, run.start.ended = run.next_batch, run.watermark, run.ended
         link.put(start=run.start)
 
     def _on_step(self, step: pb.Step) -> None:

@@ -46,7 +46,7 @@ class Step:
 
 
 class StepSource(Protocol):
-    """Where a trainer gets its steps from: an embedded cacher, or a daemon."""
+    """Where a trainer gets its steps from."""
 
     schema: DataSchema
 

@@ -29,7 +29,13 @@ HOME_BITS = 24
 
 
 class Assigner(Protocol):
-    """Batches come in order, one by one: `assign`, then `learn`."""
+    """Batches come in order, one by one: `assign`, then `learn`.
+
+    Attributes:
+        learns: what it assigns depends on the batches before.
+    """
+
+    learns: bool
 
     def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
         """uint16 ``[num_examples]``: the rank of each example."""
@@ -48,6 +54,8 @@ def share_sizes(num_examples: int, world_size: int) -> NDArray[np.int64]:
 
 class Contiguous:
     """Neighbouring examples stay together."""
+
+    learns = False
 
     def __init__(self, spec: OracleSpec) -> None:
         self._world_size = spec.world_size
@@ -72,6 +80,8 @@ class Locality:
     Args:
         home_bits: the home table has ``2**home_bits`` cells.
     """
+
+    learns = True
 
     def __init__(self, spec: OracleSpec, *, home_bits: int = HOME_BITS) -> None:
         self._spec = spec

@@ -36,6 +36,11 @@ class DirectPlanner:
         self._num_slots_used = [0] * spec.world_size
 
     @property
+    def learns(self) -> bool:
+        """See `Intake.learns`."""
+        return self._intake.learns
+
+    @property
     def is_ready(self) -> bool:
         """There is a batch to plan."""
         return bool(self._window)
@@ -47,6 +52,10 @@ class DirectPlanner:
             InputError: an id outside its table.
         """
         self._window.append(self._intake.take(batch))
+
+    def pass_over(self, batch: Batch) -> None:
+        """See `Planner.pass_over`."""
+        self._intake.take(batch)
 
     def plan(self) -> CachePlan:
         """Plan the oldest batch. IndexError if there is none."""

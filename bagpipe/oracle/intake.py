@@ -42,6 +42,11 @@ class Intake:
         self._indexer = Indexer(spec)
         self._assigner = ASSIGNERS[spec.assign](spec) if spec.world_size > 1 else None
 
+    @property
+    def learns(self) -> bool:
+        """How a batch is split depends on those before: to begin in the middle, they must be taken too."""
+        return self._assigner is not None and self._assigner.learns
+
     def take(self, batch: Batch) -> Incoming:
         """Index and split a batch.
 

@@ -33,8 +33,8 @@ from bagpipe.oracle.window import NextUses, RankCounts
 
 __all__ = ["Planner", "make_planner", "plan_batches"]
 
-#: Vocabularies up to this many rows use the dense map (5 B a row: 1.25 GiB at most); larger ones the hash map.
-DENSE_ROWS_LIMIT = 1 << 28
+#: Vocabularies up to this many rows use the dense map (13 B a row: 832 MiB at most); larger ones the hash map.
+DENSE_ROWS_LIMIT = 1 << 26
 #: Slots of all ranks together, for their numbers are kept in 32 bits.
 MAX_SLOTS = (1 << 31) - 1
 #: Ranks, for their numbers travel in 16 bits.
@@ -77,6 +77,11 @@ class Planner:
         return sum(residents.num_resident for residents in self._residents)
 
     @property
+    def learns(self) -> bool:
+        """See `Intake.learns`."""
+        return self._intake.learns
+
+    @property
     def is_ready(self) -> bool:
         """The window is full: the next batch to be planned sees its whole lookahead."""
         return len(self._window) >= self.spec.lookahead
@@ -97,6 +102,14 @@ class Planner:
         slots = self._slot.take(self._next_uses.enter(handles, batch.index, counts))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
         self._window.append(_WindowBatch(incoming, handles))
+
+    def pass_over(self, batch: Batch) -> None:
+        """Learn from a batch that comes before the first one to be planned. See `Intake.learns`.
+
+        Raises:
+            InputError: an id outside its table.
+        """
+        self._intake.take(batch)
 
     def plan(self) -> CachePlan:
         """Plan the oldest batch of the window and let it go. IndexError if the window is empty."""

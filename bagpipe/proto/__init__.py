@@ -2,7 +2,7 @@
 
     trainer                                          cacher
       Hello(who, settings, credits) ──────────────────>  compared with the cacher's own
-                                   <──────────────────   Welcome(schema)
+                                   <──────────────────   Welcome(schema, identity)
       Start(run, phase, OracleSpec, from where) ──────>
                                    <──────────────────   Step, Step, …   (below watermark + credits)
       Ack(watermark)               ──────────────────>

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61gpipe/proto/cacher.proto\x12\nbagpipe.v1\"\xa4\x01\n\x0eTrainerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.bagpipe.v1.HelloH\x00\x12\"\n\x05start\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.StartH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.AckH\x00\x12\"\n\x05leave\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.LeaveH\x00\x42\x06\n\x04kind\"\xa5\x01\n\rCacherMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.bagpipe.v1.WelcomeH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.bagpipe.v1.StepH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.EndH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x42\x06\n\x04kind\"\x90\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x10\n\x08settings\x18\x07 \x01(\t\x12\x0e\n\x06schema\x18\x08 \x01(\t\"\x19\n\x07Welcome\x12\x0e\n\x06schema\x18\x01 \x01(\t\"\x80\x01\n\x05Start\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x11\n\tmax_steps\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_batch\x18\x05 \x01(\x04\x12\x12\n\nnext_batch\x18\x06 \x01(\x04\x12\x11\n\twatermark\x18\x07 \x01(\x04\"%\n\x03\x41\x63k\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x11\n\twatermark\x18\x02 \x01(\x04\"\x07\n\x05Leave\"3\n\x04Step\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"(\n\x03\x45nd\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x02 \x01(\x04\"&\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2L\n\x06\x43\x61\x63her\x12\x42\n\x05Train\x12\x1a.bagpipe.v1.TrainerMessage\x1a\x19.bagpipe.v1.CacherMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61gpipe/proto/cacher.proto\x12\nbagpipe.v1\"\xa4\x01\n\x0eTrainerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.bagpipe.v1.HelloH\x00\x12\"\n\x05start\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.StartH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.AckH\x00\x12\"\n\x05leave\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.LeaveH\x00\x42\x06\n\x04kind\"\xa5\x01\n\rCacherMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.bagpipe.v1.WelcomeH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.bagpipe.v1.StepH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.EndH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x42\x06\n\x04kind\"\xa2\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x10\n\x08settings\x18\x07 \x01(\t\x12\x0e\n\x06schema\x18\x08 \x01(\t\x12\x10\n\x08identity\x18\t \x01(\t\"+\n\x07Welcome\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\"\x8f\x01\n\x05Start\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x11\n\tmax_steps\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_batch\x18\x05 \x01(\x04\x12\x12\n\nnext_batch\x18\x06 \x01(\x04\x12\x11\n\twatermark\x18\x07 \x01(\x04\x12\r\n\x05\x65nded\x18\x08 \x01(\x08\"%\n\x03\x41\x63k\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x11\n\twatermark\x18\x02 \x01(\x04\"\x07\n\x05Leave\"3\n\x04Step\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"(\n\x03\x45nd\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x02 \x01(\x04\"&\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2L\n\x06\x43\x61\x63her\x12\x42\n\x05Train\x12\x1a.bagpipe.v1.TrainerMessage\x1a\x19.bagpipe.v1.CacherMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CACHERMESSAGE']._serialized_start=210
   _globals['_CACHERMESSAGE']._serialized_end=375
   _globals['_HELLO']._serialized_start=378
-  _globals['_HELLO']._serialized_end=522
-  _globals['_WELCOME']._serialized_start=524
-  _globals['_WELCOME']._serialized_end=549
-  _globals['_START']._serialized_start=552
-  _globals['_START']._serialized_end=680
-  _globals['_ACK']._serialized_start=682
-  _globals['_ACK']._serialized_end=719
-  _globals['_LEAVE']._serialized_start=721
-  _globals['_LEAVE']._serialized_end=728
-  _globals['_STEP']._serialized_start=730
-  _globals['_STEP']._serialized_end=781
-  _globals['_END']._serialized_start=783
-  _globals['_END']._serialized_end=823
-  _globals['_ERROR']._serialized_start=825
-  _globals['_ERROR']._serialized_end=863
-  _globals['_CACHER']._serialized_start=865
-  _globals['_CACHER']._serialized_end=941
+  _globals['_HELLO']._serialized_end=540
+  _globals['_WELCOME']._serialized_start=542
+  _globals['_WELCOME']._serialized_end=585
+  _globals['_START']._serialized_start=588
+  _globals['_START']._serialized_end=731
+  _globals['_ACK']._serialized_start=733
+  _globals['_ACK']._serialized_end=770
+  _globals['_LEAVE']._serialized_start=772
+  _globals['_LEAVE']._serialized_end=779
+  _globals['_STEP']._serialized_start=781
+  _globals['_STEP']._serialized_end=832
+  _globals['_END']._serialized_start=834
+  _globals['_END']._serialized_end=874
+  _globals['_ERROR']._serialized_start=876
+  _globals['_ERROR']._serialized_end=914
+  _globals['_CACHER']._serialized_start=916
+  _globals['_CACHER']._serialized_end=992
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ class CacherMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema")
+    __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema", "identity")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Hello(_message.Message):
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job_id: str
     instance: str
@@ -47,16 +48,19 @@ class Hello(_message.Message):
     credits: int
     settings: str
     schema: str
-    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., instance: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., credits: _Optional[int] = ..., settings: _Optional[str] = ..., schema: _Optional[str] = ...) -> None: ...
+    identity: str
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., instance: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., credits: _Optional[int] = ..., settings: _Optional[str] = ..., schema: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("schema",)
+    __slots__ = ("schema", "identity")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     schema: str
-    def __init__(self, schema: _Optional[str] = ...) -> None: ...
+    identity: str
+    def __init__(self, schema: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark")
+    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark", "ended")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +68,7 @@ class Start(_message.Message):
     FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     run: int
     phase: str
     spec: str
@@ -71,7 +76,8 @@ class Start(_message.Message):
     first_batch: int
     next_batch: int
     watermark: int
-    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ...) -> None: ...
+    ended: bool
+    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("run", "watermark")

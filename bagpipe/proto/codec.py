@@ -24,7 +24,7 @@ from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 
-__all__ = ["CodecError", "decode_step", "encode_step", "step_parts"]
+__all__ = ["CodecError", "decode_step", "step_parts"]
 
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
@@ -100,11 +100,6 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
     },
     PlanSpan: {"read_start_ns": int, "plan_start_ns": int, "plan_end_ns": int},
 }
-
-
-def encode_step(step: Step) -> bytearray:
-    """A step as bytes."""
-    return bytearray().join(step_parts(step))
 
 
 def step_parts(step: Step) -> list[bytes | memoryview]:

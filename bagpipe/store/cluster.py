@@ -216,4 +216,8 @@ def _ask_topology(server: Server, timeout_s: float) -> Topology:
             raise InputError(
                 f"store {server.place} is a server on its own, expected a node of a cluster; use redis:// instead"
             ) from None
-    return parse_slots(reply, Address(server.settings["host"], server.settings["port"]))
+    topology = parse_slots(reply, Address(server.settings["host"], server.settings["port"]))
+    if not topology.masters:
+        # As of a node that was reset, or has just begun to join: another one may know more.
+        raise Unreachable(f"store {server.place} knows of no node that serves any slot")
+    return topology

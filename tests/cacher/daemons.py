@@ -1,6 +1,6 @@
 """Cachers to test against: a daemon process, a server in a thread, a proxy that cuts connections; and what they serve.
 
-config(…) ─> Daemon | ServedCacher ─> all_steps(url, …): every rank in a thread, compared with PlannedData's own steps
+config(…) ─> Daemon | served ─> all_steps(url, …): every rank in a thread, compared with PlannedData's own steps
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_messages_out_of_order_drop_the_stream(target: Target, messages: list[pb
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (hello(protocol=99), "protocol version: the cacher speaks 1, the trainer 99"),
+        (hello(protocol=99), "protocol version: the cacher speaks 2, the trainer 99"),
         (hello(job_id=""), "job id: expected 1 to 200 printable characters, got ''"),
         (hello(job_id="x" * 201), "job id: expected 1 to 200 printable characters"),
         (hello(instance="a\nb"), "instance: expected 1 to 200 printable characters"),
@@ -209,7 +209,9 @@ def test_replayed_requests(target: Target) -> None:
 
 MESSAGES = st.one_of(
     st.builds(hello, rank=st.integers(0, 3), world_size=st.integers(0, 3), credits=st.integers(0, 3)),
-    st.builds(start, next_batch=st.integers(0, 20), watermark=st.integers(0, 20), run=st.integers(0, 2)),
+    st.builds(
+        start, next_batch=st.integers(0, 20), watermark=st.integers(0, 20), run=st.integers(0, 2), ended=st.booleans()
+    ),
     st.builds(ack, st.integers(0, 2**64 - 1), st.integers(0, 2)),
     st.just(LEAVE),
     st.just(pb.TrainerMessage()),

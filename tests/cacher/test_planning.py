@@ -9,9 +9,10 @@ import pytest
 
 from bagpipe.batch import Batch
 from bagpipe.config import DataConfig
-from bagpipe.errors import InputError
+from bagpipe.errors import CapacityError, InputError
 from cacher.planning import PlannedData
 from tests.cacher.daemons import assert_same_steps, config, planned_steps, spec_of
+from tests.proto.steps import assert_same
 
 GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
 
@@ -51,6 +52,32 @@ def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_ba
     assert [step.batch.index for step in first] == list(range(first_batch, 90))
     for step, other in zip(first, whole[first_batch:], strict=False):
         np.testing.assert_array_equal(step.batch.values, other.batch.values)
+
+
+@pytest.mark.parametrize("first_batch", [1, 7, 17])
+def test_examples_go_to_the_same_ranks_wherever_a_plan_begins(first_batch: int) -> None:
+    """Also where the split depends on the batches before."""
+    job = config(assign="locality")
+    whole = planned_steps(job, 2)
+    data = PlannedData(job.data, job.run.seed)
+    for _ in range(2):  # bookmarks must not be used
+        batches = list(data.phase("train", spec_of(job, data.schema, 2), first_batch=first_batch))
+        assert len(batches) == 18 - first_batch
+        for batch in batches:
+            for rank in (0, 1):
+                assert_same(batch.step(rank).batch, whole[rank][batch.batch.index].batch)
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 64])
+def test_a_batch_too_large_matters_only_if_it_is_wanted(tmp_path: Path, lookahead: int) -> None:
+    path = tmp_path / "day"
+    distinct = (GOOD_LINE.replace("\taf", f"\t{number:x}") for number in range(10))
+    path.write_text(GOOD_LINE * 20 + "".join(distinct))
+    data = PlannedData(DataConfig(format="criteo-tsv", path=str(path), batch_size=10, eval_fraction=0.0, workers=0), 0)
+    spec = spec_of(config(lookahead=lookahead, rows=100), data.schema)
+    assert [step.batch.index for step in data.steps("train", spec, max_steps=2)] == [0, 1]
+    with pytest.raises(CapacityError, match="batch 2 needs 260 unique rows"):
+        list(data.steps("train", spec, max_steps=3))
 
 
 def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import grpc
 
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.proto.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
-from bagpipe.proto.codec import encode_step
 from data.schema import criteo_schema
-from tests.proto.steps import example_step
+from tests.proto.steps import encode_step, example_step
 
 __all__ = ["Script", "end", "error", "scripted", "step", "welcome"]
 
@@ -22,8 +21,9 @@ __all__ = ["Script", "end", "error", "scripted", "step", "welcome"]
 Script = Sequence[pb.CacherMessage | Callable[[pb.TrainerMessage], None]]
 
 
-def welcome(schema: str = "") -> pb.CacherMessage:
-    return pb.CacherMessage(welcome=pb.Welcome(schema=schema or json.dumps(criteo_schema().to_json())))
+def welcome(schema: str = "", identity: str = "") -> pb.CacherMessage:
+    schema = schema or json.dumps(criteo_schema().to_json())
+    return pb.CacherMessage(welcome=pb.Welcome(schema=schema, identity=identity))
 
 
 def step(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.CacherMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,24 @@ def test_a_cacher_that_always_skips_a_step_is_broken(path: Path) -> None:
         heard(path, first, others, others, others, timeout_s=30)
 
 
+def test_a_cacher_that_only_welcomes_is_given_up(path: Path) -> None:
+    script: Script = [welcome(), start]
+    with scripted(path, *[script] * 1000) as (url, requests), client(url) as source:
+        with pytest.raises(JobError, match=r"was not reached within 0\.5 s: it ended the stream"):
+            indices(source.steps("train", SPEC))
+        assert len(requests) < 100
+
+
+def test_a_cacher_with_a_defect_is_not_asked_again(path: Path) -> None:
+    def fail(message: pb.TrainerMessage) -> None:
+        raise KeyError("defect")
+
+    with scripted(path, [welcome(), fail]) as (url, requests), client(url, timeout_s=30) as source:
+        with pytest.raises(JobError, match=r"what listens at unix:.* failed: .*defect"):
+            indices(source.steps("train", SPEC))
+        assert len(requests) == 1
+
+
 def test_a_stream_that_ends_before_the_steps_do_is_a_lost_one(path: Path) -> None:
     assert heard(path, [], [welcome()], [welcome(), start, step(0)], [welcome(), start, step(1), end()]) == [0, 1]
 
@@ -79,6 +98,27 @@ def test_steps_of_a_phase_left_early_are_not_taken_for_the_next(path: Path) -> N
     with scripted(path, script) as (url, _), client(url) as source:
         assert next(source.steps("train", SPEC)).batch.index == 0
         assert indices(source.steps("eval", SPEC)) == [0]
+
+
+def test_a_run_whose_end_was_heard_is_said_to_have_ended(path: Path) -> None:
+    """Its steps are still to be taken when the stream breaks: the new one hears of no Ack."""
+    told = threading.Event()
+
+    def ended(message: pb.TrainerMessage) -> None:
+        assert (message.start.run, message.start.ended, message.start.next_batch) == (0, True, 2)
+        told.set()
+
+    def second_run(message: pb.TrainerMessage) -> None:
+        assert (message.start.run, message.start.ended) == (1, False)
+
+    first: Script = [welcome(identity="{}"), start, step(0), step(1), end()]
+    second: Script = [welcome(), ended, second_run, step(0, run=1), end(1)]
+    with scripted(path, first, second) as (url, requests), client(url) as source:
+        steps = source.steps("train", SPEC)
+        assert told.wait(30)
+        assert indices(steps) == [0, 1]
+        assert indices(source.steps("eval", SPEC)) == [0]
+        assert [heard[0].hello.identity for heard in requests[:2]] == ["", "{}"]
 
 
 def test_every_step_taken_is_acknowledged(path: Path) -> None:

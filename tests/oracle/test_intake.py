@@ -24,5 +24,8 @@ def test_one_rank_keeps_the_whole_index_and_several_their_shares() -> None:
 
 def test_the_assignment_learns_from_every_batch() -> None:
     intake = Intake(dataclasses.replace(SPEC, world_size=2))
+    assert intake.learns
+    assert not Intake(dataclasses.replace(SPEC, world_size=2, assign="contiguous")).learns
+    assert not Intake(SPEC).learns
     intake.take(make_batch(0, [[[5], [6]]]))
     assert [share.examples.tolist() for share in intake.take(make_batch(1, [[[6], [5]]])).shares] == [[1], [0]]

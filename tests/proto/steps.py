@@ -12,8 +12,9 @@ from hypothesis.extra import numpy as hnp
 from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.proto.codec import step_parts
 
-__all__ = ["arrays_of", "assert_same", "example_step", "steps"]
+__all__ = ["arrays_of", "assert_same", "encode_step", "example_step", "steps"]
 
 _SIZES = st.integers(0, 7)
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -112,6 +113,11 @@ def example_step(index: int = 0, num_examples: int = 3) -> Step:
         num_global_examples=num_examples,
         span=PlanSpan(read_start_ns=1, plan_start_ns=2, plan_end_ns=3),
     )
+
+
+def encode_step(step: Step) -> bytearray:
+    """The frame that `decode_step` reads."""
+    return bytearray().join(step_parts(step))
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bagpipe.client.step import Step
 from bagpipe.proto import codec
-from bagpipe.proto.codec import CodecError, decode_step, encode_step
-from tests.proto.steps import arrays_of, assert_same, example_step, steps
+from bagpipe.proto.codec import CodecError, decode_step
+from tests.proto.steps import arrays_of, assert_same, encode_step, example_step, steps
 
 
 @settings(deadline=None)

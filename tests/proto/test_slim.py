@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.proto.codec import CodecError, encode_step
+from bagpipe.proto.codec import CodecError
 from bagpipe.proto.slim import full, slim, values_follow
 from tests.cacher.daemons import config, planned_steps
-from tests.proto.steps import assert_same, example_step
+from tests.proto.steps import assert_same, encode_step, example_step
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -68,6 +68,16 @@ def test_the_next_node_is_asked_if_the_first_is_gone(redis_cluster: ClusterNodes
         cluster_of(f"redis+cluster://127.0.0.1:{gone}").topology(10.0)
 
 
+def test_a_node_that_knows_no_master_is_no_answer(redis_cluster: ClusterNodes, tmp_path: Path) -> None:
+    """As one that was reset, or has just begun to join: another one is asked."""
+    with ExitStack() as stack:
+        _, (port, _), _ = start_server(stack, tmp_path / "new", ("port", "cluster-port"), {"cluster-enabled": "yes"})
+        url = f"redis+cluster://127.0.0.1:{port}"
+        with pytest.raises(Unreachable, match="knows of no node that serves any slot"):
+            cluster_of(url).topology(10.0)
+        assert len(cluster_of(f"{url},127.0.0.1:{redis_cluster.masters[0].port}").topology(10.0).masters) == 3
+
+
 def test_a_server_on_its_own_and_a_node_of_a_cluster(redis_cluster: ClusterNodes, tmp_path: Path) -> None:
     with ExitStack() as stack:
         _, (port,), _ = start_server(stack, tmp_path / "single", ("port",), {})

@@ -1,0 +1,59 @@
+"""What the steps of a cacher depend on besides the settings it compares: digests, for a trainer to bring back.
+
+    files: names, sizes, times of change ──┐
+    code of readers, oracle and cacher ────┴──> {"data": …, "code": …} ──Welcome──> trainer ──Hello──> compared
+
+A trainer whose cacher was started anew goes on in the middle of a plan; that is right only if the new one plans what
+the old one did. Too strict rather than too lax: a file that was only touched counts as another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+import bagpipe
+import data
+from bagpipe.errors import InputError
+
+__all__ = ["identity_of"]
+
+_OURS = Path(bagpipe.__file__).parent
+_PLANNING_CODE = (_OURS / "oracle", _OURS / "proto", Path(data.__file__).parent, Path(__file__).parent)
+
+
+def identity_of(files: Iterable[str], layout: str) -> Mapping[str, str]:
+    """The digests, by what they are of.
+
+    Args:
+        files: everything that is read.
+        layout: `data.source.Source.layout`.
+
+    Raises:
+        InputError: a file is gone.
+    """
+    lines, num_bytes = [layout], 0
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError as error:
+            raise InputError(f"{file}: {error.strerror}") from None
+        num_bytes += status.st_size
+        lines.append(f"{file} {status.st_size} {status.st_mtime_ns}")
+    return {
+        "data": f"{len(lines) - 1} files of {num_bytes} bytes ({_digest(lines)})",
+        "code": _digest([np.__version__, *_code()]),
+    }
+
+
+def _code() -> list[str]:
+    files = (file for folder in _PLANNING_CODE for file in sorted(folder.glob("*.py")))
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,201 @@
+"""Ranks that come back: to a cacher that was started anew, after their run had ended, or after they were given up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bagpipe.client.address import parse_address
+from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
+from bagpipe.client.link import Credentials, Link
+from bagpipe.client.step import Step
+from bagpipe.config import Config, DataConfig
+from bagpipe.errors import InputError, JobError
+from bagpipe.proto import cacher_pb2 as pb
+from cacher.run import Run
+from cacher.server import Limits
+from tests.cacher.daemons import (
+    CuttingProxy,
+    Daemon,
+    assert_same_steps,
+    config,
+    planned_steps,
+    remote,
+    served,
+    spec_of,
+)
+
+JOB = config()
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/cacher.sock"
+
+
+@contextmanager
+def rank_through(url: str, rank: int) -> Iterator[None]:
+    """A rank that comes back to another cacher when it has all steps of run 0 and has heard of their end."""
+    hello = pb.Hello(
+        protocol=PROTOCOL_VERSION,
+        job_id="job",
+        instance="back",
+        rank=rank,
+        world_size=2,
+        credits=3,
+        settings=json.dumps(settings_of(JOB)),
+    )
+    with Link(parse_address(url), Credentials()) as link, remote(url, JOB, job_id="schema") as other:
+        link.put(hello=hello)
+        heard = link.messages()
+        assert next(heard).WhichOneof("kind") == "welcome"
+        spec = json.dumps(dataclasses.asdict(spec_of(JOB, other.schema, 2)))
+        for _ in range(2):  # its stream may break more than once
+            start = pb.Start(run=0, phase="train", spec=spec, next_batch=18, watermark=18, ended=True)
+            link.put(start=start)
+        # Heard in order: when this one is answered, the others were taken in.
+        link.put(start=pb.Start(run=1, phase="eval", spec=spec))
+        assert next(heard).step.run == 1
+        yield
+        link.put(leave=pb.Leave())
+        link.finish()
+
+
+def test_a_rank_that_had_its_end_is_not_waited_for(listen: str) -> None:
+    """It comes before the other rank asks for the run."""
+    with served(JOB, listen), rank_through(listen, 1):
+        with remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
+            steps = list(source.steps("train", spec_of(JOB, source.schema, 2)))
+    assert_same_steps(steps, planned_steps(JOB, 2)[0])
+
+
+def test_a_rank_that_had_its_end_is_waited_for_no_longer(listen: str) -> None:
+    """It comes when the planner waits for it."""
+    with served(JOB, listen), remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
+        steps = source.steps("train", spec_of(JOB, source.schema, 2))
+        taken = [next(steps) for _ in range(3)]
+        with rank_through(listen, 1):
+            assert_same_steps(taken + list(steps), planned_steps(JOB, 2)[0])
+
+
+@pytest.mark.multiproc
+def test_a_daemon_started_again_when_one_rank_is_through(tmp_path: Path, listen: str) -> None:
+    """Rank 0 has a few steps and no way to the daemon, rank 1 has all and its end, when the daemon is killed."""
+    expected = planned_steps(JOB, 2)
+    through, done = threading.Event(), threading.Event()
+
+    def take_all() -> list[Step]:
+        with remote(listen, JOB, rank=1, world_size=2, job_id="job") as source:
+            steps = list(source.steps("train", spec_of(JOB, source.schema, 2)))
+            through.set()
+            assert done.wait(60)
+            return steps
+
+    cuts = [40_000, *[1] * 10_000]
+    with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", cuts) as proxy, ThreadPoolExecutor(1) as pool:
+        with Daemon(JOB, listen) as daemon:
+            source = remote(proxy.url, JOB, rank=0, world_size=2, job_id="job", credits=30)
+            source.__enter__()
+            steps = source.steps("train", spec_of(JOB, source.schema, 2))
+            ours = pool.submit(take_all)
+            assert through.wait(60)
+            daemon.kill()
+        assert source.statistics().current < 18
+        proxy._cuts.clear()
+        with Daemon(JOB, listen):
+            assert_same_steps(list(steps), expected[0])
+            done.set()
+            assert_same_steps(ours.result(), expected[1])
+            source.close()
+
+
+def test_a_rank_that_left_the_cacher_before_is_waited_for_only_so_long(listen: str) -> None:
+    with served(JOB, listen, limits=Limits(grace_s=0.2)):
+        with remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
+            steps = source.steps("train", spec_of(JOB, source.schema, 2), next_batch=2)
+            assert_same_steps(list(steps), planned_steps(JOB, 2)[0][2:])
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path: Path, listen: str) -> None:
+    """The trainer is in the middle of the old one's steps."""
+    line = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
+    path = tmp_path / "day"
+    path.write_text(line * 100)
+    data = DataConfig(format="criteo-tsv", path=str(path), batch_size=10, eval_fraction=0.0, workers=0)
+    job = Config(data=data, cacher=JOB.cacher, oracle=JOB.oracle, cache=JOB.cache, run=JOB.run)
+    with served(job, listen):
+        source = remote(listen, job)
+        source.__enter__()
+        steps = source.steps("train", spec_of(job, source.schema))
+        assert next(steps).batch.index == 0
+    path.write_text(line.replace("af", "ae") * 200)
+    with served(job, listen), pytest.raises(JobError, match=r"^data has changed since the trainer began: the cacher"):
+        list(steps)
+    source.close()
+
+
+def test_a_rank_given_up_does_not_found_the_job_anew(listen: str, tmp_path: Path) -> None:
+    with served(JOB, listen, limits=Limits(grace_s=0.1)):
+        with remote(listen, JOB, rank=0, world_size=2, job_id="job") as other:
+            with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", []) as proxy:
+                lost = remote(proxy.url, JOB, rank=1, world_size=2, job_id="job")
+                lost.__enter__()
+            with pytest.raises(JobError, match=r"^rank 1 was lost"):
+                list(other.steps("train", spec_of(JOB, other.schema, 2)))
+        with CuttingProxy(tmp_path / "proxy2.sock", tmp_path / "cacher.sock", []):
+            (tmp_path / "proxy.sock").unlink()
+            (tmp_path / "proxy2.sock").rename(tmp_path / "proxy.sock")
+            with pytest.raises(JobError, match=r"^the job was given up: rank 1 was lost and not back within 0\.1 s$"):
+                list(lost.steps("train", spec_of(JOB, lost.schema, 2)))
+        lost.close()
+
+
+def test_a_rank_alone_may_come_back_after_it_was_given_up(
+    listen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(JOB, listen, limits=Limits(grace_s=0.01)):
+        with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", [40_000, *[1] * 10_000]) as proxy:
+            with remote(proxy.url, JOB) as source:
+                steps = source.steps("train", spec_of(JOB, source.schema))
+                while "rank given up" not in caplog.messages:
+                    pass
+                proxy._cuts.clear()
+                assert_same_steps(list(steps), planned_steps(JOB)[0])
+
+
+def test_runs_of_a_job_are_bounded(listen: str) -> None:
+    """The other rank never comes, so none of them ends."""
+    with served(JOB, listen), remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
+        runs = [source.steps("train", spec_of(JOB, source.schema, 2)) for _ in range(4)]
+        with pytest.raises(JobError, match=r"^the job has 3 phases under way already, at most 3$"):
+            next(runs[3])
+
+
+def test_a_defect_of_the_cacher_is_told(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves nothing behind."""
+
+    def fail(run: Run) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with served(JOB, listen) as server:
+        with monkeypatch.context() as patched, remote(listen, JOB) as source:
+            patched.setattr(Run, "start", fail)
+            with pytest.raises(JobError, match=r"^the cacher failed: RuntimeError: can't start new thread$"):
+                next(source.steps("train", spec_of(JOB, source.schema)))
+        with remote(listen, JOB) as source:
+            assert len(list(source.steps("train", spec_of(JOB, source.schema)))) == 18
+            assert server.jobs.counts()[0] == 1
+
+
+def test_a_planner_too_large_is_refused(listen: str) -> None:
+    job = config(rows=1 << 29)
+    with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as source:
+        with pytest.raises(InputError, match=r"cache\.rows = 536870912 on each of 2 ranks may take the planner 64 GiB"):
+            next(source.steps("train", spec_of(job, source.schema, 2)))
