@@ -128,10 +128,18 @@ def _stages_problem(config: Config) -> str | None:
     return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
 
 
+def _peer_problem(config: Config) -> str | None:
+    if config.run.peer_timeout_s > config.store.timeout_s:
+        return None
+    # A rank that waits for its store is silent for its peers; they must not take that for its end.
+    return f"must be more than store.timeout_s ({config.store.timeout_s:g}), got {config.run.peer_timeout_s:g}"
+
+
 PAIR_RULES: tuple[PairRule, ...] = (
     PairRule("data.format", _path_problem),
     PairRule("checkpoint.every", _every_problem),
     PairRule("pipeline.stages", _stages_problem),
+    PairRule("run.peer_timeout_s", _peer_problem),
 )
 
 

@@ -53,6 +53,9 @@ __all__ = ["Evaluation", "EvaluationOfRanks", "Training", "TrainingOfRanks"]
 #: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
 WRITE_DEPTH = 4
 
+#: How long lanes may stay inside a handler after an error: the store's default deadline of 30 s, and as much again.
+_GRACE_S = 60.0
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Flight:
@@ -112,6 +115,9 @@ class Phase(ABC):
             trace=self.engine.trace,
             on_batch=self._done,
             agree=self.agree if peers is not None else None,
+            # At once: the others are waiting for this rank's part of an exchange.
+            on_error=peers.report if peers is not None else None,
+            grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
         )
         self.engine.runner = runner
         try:

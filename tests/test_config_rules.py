@@ -60,6 +60,11 @@ def test_every_number_has_a_rule():
         ("cache.dtype", "float16", "cache.dtype must be one of run, float32, float64, got 'float16'"),
         ("store.namespace", "a{b}", "store.namespace must be 1 to 200 letters, digits or any of _.:/@+=-, got 'a{b}'"),
         ("store.buckets", 48, "store.buckets must be a power of two from 1 to 65536, got 48"),
+        (
+            "run.peer_timeout_s",
+            30.0,
+            "run.peer_timeout_s must be more than store.timeout_s (30), got 30",
+        ),
         ("store.timeout_s", 0.0, "store.timeout_s must be more than 0, got 0.0"),
         (
             "cacher.url",

@@ -12,7 +12,7 @@ from typing import NoReturn
 from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
 from bagpipe.environment import check_environment
 from bagpipe.peers.membership import Membership
-from trainer.process import settle_process
+from trainer.process import settle_device, settle_process
 
 __all__ = ["main"]
 
@@ -37,9 +37,10 @@ def _train(argv: Sequence[str]) -> int:
         signal.signal(number, _leave)
     logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
     settle_process()
+    place = Membership.from_environment()
+    settle_device(config.run.device, 1 if place is None else place.world_size)
     from trainer.job import run_job
 
-    place = Membership.from_environment()
     result = run_job(config, place=place, result_path=command_line.options["result"])
     if place is None or place.rank == 0:
         sys.stdout.write("\n".join(result.lines()) + "\n")

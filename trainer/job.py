@@ -55,6 +55,7 @@ class OpenJob:
         trainee: what is trained.
         store: where its rows live; its schema record has been compared.
         engine: what trains it.
+        dense: sums the dense gradients; None on one rank.
         continued: the namespace held a schema record already, so its rows are where training starts from.
     """
 
@@ -62,6 +63,7 @@ class OpenJob:
     trainee: Trainee
     store: Store
     engine: Engine
+    dense: DenseParallel | None
     continued: bool
 
     @property
@@ -115,41 +117,42 @@ def run_job(config: Config, *, place: Membership | None = None, result_path: str
     own = config_of_rank(config, place)
     _check(own, place, result_path)
     torch.set_num_threads(own.run.threads)
-    with open_ranks(place, timeout_s=own.run.peer_timeout_s, device=own.run.device) as ranks:
+    with open_ranks(place, timeout_s=own.run.peer_timeout_s, device=own.run.device) as ranks, ExitStack() as stack:
         try:
             check_same(ranks, common_settings(config), "configurations")
-            return _run(own, ranks, result_path)
+            return _run(own, ranks, stack, result_path)
         except BaseException as error:
-            # Before the stack below it unwinds: what this rank had started for others is gone then.
+            # Before the stack unwinds: what this rank had started for others is gone then.
             ranks.report(error)
             raise
 
 
-def _run(config: Config, ranks: Ranks, result_path: str) -> Result:
-    with ExitStack() as stack:
-        trace = Trace() if config.run.trace else None
-        parts = open_job(config, ranks, stack, trace)
-        start_s = time.monotonic()
-        label = "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})"
-        with ExitStack() as shown:
-            if ranks.is_first:
-                parts.engine.on_batch = shown.enter_context(ProgressReporter(config.run.tensorboard, label))
-            trained = parts.engine.train(parts.source.steps("train", parts.spec, max_steps=config.run.steps))
-            parts.engine.on_batch = None
-        seconds = time.monotonic() - start_s
-        _raise_input_error(trained)
-        metrics, stopped = _evaluate(parts, ranks, trained)
-        if trace is not None:
-            lanes = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
-            trace.write(path_of_rank(config.run.trace, ranks.rank), lanes=lanes)
-        digest = dense_digest(parts.engine.model, parts.engine.optimizer)
-        totals = totals_of(trained, seconds=seconds, dense_digest=digest)
-        result = _result(parts, ranks, totals, metrics, stopped=stopped)
-        if result_path and ranks.is_first:
-            result.write(result_path)
-        # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
-        ranks.gather(None)
-        return result
+def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Result:
+    trace = Trace() if config.run.trace else None
+    parts = open_job(config, ranks, stack, trace)
+    start_s = time.monotonic()
+    label = "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})"
+    with ExitStack() as shown:
+        if ranks.is_first:
+            parts.engine.on_batch = shown.enter_context(ProgressReporter(config.run.tensorboard, label))
+        trained = parts.engine.train(parts.source.steps("train", parts.spec, max_steps=config.run.steps))
+        parts.engine.on_batch = None
+    seconds = time.monotonic() - start_s
+    _raise_input_error(trained)
+    if parts.dense is not None:
+        parts.dense.share_buffers()
+    metrics, stopped = _evaluate(parts, ranks, trained)
+    if trace is not None:
+        lanes = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
+        trace.write(path_of_rank(config.run.trace, ranks.rank), lanes=lanes)
+    digest = dense_digest(parts.engine.model, parts.engine.optimizer)
+    totals = totals_of(trained, seconds=seconds, dense_digest=digest)
+    result = _result(parts, ranks, totals, metrics, stopped=stopped)
+    if result_path and ranks.is_first:
+        result.write(result_path)
+    # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
+    ranks.gather(None)
+    return result
 
 
 def check_supported(config: Config) -> None:
@@ -215,6 +218,9 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         )
     )
     trainee = build_trainee(config, source.schema, ranks.world_size)
+    if ranks.rank:
+        # The models are equal by now. Left alone, dropout would leave out the same places on every rank.
+        torch.manual_seed(config.run.seed + ranks.rank)
     store = stack.enter_context(
         open_store(
             services.store_url,
@@ -226,13 +232,14 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     )
     continued = store.check()
     engine = build_engine(trainee, store, trace)
+    dense = None
     if ranks.peers is not None:
         check_same(ranks, _shapes(trainee), "models")
-        stack.enter_context(DenseParallel(engine.model, engine.optimizer, ranks.peers.dense))
+        dense = stack.enter_context(DenseParallel(engine.model, engine.optimizer, ranks.peers.dense))
         engine.peers = ranks.peers
         engine.claim = lambda: _claim(ranks, store)
         ranks.listen(engine.abort)
-    return OpenJob(source=source, trainee=trainee, store=store, engine=engine, continued=continued)
+    return OpenJob(source=source, trainee=trainee, store=store, engine=engine, dense=dense, continued=continued)
 
 
 def _claim(ranks: Ranks, store: Store) -> bool:

@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
-__all__ = ["SWITCH_INTERVAL_S", "settle_process"]
+__all__ = ["SWITCH_INTERVAL_S", "settle_device", "settle_process"]
 
 SWITCH_INTERVAL_S = 0.5e-3
 
@@ -33,3 +34,14 @@ def settle_process() -> None:
         return
     for parameter, value in _MALLOC_OPTIONS.values():
         mallopt(parameter, value)
+
+
+def settle_device(device: str, num_ranks: int) -> None:
+    """Settings that CUDA reads when it starts; before anything touches the device.
+
+    With several ranks a device runs its lanes' streams and a stream of each communicator's. Streams that share one of
+    the default 8 hardware queues wait for each other's kernels, and a communicator's kernel that waits for a peer may
+    then hold up the lane that the peer waits for. 32 is the most there are. Untested: no machine with two devices.
+    """
+    if device.startswith("cuda") and num_ranks > 1:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -19,6 +19,7 @@ from bagpipe.config import Config
 from bagpipe.errors import InputError
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.membership import Membership
+from bagpipe.store.urls import redact
 
 __all__ = ["Ranks", "check_same", "common_settings", "config_of_rank", "open_ranks", "path_of_rank"]
 
@@ -141,7 +142,8 @@ def check_same(ranks: Ranks, values: Mapping[str, Any], what: str) -> None:
     for rank, others in enumerate(everyones[1:], start=1):
         difference = first_difference(everyones[0], others)
         if difference is not None:
+            # A store's URL may hold a password.
+            first, second = redact(str(difference.first)), redact(str(difference.second))
             raise InputError(
-                f"the ranks' {what} differ: {difference.path} is {difference.first} on rank 0 and {difference.second} "
-                f"on rank {rank}"
+                f"the ranks' {what} differ: {difference.path} is {first} on rank 0 and {second} on rank {rank}"
             )

@@ -70,6 +70,10 @@ class DenseParallel:
     Entering gives all ranks rank 0's parameters and buffers. A parameter that has a gradient on no rank keeps none, and
     the optimizer leaves it alone, as on one rank. A rank that ran no backward takes part all the same.
 
+    Buffers that training changes (running means of a batch norm) are each rank's own while it trains, and see its share
+    of every batch; `share_buffers` then gives all ranks rank 0's, which is what counts. So a model with batch norm
+    depends on the number of ranks, as it does under DistributedDataParallel.
+
     Args:
         model: the same parameters in the same order on every rank; one backward per step.
         optimizer: of its parameters; its step waits for the sums.
@@ -105,8 +109,9 @@ class DenseParallel:
         self._worker = threading.Thread(target=self._work, name="bagpipe-dense", daemon=True)
 
     def __enter__(self) -> Self:
-        for tensor in [*self._model.parameters(), *self._model.buffers()]:
-            self._group.broadcast(tensor.data)
+        for parameter in self._model.parameters():
+            self._group.broadcast(parameter)
+        self.share_buffers()
         for bucket in self._buckets:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
                 handle = parameter.register_post_accumulate_grad_hook(self._hook(bucket, name))  # type: ignore[no-untyped-call]
@@ -122,6 +127,15 @@ class DenseParallel:
             handle.remove()
         self._queue.put(None)
         self._worker.join()  # its exchanges have a deadline
+
+    def share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers; between steps, by all ranks.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        for buffer in self._model.buffers():
+            self._group.broadcast(buffer)
 
     def finish(self) -> None:
         """Wait until the step's gradients are the sums over all ranks."""
@@ -162,13 +176,14 @@ class DenseParallel:
             self._reduce(bucket)
 
     def _work(self) -> None:
+        first: BaseException | None = None
         while (bucket := self._queue.get()) is not None:
-            try:
-                self._reduce(bucket)
-            except BaseException as error:  # raised where the step waits for it
-                self._done.put(error)
-            else:
-                self._done.put(None)
+            if first is None:
+                try:
+                    self._reduce(bucket)
+                except BaseException as error:  # raised where the step waits for it
+                    first = error
+            self._done.put(first)
 
     def _reduce(self, bucket: _Bucket) -> None:
         flags = []

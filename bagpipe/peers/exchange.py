@@ -1,6 +1,6 @@
 """`LaneGroup`: collective exchanges of one process group, with a deadline and errors that name lane, peer and reason.
 
-start (async) ─> host: wait, at times looking whether another rank has failed   ─> done, or PeerError
+start (async) ─> host: wait, at times looking whether a rank has failed         ─> done, or PeerError
               └> device: the current stream waits, the thread does not; `find_hang` watches from outside
 """
 
@@ -21,7 +21,7 @@ from bagpipe.peers.failure import Failures
 
 __all__ = ["LaneGroup"]
 
-#: How often a waiting thread looks whether another rank has failed meanwhile.
+#: How often a waiting thread looks whether a rank, another or this one, has failed meanwhile.
 _POLL = timedelta(seconds=0.25)
 #: Device exchanges remembered for `find_hang`; a lane has fewer under way, since batches are bounded.
 _MAX_PENDING = 64
@@ -48,6 +48,7 @@ class LaneGroup:
         self._timeout_s = timeout_s
         self._failures = failures
         self._on_device = dist.get_backend(group) == "nccl"
+        self._is_aborted = False
         self._pending: deque[tuple[float, Any]] = deque(maxlen=_MAX_PENDING)
 
     def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
@@ -66,21 +67,24 @@ class LaneGroup:
             lambda: _all_gather(output, input, group=self._group, async_op=True),
         )
 
-    def all_gather_uneven(self, values: Tensor) -> list[Tensor]:
-        """Every rank's 1-D tensor on the host, by rank, whatever the lengths."""
-        lengths = torch.empty(self.world_size, dtype=torch.int64)
-        self.all_gather(lengths, torch.tensor([len(values)]))
-        sizes = lengths.tolist()
-        padded = values.new_zeros(max(sizes))
-        padded[: len(values)] = values
-        output = values.new_empty(self.world_size * len(padded))
-        if len(padded):
-            self.all_gather(output, padded)
-        return [part[:size] for part, size in zip(output.view(self.world_size, -1), sizes, strict=True)]
+    def collect(self, values: Tensor) -> list[Tensor]:
+        """Every rank's 1-D tensor of one dtype, whatever the lengths, by rank, at rank 0; nothing at the others."""
+        gathered = torch.empty(self.world_size, dtype=torch.int64)
+        self.all_gather(gathered, torch.tensor([len(values)]))
+        taken = gathered.tolist() if self.rank == 0 else [0] * self.world_size
+        output = values.new_empty(sum(taken))
+        self.all_to_all(output, values.contiguous(), taken, [len(values)] + [0] * (self.world_size - 1))
+        return list(torch.split(output, taken)) if self.rank == 0 else []
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Rank 0's values everywhere."""
-        self._run("rank 0's values", lambda: dist.broadcast(tensor, 0, group=self._group, async_op=True))
+        """Rank 0's values everywhere, in place; of any dtype, since bytes are what travels."""
+        if not tensor.numel():
+            return
+        values = tensor.detach().contiguous()
+        flat = values.view(-1).view(torch.uint8)
+        self._run("rank 0's values", lambda: dist.broadcast(flat, 0, group=self._group, async_op=True))
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(values)
 
     def maximum(self, number: int) -> int:
         """The largest of the ranks' numbers; returns when all have given theirs."""
@@ -93,7 +97,8 @@ class LaneGroup:
 
     def abort(self) -> None:
         """End device exchanges that hang, so that what waits for the device goes on; host ones end by themselves."""
-        if self._on_device:
+        if self._on_device and not self._is_aborted:
+            self._is_aborted = True
             self._group._get_backend(torch.device("cuda")).abort()
 
     def find_hang(self) -> PeerError | None:
@@ -122,7 +127,7 @@ class LaneGroup:
 
         Raises:
             RuntimeError: the communicator's error.
-            PeerError, InputError: another rank has failed, in the midst of the wait.
+            PeerError, InputError, SystemExit: another rank has failed in the midst of the wait, or this one has.
         """
         while True:
             try:
@@ -132,9 +137,9 @@ class LaneGroup:
                 if work.is_completed():
                     work.wait()  # raises the communicator's own error, if it was not done just now
                     return
-            failure = self._failures.known
-            if failure is not None:
-                raise failure.error()
+            end = self._failures.end()
+            if end is not None:
+                raise end
 
     def _words(self, what: str, why: str) -> str:
         return f"{self.name} lane: waited for {what}, at most {self._timeout_s:g} s (run.peer_timeout_s): {why}"

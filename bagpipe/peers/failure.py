@@ -9,6 +9,7 @@ Rule of this file: nothing here waits for a key that may never come, so a store 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,9 @@ BEAT_S = 0.5
 #: How long a rank whose exchange failed looks for the reason: a reporter's delay, or four beats of a dead rank.
 GRACE_S = 2.0
 _LOOK_S = 0.05
+
+#: How an error begins that came from another rank; passed on, it keeps the name of the rank where it began.
+_OF_A_RANK = re.compile(r"rank \d+: ")
 
 #: What a store client raises when its server is gone, or does not answer in time.
 STORE_ERRORS = (RuntimeError,)
@@ -60,9 +64,13 @@ class Failure:
             message = f"{type(error).__name__}: {message}"  # a defect, whose text alone may say nothing
         return cls(rank=rank, exit_code=exit_code, message=message)
 
+    def is_same(self, other: Failure) -> bool:
+        """Another rank's error is this one, or was passed on by it."""
+        return self.message in (other.message, f"rank {other.rank}: {other.message}")
+
     def error(self) -> BaseException:
         """What another rank ends with: the same exit code, and whose fault it was."""
-        text = f"rank {self.rank}: {self.message}"
+        text = self.message if _OF_A_RANK.match(self.message) else f"rank {self.rank}: {self.message}"
         if self.exit_code == EXIT_INPUT:
             return InputError(text)
         return SystemExit(EXIT_INTERRUPTED) if self.exit_code == EXIT_INTERRUPTED else PeerError(text)
@@ -82,6 +90,7 @@ class Failures:
         self._world_size = world_size
         self._beats = 0
         self._known: Failure | None = None
+        self._has_reported = False
         self._stop_looking = threading.Event()
 
     @property
@@ -91,9 +100,16 @@ class Failures:
 
     def report(self, error: BaseException) -> None:
         """Tell all ranks that this one ends with `error`, unless another rank was first."""
+        self._has_reported = True
         mine = json.dumps(asdict(Failure.of(self._rank, error)))
         with suppress(*STORE_ERRORS):  # nobody is left to be told
             self._note(self._store.compare_set("failure", "", mine))
+
+    def end(self) -> BaseException | None:
+        """What a wait for the others must end with: another rank has failed, or this one has. Asks nobody."""
+        if self._known is not None:
+            return self._known.error()
+        return PeerError("this rank has failed, so it waits for no other") if self._has_reported else None
 
     def look(self) -> Failure | None:
         """The first failure of another rank, or None.

@@ -1,18 +1,18 @@
 """`TorchPeers`: the other ranks over torch.distributed. One process group per lane, so that none waits for another's.
 
     key-value store (the launcher's, or rank 0's) ─ prefix "bagpipe/attempt_<n>" ─> rendezvous, beats, failures
-    pull, push, dense   rows and gradients   gloo on a CPU, nccl on a CUDA device
-    ack, agree, words   numbers and JSON     gloo
+    pull, push, dense    rows and gradients   gloo on a CPU, nccl on a CUDA device
+    ack, agree, scores   numbers              gloo
 
 The prefix is what makes a restarted job work: with torchrun's own store, torch.distributed gives every attempt the same
 keys, and a new rank may read the address of a dead one. Ends are told apart from hangs by a deadline on every exchange
-and by `bagpipe.peers.failure`.
+and by `bagpipe.peers.failure`; words between phases, through the store, wait as long as who is waited for is alive.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bagpipe.errors import JobError, PeerError, StoreError
 from bagpipe.peers.exchange import LaneGroup
-from bagpipe.peers.failure import GRACE_S, STORE_ERRORS, Failures, Watcher
+from bagpipe.peers.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
 from bagpipe.peers.interface import ExchangeLane, Wish
 from bagpipe.peers.keystore import KeyStore
 from bagpipe.peers.membership import Membership, interface_of, local_address
@@ -39,7 +39,7 @@ START_TIMEOUT_S = 60.0
 #: How long the job's key-value store may take to answer; it takes a millisecond, unless its host is gone.
 STORE_TIMEOUT_S = 10.0
 _DEVICE_LANES = ("pull", "push", "dense")
-_HOST_LANES = ("ack", "agree", "words")
+_HOST_LANES = ("ack", "agree", "scores")
 
 
 class TorchPeers:
@@ -49,7 +49,7 @@ class TorchPeers:
 
     Args:
         membership: which rank this is.
-        timeout_s: deadline of one exchange.
+        timeout_s: deadline of one exchange; an attribute too.
         device: of the rows and gradients that are exchanged.
 
     Raises:
@@ -59,14 +59,15 @@ class TorchPeers:
     def __init__(self, membership: Membership, *, timeout_s: float, device: torch.device | str = "cpu") -> None:
         self.rank = membership.rank
         self.world_size = membership.world_size
+        self.timeout_s = timeout_s
         self._membership = membership
-        self._timeout_s = timeout_s
         self._device = torch.device(device)
         self._lanes: dict[str, LaneGroup] = {}
         self._failures: Failures | None = None
         self._words: Words | None = None
         self._on_failure: Callable[[BaseException], None] | None = None
         self._end: BaseException | None = None
+        self._ending = threading.Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -90,6 +91,8 @@ class TorchPeers:
                 its consequence.
         """
         end = self.report(error) if error is not None else None
+        if error is not None:
+            self._abort()  # a device exchange that hangs would keep its group from being destroyed
         with self._stack:
             self._lanes = {}
         self._failures = self._words = None
@@ -111,14 +114,19 @@ class TorchPeers:
             this error. Only the first call's counts.
         """
         failures = self._failures
-        if failures is None or self._end is not None:
+        with self._ending:
+            if failures is not None and self._end is None:
+                own = error
+                if isinstance(error, (StoreError, JobError)) and not isinstance(error, PeerError):
+                    # A store or a cacher that a dead rank had started?
+                    error = failures.explain(" ".join(str(error).split())) or error
+                failures.report(error)
+                known = failures.known
+                if known is None:
+                    self._end = error
+                else:
+                    self._end = own if known.is_same(Failure.of(self.rank, own)) else known.error()
             return self._end or error
-        if isinstance(error, (StoreError, JobError)) and not isinstance(error, PeerError):
-            # A store or a cacher that a dead rank had started?
-            error = failures.explain(" ".join(str(error).split())) or error
-        failures.report(error)
-        self._end = failures.known.error() if failures.known is not None else error
-        return self._end
 
     def exchange(
         self,
@@ -137,8 +145,15 @@ class TorchPeers:
         self._lanes["ack"].maximum(0)
 
     def gather(self, value: Any) -> list[Any]:
-        words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        return [json.loads(bytes(part.numpy())) for part in self._lanes["words"].all_gather_uneven(words)]
+        return self._spoken.gather(value)
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's JSON-able value, at every rank. Without a deadline, as long as rank 0 is alive. As `gather`.
+
+        Raises:
+            PeerError: as `gather`.
+        """
+        return self._spoken.share(value)
 
     def collect(self, values: Tensor) -> list[Tensor]:
         """Every rank's 1-D tensor, by rank, at rank 0; nothing at the others. For the main thread, between phases.
@@ -149,21 +164,12 @@ class TorchPeers:
         Raises:
             PeerError: as `exchange`.
         """
-        lane = self._lanes["words"]
-        lengths = [int(part) for part in lane.all_gather_uneven(torch.tensor([len(values)]))]
-        taken = lengths if self.rank == 0 else [0] * self.world_size
-        output = values.new_empty(sum(taken))
-        lane.all_to_all(output, values.contiguous(), taken, [len(values)] + [0] * (self.world_size - 1))
-        return list(torch.split(output, taken)) if self.rank == 0 else []
+        return self._lanes["scores"].collect(values)
 
-    def share(self, value: Any) -> Any:
-        """Rank 0's JSON-able value, at every rank. Without a deadline, as long as rank 0 is alive. As `gather`.
-
-        Raises:
-            PeerError: as `exchange`.
-        """
-        assert self._words is not None, "share inside the with block"
-        return self._words.share(value)
+    @property
+    def _spoken(self) -> Words:
+        assert self._words is not None, "inside the with block"
+        return self._words
 
     @property
     def dense(self) -> LaneGroup:
@@ -174,7 +180,7 @@ class TorchPeers:
         """Reach the store, then every other rank. What is entered into `stack` is taken down in reverse."""
         place = self._membership
         hosts_store = place.rank == 0 and not place.store_is_launchers
-        start = timedelta(seconds=max(START_TIMEOUT_S, self._timeout_s))
+        start = timedelta(seconds=max(START_TIMEOUT_S, self.timeout_s))
         prefix = f"bagpipe/attempt_{place.attempt}"
 
         def connect(is_master: bool) -> PrefixStore:
@@ -184,9 +190,9 @@ class TorchPeers:
             return PrefixStore(prefix, store)
 
         store = connect(hosts_store)
-        own = stack.enter_context(KeyStore(connect(False), min(self._timeout_s, STORE_TIMEOUT_S)))
+        own = stack.enter_context(KeyStore(connect(False), min(self.timeout_s, STORE_TIMEOUT_S)))
         failures = Failures(own, place.rank, place.world_size)
-        self._words = Words(own, failures, rank=place.rank, silence_s=self._timeout_s)
+        self._words = Words(own, failures, rank=place.rank, world_size=place.world_size, silence_s=self.timeout_s)
         if hosts_store:
             stack.callback(failures.await_leavers, 2 * GRACE_S)
         failures.beat()
@@ -206,12 +212,12 @@ class TorchPeers:
         with _interface_settings(self._membership):
             for name, backend in backends.items():
                 try:
-                    group = dist.new_group(backend=backend, timeout=timedelta(seconds=self._timeout_s))
+                    group = dist.new_group(backend=backend, timeout=timedelta(seconds=self.timeout_s))
                 except (RuntimeError, ValueError) as error:
                     raise PeerError(self._cannot_meet(error)) from None
                 assert isinstance(group, dist.ProcessGroup)
                 lanes[name] = LaneGroup(
-                    name=name, group=group, rank=self.rank, timeout_s=self._timeout_s, failures=failures
+                    name=name, group=group, rank=self.rank, timeout_s=self.timeout_s, failures=failures
                 )
         return lanes
 
@@ -228,6 +234,9 @@ class TorchPeers:
         self.report(error)
         if self._on_failure is not None:
             self._on_failure(error)
+        self._abort()
+
+    def _abort(self) -> None:
         for lane in list(self._lanes.values()):
             lane.abort()
 

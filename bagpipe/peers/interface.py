@@ -25,15 +25,17 @@ class Wish(enum.IntEnum):
 class Peers(Protocol):
     """The ranks of one job. Calls of one lane come from one thread; different lanes may call at the same time.
 
-    Every call has the job's deadline.
+    Every call has the job's deadline, but for `gather`. All end once a rank, another or this one, has failed.
 
     Attributes:
         rank: this one, from 0.
         world_size: number of ranks.
+        timeout_s: the deadline.
     """
 
     rank: int
     world_size: int
+    timeout_s: float
 
     def exchange(
         self,
@@ -73,9 +75,19 @@ class Peers(Protocol):
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON-able value, by rank. For the main thread, between phases.
+        """Every rank's JSON-able value, by rank. For one thread at a time, between phases and before the first batch.
+
+        Has no deadline: a rank that writes its rows back for an hour is waited for as long as it is alive.
 
         Raises:
-            PeerError: as `exchange`.
+            PeerError: a peer is gone, or without a sign of life for longer than the deadline.
+        """
+        ...
+
+    def report(self, error: BaseException) -> BaseException:
+        """Tell the others that this rank ends with `error`, so that they do too, and its own waits. From any thread.
+
+        Returns:
+            What this rank should end with: another rank's error, if that came first.
         """
         ...

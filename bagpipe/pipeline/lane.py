@@ -57,6 +57,7 @@ class Lane:
         steps: StepTimes,
         on_batch: Callable[[int], None] | None,
         must_stop: Callable[[], bool],
+        failed: Callable[[BaseException, str], None],
         left: Callable[[int], None],
     ) -> None:
         self.name = plan.resource.name
@@ -71,6 +72,7 @@ class Lane:
         self._steps = steps
         self._on_batch = on_batch
         self._must_stop = must_stop
+        self._failed = failed
         self._left = left
         self._busy_ns = 0
         self._actions = 0
@@ -85,8 +87,7 @@ class Lane:
         except Aborted:
             pass
         except BaseException as error:
-            if self._board.fail(error):
-                error.add_note(f"in lane {self.name}, at {self._at}{self._index}")
+            self._failed(error, f"in lane {self.name}, at {self._at}{self._index}")
         finally:
             self._board.leave()
             self._left(self._number)

@@ -54,8 +54,10 @@ class Runner:
         on_batch: called with the batch number after a batch's sink, in the sink's lane.
         agree: with several ranks: this rank's wish to stop -> what all ranks do. Called in the source's lane, once
             before each batch, so that no rank reads a batch that another does not.
-        grace_s: how long `run` waits for the lanes after an error; above the handlers' own deadlines, of which the
-            store's 30 s is the longest.
+        on_error: called once with the run's first error, at once and in the thread where it happened, while other
+            lanes may still be inside their handlers. Not for errors given to `abort`, nor for a deadlock. Must not
+            raise.
+        grace_s: how long `run` waits for the lanes after an error; longer than the longest deadline of a handler.
 
     Raises:
         ScheduleError: the loop is invalid, or a handler or hazard is missing or unknown.
@@ -71,6 +73,7 @@ class Runner:
         trace: Trace | None = None,
         on_batch: Callable[[int], None] | None = None,
         agree: Callable[[bool], bool] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
         grace_s: float = 60.0,
     ) -> None:
         self._compiled: CompiledLoop = compile_loop(loop, handlers, hazards or {})
@@ -78,6 +81,7 @@ class Runner:
         self._trace = trace
         self._on_batch = on_batch
         self._agree = agree
+        self._on_error = on_error
         self._agreed_to_stop = False
         self._grace_s = grace_s
         self._board = Board(self._compiled.op_names, [lane.resource.name for lane in self._compiled.lanes])
@@ -97,6 +101,14 @@ class Runner:
         """
         self._stop_requests.put(None)
         self._inbox.put(None)
+
+    def _fail(self, error: BaseException, note: str = "") -> None:
+        """The error of the calling thread; kept and told if it is the first."""
+        if self._board.fail(error):
+            if note:
+                error.add_note(note)
+            if self._on_error is not None:
+                self._on_error(error)
 
     def abort(self, error: BaseException) -> None:
         """End the run with this error, unless it has one already. From any thread."""
@@ -165,6 +177,7 @@ class Runner:
             steps=self._steps,
             on_batch=self._on_batch,
             must_stop=self._must_stop,
+            failed=self._fail,
             left=self._inbox.put,
         )
 
@@ -180,7 +193,7 @@ class Runner:
                 if self._board.error is not None:
                     break
         except BaseException as error:  # the caller's own: Ctrl-C without our signal handlers, no memory for a thread
-            self._board.fail(error)
+            self._fail(error)
         deadline = time.monotonic() + self._grace_s
         while inside and (left_s := deadline - time.monotonic()) > 0:
             self._take_message(inside, left_s)
@@ -200,4 +213,4 @@ class Runner:
         if message is not None:
             inside.discard(message)
         elif self._stop_requests.qsize() > 1:
-            self._board.fail(Interrupted("aborted by a second request to stop"))
+            self._fail(Interrupted("aborted by a second request to stop"))

@@ -29,7 +29,7 @@ _PLACES = ("pull", "push", "agree", "acknowledge", "gather")
 class _Place:
     """Where the calls of one lane meet."""
 
-    def __init__(self, world_size: int, timeout_s: float) -> None:
+    def __init__(self, world_size: int, timeout_s: float | None) -> None:
         self._barrier = threading.Barrier(world_size, timeout=timeout_s)
         self._brought: list[Any] = [None] * world_size
 
@@ -54,12 +54,14 @@ class LocalPeers:
     Attributes:
         rank: this one.
         world_size: number of ranks.
+        timeout_s: deadline of a call.
         rows_sent: rows given to other ranks so far, by lane.
     """
 
-    def __init__(self, rank: int, world_size: int, places: Mapping[str, _Place]) -> None:
+    def __init__(self, rank: int, world_size: int, timeout_s: float, places: Mapping[str, _Place]) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.timeout_s = timeout_s
         self.rows_sent: dict[str, int] = {"pull": 0, "push": 0}
         self._places = places
 
@@ -91,6 +93,10 @@ class LocalPeers:
         with self._places["gather"].meet(self.rank, json.dumps(value)) as values:
             return [json.loads(text) for text in values]
 
+    def report(self, error: BaseException) -> BaseException:
+        self.close()
+        return error
+
     def close(self) -> None:
         """This rank is gone: every call of the others, now or later, is a PeerError."""
         for place in self._places.values():
@@ -102,7 +108,7 @@ def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]
 
     Args:
         world_size: number of ranks.
-        timeout_s: deadline of every call.
+        timeout_s: deadline of every call but `gather`, since a thread is always alive.
     """
-    places = {name: _Place(world_size, timeout_s) for name in _PLACES}
-    return [LocalPeers(rank, world_size, places) for rank in range(world_size)]
+    places = {name: _Place(world_size, None if name == "gather" else timeout_s) for name in _PLACES}
+    return [LocalPeers(rank, world_size, timeout_s, places) for rank in range(world_size)]

@@ -168,6 +168,12 @@ def test_a_refusal_is_heard_when_entering(path: Path) -> None:
             client(url).__enter__()
 
 
+def test_a_refusal_after_a_welcome_is_no_fault_of_the_input(path: Path) -> None:
+    """Ranks may hear it at different batches, so it ends the job at once."""
+    with pytest.raises(JobError, match=r"^another schema$"):
+        heard(path, [welcome(), start, step(0)], [error("InputError", "another schema")])
+
+
 def test_an_error_of_no_known_name_is_the_job_s(path: Path) -> None:
     with pytest.raises(JobError, match="gone"):
         heard(path, [error("SystemExit", "gone")])

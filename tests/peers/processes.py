@@ -28,7 +28,6 @@ __all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]
 #: Deadline of one exchange in these tests.
 DEADLINE_S = 3.0
 _PATIENCE_S = 60.0
-_LAST_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,9 @@ def _in_peers(membership: Membership, work: Callable[..., Any], args: tuple[obje
         return work(peers, *args)
 
 
-def run_ranks(world_size: int, work: Callable[..., Any], *args: object, hosted_by_rank_0: bool = False) -> list[Ended]:
+def run_ranks(
+    world_size: int, work: Callable[..., Any], *args: object, hosted_by_rank_0: bool = False, stopped: int = -1
+) -> list[Ended]:
     """Run ``work(membership, *args)`` on every rank; by rank, how it ended. A rank that ends in no way is killed.
 
     Args:
@@ -68,6 +69,7 @@ def run_ranks(world_size: int, work: Callable[..., Any], *args: object, hosted_b
         work: a module-level function.
         args: its further arguments.
         hosted_by_rank_0: the job's store is rank 0's, as without torchrun.
+        stopped: a rank that stops itself and will say nothing; it is killed when the others have ended.
     """
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
     port = store.port
@@ -89,7 +91,7 @@ def run_ranks(world_size: int, work: Callable[..., Any], *args: object, hosted_b
         process.start()
     for _, child in pipes:
         child.close()
-    ended = _collect([pipe for pipe, _ in pipes])
+    ended = _collect([pipe for pipe, _ in pipes], stopped)
     for process, end in zip(processes, ended, strict=True):
         if end is None:
             process.kill()  # a stopped rank says nothing for ever
@@ -97,11 +99,11 @@ def run_ranks(world_size: int, work: Callable[..., Any], *args: object, hosted_b
     return [end or Ended(code=process.exitcode) for end, process in zip(ended, processes, strict=True)]
 
 
-def _collect(pipes: list[Connection]) -> list[Ended | None]:
-    """What every rank says of its end. When one is left, it gets `_LAST_S` more."""
-    ended: dict[Connection, Ended | None] = {}
+def _collect(pipes: list[Connection], stopped: int) -> list[Ended | None]:
+    """What every rank says of its end."""
+    ended: dict[Connection, Ended | None] = {pipe: None for rank, pipe in enumerate(pipes) if rank == stopped}
     while silent := [pipe for pipe in pipes if pipe not in ended]:
-        ready = wait(silent, _LAST_S if len(silent) == 1 else _PATIENCE_S)
+        ready = wait(silent, _PATIENCE_S)
         if not ready:
             break
         for pipe in ready:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bagpipe.errors import PeerError
 from bagpipe.peers.dense import DenseParallel
 from bagpipe.peers.groups import TorchPeers
 from tests.peers.processes import run_peers
@@ -175,3 +176,48 @@ def test_a_model_without_dense_parameters() -> None:
     for end in run_peers(2, nothing_to_train):
         assert end.error is None
         assert end.value == pytest.approx([0.9])
+
+
+def normalise(peers: TorchPeers) -> list[dict[str, Any]]:
+    """Buffers before and after they are shared."""
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Flatten(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ends = []
+    with DenseParallel(model, optimizer, peers.dense) as parallel:
+        dense, labels = (part[peers.rank :: 2] for part in batch(0, torch.float32))
+        nn.functional.binary_cross_entropy_with_logits(model(dense), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        for share in (lambda: None, parallel.share_buffers):
+            share()
+            ends.append({name: value.tolist() for name, value in model.state_dict().items()})
+    return ends
+
+
+def test_all_ranks_end_with_rank_0s_buffers() -> None:
+    first, second = (end.value for end in run_peers(2, normalise))
+    assert first[0]["1.running_mean"] != second[0]["1.running_mean"], "of each rank's own examples"
+    assert first[0]["0.weight"] == second[0]["0.weight"]
+    assert first[0] == first[1] == second[1]
+
+
+class _GoneGroup:
+    """A lane whose peer is gone."""
+
+    world_size = 2
+    calls = 0
+
+    def broadcast(self, tensor: Tensor) -> None:
+        pass
+
+    def all_to_all(self, *_: object) -> None:
+        self.calls += 1
+        raise PeerError(f"call {self.calls}")
+
+
+def test_after_the_first_error_no_bucket_waits_for_another(no_leaks: None) -> None:
+    model, group = make_model(1, torch.float32), _GoneGroup()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DenseParallel(model, optimizer, group, bucket_bytes=1):  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(PeerError, match="call 1"):
+                optimizer.step()

@@ -18,24 +18,34 @@ def every_collective(peers: TorchPeers) -> dict[str, Any]:
     lane.all_gather(gathered, torch.full((3,), float(rank)))
     first = torch.full((2,), float(rank + 5))
     lane.broadcast(first)
+    others = {
+        "small": torch.full((), rank + 7, dtype=torch.int16),
+        "flags": torch.tensor([rank == 0, False]),
+        "columns": torch.full((2, 3), float(rank + 1), dtype=torch.bfloat16).t(),
+        "none": torch.empty(0, 4),
+    }
+    for tensor in others.values():
+        lane.broadcast(tensor)
     return {
         "gathered": gathered.tolist(),
-        "uneven": [part.tolist() for part in lane.all_gather_uneven(torch.arange(rank))],
+        "uneven": [part.tolist() for part in lane.collect(torch.arange(rank))],
         "maximum": lane.maximum(3 * rank - 1),
         "broadcast": first.tolist(),
+        "others": [tensor.tolist() for tensor in others.values()],
         "hang": lane.find_hang(),
     }
 
 
 @pytest.mark.multiproc
 def test_collectives() -> None:
-    for end in run_peers(3, every_collective):
+    for rank, end in enumerate(run_peers(3, every_collective)):
         assert end.error is None
         assert end.value == {
             "gathered": [0.0] * 3 + [1.0] * 3 + [2.0] * 3,
-            "uneven": [[], [0], [0, 1]],
+            "uneven": [[], [0], [0, 1]] if rank == 0 else [],
             "maximum": 5,
             "broadcast": [5.0, 5.0],
+            "others": [7, [True, False], [[1.0, 1.0]] * 3, []],
             "hang": None,
         }
 

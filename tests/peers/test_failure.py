@@ -36,6 +36,15 @@ def test_what_other_ranks_end_with(
         assert str(learned) == f"rank 2: {message}"
 
 
+def test_an_error_that_was_passed_on_keeps_the_rank_where_it_began() -> None:
+    first = Failure.of(1, InputError("bad column"))
+    passed_on = Failure.of(0, first.error())
+    assert str(passed_on.error()) == "rank 1: bad column"
+    assert passed_on.is_same(first)
+    assert first.is_same(Failure.of(2, InputError("bad column")))
+    assert not first.is_same(Failure.of(2, InputError("another column")))
+
+
 def ranks(count: int) -> list[Failures]:
     store = HashStore()
     return [Failures(store, rank, count) for rank in range(count)]
@@ -50,6 +59,9 @@ def test_the_first_error_wins() -> None:
         assert other.look() == Failure(rank=1, exit_code=2, message="bad column")
     assert second.look() is None, "a rank is not told of its own error"
     assert second.known is None
+    assert str(second.end()) == "this rank has failed, so it waits for no other"
+    assert str(third.end()) == "rank 1: bad column"
+    assert ranks(1)[0].end() is None
 
 
 def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
@@ -59,7 +71,14 @@ def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
     assert isinstance(first.explain("pull lane: closed"), InputError)
 
 
-def test_a_failed_exchange_is_explained_by_who_is_gone() -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More beats in a shorter grace."""
+    monkeypatch.setattr("bagpipe.peers.failure.BEAT_S", BEAT_S / 5)
+    monkeypatch.setattr("bagpipe.peers.failure.GRACE_S", GRACE_S / 2)
+
+
+def test_a_failed_exchange_is_explained_by_who_is_gone(quick: None) -> None:
     first, second, _ = ranks(3)
     first.beat()
     second.beat()
@@ -67,12 +86,12 @@ def test_a_failed_exchange_is_explained_by_who_is_gone() -> None:
     error = first.explain("pull lane: waited for 3 rows: closed")
     assert str(error) == "lost ranks 1, 2, dead or stopped (pull lane: waited for 3 rows: closed)"
     assert isinstance(error, PeerError)
-    assert time.monotonic() - start_s < GRACE_S + 1
+    assert time.monotonic() - start_s < GRACE_S
     with Watcher(second, lambda error: None):
         assert str(first.explain("closed")).startswith("lost rank 2, ")
 
 
-def test_ranks_that_are_well_explain_nothing() -> None:
+def test_ranks_that_are_well_explain_nothing(quick: None) -> None:
     first, second = ranks(2)
     with Watcher(second, lambda error: None):
         assert first.explain("a full disk") is None
@@ -84,7 +103,7 @@ def test_a_rank_that_left_is_named() -> None:
     assert str(first.explain("closed")) == "rank 1 left the job too early (closed)"
 
 
-def test_the_watcher_hears_of_a_failure_once() -> None:
+def test_the_watcher_hears_of_a_failure_once(quick: None) -> None:
     first, second = ranks(2)
     heard: queue.Queue[BaseException] = queue.Queue()
     with Watcher(first, heard.put):
@@ -93,7 +112,7 @@ def test_the_watcher_hears_of_a_failure_once() -> None:
     assert heard.empty()
 
 
-def test_the_watcher_reports_what_its_own_check_finds() -> None:
+def test_the_watcher_reports_what_its_own_check_finds(quick: None) -> None:
     (only,) = ranks(1)
     heard: queue.Queue[BaseException] = queue.Queue()
     with Watcher(only, heard.put, lambda: PeerError("the device hangs")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from bagpipe.errors import InputError, PeerError, StoreError
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.interface import Wish
 from bagpipe.peers.membership import Membership
-from tests.peers.processes import DEADLINE_S, run_peers
+from tests.peers.processes import DEADLINE_S, run_peers, run_ranks
 
 pytestmark = pytest.mark.multiproc
 
@@ -121,6 +122,38 @@ def test_a_failing_rank_ends_all_with_its_own_error(how: str, kind: str, words: 
         assert own is None or not own[1].startswith("rank")
 
 
+FLUSH_DEADLINE_S = 1.5
+
+
+def flush(membership: Membership, how: str) -> Any:
+    """The last rank takes longer than the deadline to write its rows back, or never ends."""
+    with TorchPeers(membership, timeout_s=FLUSH_DEADLINE_S) as peers:
+        peers.gather("met")
+        start_s = time.monotonic()
+        if peers.rank == 2:
+            if how == "late":
+                threading.Event().wait(FLUSH_DEADLINE_S + 0.5)
+            else:
+                os.kill(os.getpid(), getattr(signal, how))
+        try:
+            return peers.gather(peers.rank)
+        except PeerError as error:
+            return str(error), time.monotonic() - start_s
+
+
+@pytest.mark.parametrize("how", ["late", "SIGKILL", "SIGSTOP"])
+def test_a_gathering_waits_for_the_living_only(how: str) -> None:
+    ends = run_ranks(3, flush, how, stopped=2 if how == "SIGSTOP" else -1)
+    for end in ends[:2]:
+        assert end.error is None
+        if how == "late":
+            assert end.value == [0, 1, 2]
+        else:
+            error, seconds = end.value
+            assert error.startswith("lost rank 2, dead or stopped")
+            assert seconds < FLUSH_DEADLINE_S + 1
+
+
 def fail_while_others_wait(peers: TorchPeers) -> Any:
     """Rank 0 waits in no exchange with a dead connection: it must be told."""
     told: list[BaseException] = []
@@ -149,3 +182,47 @@ def test_ranks_that_cannot_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PeerError, match=r"rank 1 of 2 cannot reach the others through 127.0.0.1:1 \(MASTER_ADDR"):
         with TorchPeers(membership, timeout_s=1.0):
             pass
+
+
+def fail_alike(peers: TorchPeers) -> None:
+    """Every rank finds the same; one of them says it twice, as an error it passes on."""
+    peers.gather(None)
+    raise InputError("bad column" if peers.rank == 1 else "rank 1: bad column")
+
+
+def test_an_error_of_all_ranks_is_each_ones_own() -> None:
+    ends = run_peers(3, fail_alike)
+    errors = ["rank 1: bad column", "bad column", "rank 1: bad column"]
+    assert [end.error for end in ends] == [("InputError", error) for error in errors]
+
+
+def fail_beside_a_wait(peers: TorchPeers) -> list[str]:
+    """This rank's own error, told by another thread than the one that waits for the others."""
+    errors = []
+    if peers.rank == 0:
+        timer = threading.Timer(0.1, peers.report, (InputError("bad column"),))
+        timer.start()
+    for wait in (lambda: peers.agree(Wish.GO), lambda: peers.gather(None)):
+        try:
+            wait()
+        except (InputError, PeerError) as error:
+            errors.append(str(error))
+    if peers.rank == 0:
+        timer.join()
+    return errors
+
+
+def only_rank_0_waits(peers: TorchPeers) -> list[str]:
+    if peers.rank == 0:
+        return fail_beside_a_wait(peers)
+    told = threading.Event()
+    peers.listen(lambda error: told.set())
+    assert told.wait(DEADLINE_S)
+    return []
+
+
+def test_a_rank_s_own_failure_ends_its_waits() -> None:
+    ends = run_peers(2, only_rank_0_waits)
+    assert [end.error for end in ends] == [None, None]
+    assert ends[0].value == ["this rank has failed, so it waits for no other"] * 2
+    assert ends[0].seconds < DEADLINE_S

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -13,13 +14,13 @@ from bagpipe.peers.words import Words
 def two_ranks(silence_s: float) -> tuple[list[Failures], list[Words]]:
     store = HashStore()
     failures = [Failures(store, rank, 2) for rank in range(2)]
-    return failures, [Words(store, failures[rank], rank=rank, silence_s=silence_s) for rank in range(2)]
+    return failures, [Words(store, failures[rank], rank=rank, world_size=2, silence_s=silence_s) for rank in range(2)]
 
 
 def test_rank_0_takes_longer_than_any_deadline() -> None:
-    failures, (first, second) = two_ranks(silence_s=1.5)
+    failures, (first, second) = two_ranks(silence_s=1.2)
     with Watcher(failures[0], lambda error: None):
-        timer = threading.Timer(2.0, first.share, ({"digest": "ab"},))
+        timer = threading.Timer(1.5, first.share, ({"digest": "ab"},))
         timer.start()
         assert second.share(None) == {"digest": "ab"}
         timer.join()
@@ -40,6 +41,34 @@ def test_a_failure_ends_the_wait() -> None:
         second.share(None)
 
 
+def test_everyone_hears_everyone() -> None:
+    _, words = two_ranks(silence_s=60)
+    heard: list[Any] = [None, None]
+
+    def speak(rank: int) -> None:
+        heard[rank] = [words[rank].gather({"rank": rank}), words[rank].share(rank), words[rank].gather([None, "ü"])]
+
+    threads = [threading.Thread(target=speak, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == [[[{"rank": 0}, {"rank": 1}], 0, [[None, "ü"]] * 2]] * 2
+
+
+def test_a_silent_rank_is_named() -> None:
+    _, (first, _) = two_ranks(silence_s=0.2)
+    with pytest.raises(PeerError, match=r"lost rank 1, dead or stopped"):
+        first.gather(1)
+
+
+def test_a_rank_that_has_failed_waits_for_nobody() -> None:
+    failures, (_, second) = two_ranks(silence_s=60)
+    failures[1].report(InputError("no such file"))
+    with pytest.raises(PeerError, match="this rank has failed"):
+        second.gather(None)
+
+
 class _GoneStore:
     def __getattr__(self, name: str) -> object:
         def fail(*_: object) -> None:
@@ -51,4 +80,4 @@ class _GoneStore:
 def test_a_store_that_is_gone() -> None:
     store = _GoneStore()
     with pytest.raises(PeerError, match="lost the job's key-value store"):
-        Words(store, Failures(store, 1, 2), rank=1, silence_s=60).share(None)
+        Words(store, Failures(store, 1, 2), rank=1, world_size=2, silence_s=60).share(None)

@@ -62,3 +62,39 @@ def test_an_error_from_outside_ends_the_run() -> None:
     with pytest.raises(JobError, match="rank 1: its error"):
         runner.run()
     thread.join()
+
+
+def test_an_error_is_told_at_once_and_once() -> None:
+    """While another lane is still inside its handler, which waits for a peer that is told this way."""
+    told: list[tuple[str, str]] = []
+    inside, heard = threading.Event(), threading.Event()
+
+    def tell(error: BaseException) -> None:
+        told.append((str(error), threading.current_thread().name))
+        heard.set()
+
+    def forward(index: int) -> None:
+        inside.set()
+        assert heard.wait(30)
+        raise JobError("a consequence")
+
+    def get(batch: int) -> None:
+        if batch == 1:
+            assert inside.wait(30)
+            raise JobError("no answer")
+
+    with pytest.raises(JobError, match="no answer"):
+        Runner(LOOP, handlers(None, F=forward, X_GET=get), HAZARDS, on_error=tell).run()
+    assert told == [("no answer", "bagpipe-net-in")]
+
+
+def test_an_error_from_outside_is_known_already() -> None:
+    told: list[BaseException] = []
+
+    def read(batch: int) -> None:
+        runner.abort(JobError("rank 1: its error"))
+
+    runner = Runner(LOOP, handlers(None, X_READ=read), HAZARDS, on_error=told.append)
+    with pytest.raises(JobError, match="rank 1: its error"):
+        runner.run()
+    assert told == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,18 @@ from bagpipe.config import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 
-__all__ = ["HISTORY_LENGTH", "Mixed", "Towers", "build", "dies_once", "padded", "refuses", "returns_no_module"]
+__all__ = [
+    "HISTORY_LENGTH",
+    "Mixed",
+    "Towers",
+    "build",
+    "dies_once",
+    "normalised",
+    "padded",
+    "refuses",
+    "refuses_once",
+    "returns_no_module",
+]
 
 HISTORY_LENGTH = 4
 
@@ -88,29 +99,63 @@ def returns_no_module(schema: DataSchema, config: ModelConfig) -> str:
     return "nothing"
 
 
-def dies_once(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The factory's model, killed at rank 1 in its third forward, in the job's first attempt only."""
-    model = build(schema, config)
+class Normalised(nn.Module):
+    """The factory's model with a batch norm and a dropout of the dense columns, which every rank does for itself."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.dropout = nn.Dropout(0.2)
+        self.mixed = Mixed(dim)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """Logits ``[num_examples]``."""
+        logits: Tensor = self.mixed(self.dropout(self.norm(dense)), sparse)
+        return logits
+
+
+def normalised(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """A factory whose model keeps statistics of its inputs."""
+    return Normalised(config.embedding_dim)
+
+
+def _in_third_forward(model: nn.Module, act: Callable[[], None]) -> nn.Module:
     calls = itertools.count()
 
-    def die(*_: object) -> None:
+    def count(*_: object) -> None:
         if next(calls) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+            act()
 
-    if (os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")) == ("1", "0"):
-        model.register_forward_pre_hook(die)
+    model.register_forward_pre_hook(count)
     return model
+
+
+def _refuse() -> None:
+    raise InputError("the third batch is not to our taste")
+
+
+def _is_rank_1() -> bool:
+    return os.environ.get("RANK") == "1"
+
+
+def _is_first_attempt() -> bool:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
 
 
 def refuses(schema: DataSchema, config: ModelConfig) -> nn.Module:
     """The factory's model, which at rank 1 cannot use its third batch."""
     model = build(schema, config)
-    calls = itertools.count()
+    return _in_third_forward(model, _refuse) if _is_rank_1() else model
 
-    def refuse(*_: object) -> None:
-        if next(calls) == 2:
-            raise InputError("the third batch is not to our taste")
 
-    if os.environ.get("RANK") == "1":
-        model.register_forward_pre_hook(refuse)
-    return model
+def refuses_once(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The same in the job's first attempt only."""
+    return refuses(schema, config) if _is_first_attempt() else build(schema, config)
+
+
+def dies_once(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The factory's model, killed at rank 1 in its third forward, in the job's first attempt only."""
+    model = build(schema, config)
+    if not (_is_rank_1() and _is_first_attempt()):
+        return model
+    return _in_third_forward(model, lambda: os.kill(os.getpid(), signal.SIGKILL))

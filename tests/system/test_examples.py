@@ -45,9 +45,10 @@ def script(command: Sequence[str | Path], **environment: str) -> Iterator[subpro
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Its standard output."""
+    """Its standard output. It says nothing else."""
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
+    assert not [line for line in err.splitlines() if "[c10d] The hostname of the client socket" not in line], err
     return out
 
 
@@ -63,9 +64,15 @@ def found(path: Path) -> tuple[str, str]:
 
 
 def test_two_ranks(tmp_path: Path, redis_server: Any) -> None:
-    result = tmp_path / "out.json"
-    with script([EXAMPLES / "two_ranks.sh", *LESS, "--result", result]) as process:
-        assert "AUC" in finish(process)
+    """Rank 0 alone prints, writes the result and draws; every rank traces."""
+    result, trace, boards = tmp_path / "out.json", tmp_path / "trace.json", tmp_path / "boards"
+    files = ["--result", result, "--run.trace", trace, "--run.tensorboard", boards]
+    with script([EXAMPLES / "two_ranks.sh", *LESS, *files]) as process:
+        assert finish(process).count("AUC") == 1
+    for path in (trace, tmp_path / "trace.rank1.json"):
+        names = {event["args"].get("name") for event in json.loads(path.read_text())["traceEvents"] if "args" in event}
+        assert {"pull", "push", "ack"} <= names, names
+    assert len(list(boards.iterdir())) == 1
     config = ["--config", str(ROOT / "trainer/configs/synthetic.toml"), *LESS]
     assert found(result) == expected(config, redis_server.url)
 

@@ -138,9 +138,9 @@ def test_a_pulled_plug_ends_the_job_on_both_sides(clicks: MakeConfig, tmp_path: 
     with two_hosts() as hosts, serve_store(hosts[0], tmp_path) as store:
         namespace = uuid.uuid4().hex
         config = change(clicks(epochs=10_000), cache__rows=0, store__namespace=namespace)
-        arguments = flags_of(config, store__url=store.url, run__peer_timeout_s=3.0)
+        arguments = flags_of(config, store__url=store.url, run__peer_timeout_s=2.0)
         writes = Writes(store.local_url, namespace)
-        with Job(hosts, [*arguments, "--store.timeout_s=5", "--cacher.timeout_s=5"]) as job:
+        with Job(hosts, [*arguments, "--store.timeout_s=1.5", "--cacher.timeout_s=5"]) as job:
             writes.wait(100)
             writes.close()
             hosts[1].pull_the_plug()

@@ -75,7 +75,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
 def test_one_rank_ends_all(how: str, kind: str, line: str, clicks: MakeConfig) -> None:
     """Rank 0 runs the cacher and the store for all, and is not the one that fails."""
     config = change(clicks(epochs=50), cache__rows=0, store__url="", run__peer_timeout_s=DEADLINE_S)
-    ends = run_ranks(3, broken_job, config, how)
+    ends = run_ranks(3, broken_job, config, how, stopped=1 if how == "SIGSTOP" else -1)
     for rank in (0, 2):
         error = ends[rank].error
         assert error is not None

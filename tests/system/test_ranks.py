@@ -54,7 +54,7 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
         trained = parts.engine.train(parts.source.steps("train", parts.spec))
         ranks.gather(None)
         dense = {name: value.numpy() for name, value in parts.engine.model.state_dict().items()}
-        return {"dense": dense, "samples": trained.progress.samples}
+        return {"dense": dense, "samples": trained.progress.samples, "seed": torch.initial_seed()}
 
 
 def run_processes(config: Config, world_size: int, folder: Path, work: Callable[..., Any] = whole_job) -> list[Any]:
@@ -140,6 +140,7 @@ def assert_equal_numbers(alone: JobEnd, config: Config, together: list[dict[str,
         for name, value in rank["dense"].items():
             np.testing.assert_allclose(value, alone.dense[name].numpy(), rtol=1e-12, atol=1e-12)
     assert sum(rank["samples"] for rank in together) == alone.trained.progress.samples
+    assert [rank["seed"] for rank in together] == list(range(len(together))), "of a dropout, of each rank its own"
 
 
 OPTIMIZERS = ("adagrad", "adam", "rowwise_adagrad", "sgd", "adagrad", "adam")
@@ -194,3 +195,17 @@ def test_the_result_is_the_jobs_not_a_ranks(clicks: MakeConfig, redis_servers: t
     assert result["loss"] == pytest.approx(float(progress.loss_sum) / progress.samples, rel=1e-12)
     assert (result["auc"], result["ne"]) == (alone.auc, pytest.approx(alone.ne, rel=1e-12))
     assert 0 < result["hit_rate"] < 1
+
+
+def test_a_model_with_buffers_and_dropout(clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path) -> None:
+    """Every rank has statistics and a dropout of its own, whatever the cache; the result is that of rank 0's."""
+    config = change(
+        clicks("everything", "factory", eval_fraction=0.2, limit=120),
+        model__factory="tests.system.factory:normalised",
+        store__url=redis_servers[0],
+    )
+    ends = []
+    for rows in (0, 60):
+        config = change(config, cache__rows=rows, store__namespace=uuid.uuid4().hex)
+        ends.append(digests_of(run_processes(config, 2, tmp_path)))
+    assert ends[0] == ends[1]

@@ -77,3 +77,14 @@ def test_what_belongs_to_one_rank_may_differ() -> None:
     assert common_settings(config) == common_settings(other)
     assert common_settings(config)["run.device"] == "cuda"
     assert common_settings(config)["model.top_mlp"] == [128, 64]
+
+
+def test_no_password_is_shown() -> None:
+    urls = ["redis://:secret@db:6379", "redis://:other@elsewhere:6379"]
+    first, second = (common_settings(Config(store=StoreConfig(url=url))) for url in urls)
+    with pytest.raises(InputError) as caught:
+        check_same(_Told([second]), first, "configurations")
+    assert str(caught.value) == (
+        "the ranks' configurations differ: store.url is 'redis://:***@db:6379' on rank 0 and "
+        "'redis://:***@elsewhere:6379' on rank 1"
+    )
