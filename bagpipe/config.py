@@ -78,6 +78,11 @@ class CacheConfig:
     prefetch_depth: int = 4
     dtype: str = "run"
 
+    @property
+    def read_ahead(self) -> int:
+        """Batches read and not yet trained: those fetched ahead, the one inserted and the one computed."""
+        return self.prefetch_depth + 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:

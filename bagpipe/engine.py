@@ -48,10 +48,12 @@ class EngineSettings:
 
     Attributes:
         prefetch_depth: batches fetched ahead.
+        read_ahead: batches read and not yet trained, at most.
         rows_lr, eps: of the row optimizer.
     """
 
     prefetch_depth: int
+    read_ahead: int
     rows_lr: float
     eps: float
 

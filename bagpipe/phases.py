@@ -83,7 +83,7 @@ class Phase(ABC):
         self.steps = steps
         self.flights: dict[int, _Flight] = {}
         self.next_step: Step | None = None
-        self.read_ahead = engine.settings.prefetch_depth + 2
+        self.read_ahead = engine.settings.read_ahead
         self.input_error: InputError | None = None
         self.runner: Runner | None = None
         self.skip_new = False

@@ -84,7 +84,10 @@ def build_engine(trainee: Trainee, store: Store, trace: Trace | None = None) -> 
         optimizer=dense_optimizer(trainee.converted.model.parameters(), config.optim),
         prepare=InputMaker(trainee.data, device, TORCH_DTYPE[config.run.dtype]),
         settings=EngineSettings(
-            prefetch_depth=config.cache.prefetch_depth, rows_lr=config.optim.rows_lr, eps=config.optim.eps
+            prefetch_depth=config.cache.prefetch_depth,
+            read_ahead=config.cache.read_ahead,
+            rows_lr=config.optim.rows_lr,
+            eps=config.optim.eps,
         ),
         streams=open_streams(str(device)),
         trace=trace,

@@ -210,7 +210,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         RemoteSteps(
             services.cacher_url,
             config,
-            credits=config.cache.prefetch_depth + 2,  # the steps a trainer has read and not trained, see Engine
+            credits=config.cache.read_ahead,
             rank=ranks.rank,
             world_size=ranks.world_size,
             job_id=services.job_id,

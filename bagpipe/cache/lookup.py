@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagpipe.cache.rowsums import sum_rows
+from bagpipe.cache.rowsums import segment_sum, sum_rows
 from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.errors import JobError
 
 __all__ = ["ActiveRun", "ActiveStep", "lookup", "row_gradient"]
-
-_MODE_NUMBER = {"sum": 0, "mean": 1}  # torch.embedding_bag's own numbers
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -86,22 +84,13 @@ def row_gradient(run: ActiveRun, part: int, first: int, end: int) -> Tensor:
     return total
 
 
-def _segment_sum(
-    vectors: Tensor, sources: Tensor, offsets: Tensor, factors: Tensor | None = None, mode: str = "sum"
-) -> Tensor:
-    """``out[i] = sum(factors[p] * vectors[sources[p]] for p in range(offsets[i], offsets[i + 1]))``, in that order."""
-    return torch.embedding_bag(
-        vectors, sources, offsets, False, _MODE_NUMBER[mode], False, factors, include_last_offset=True
-    )[0]
-
-
 def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
     context = run.context
     if context.bag_offsets is None:
         vectors = run.weights.index_select(0, context.inverse)
     else:
         factors = None if weights is None else weights.index_select(0, _present(context.bag_order))
-        vectors = _segment_sum(run.weights, context.inverse, context.bag_offsets, factors, mode=context.run.lookup.mode)
+        vectors = segment_sum(run.weights, context.inverse, context.bag_offsets, factors, mode=context.run.lookup.mode)
     if context.run.lookup.mode == "none":
         return vectors
     return vectors.view(-1, context.run.num_segments * context.run.dim)

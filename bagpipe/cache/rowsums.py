@@ -16,10 +16,20 @@ from torch import Tensor
 
 from bagpipe.oracle.plan import RowList
 
-__all__ = ["HostSums", "Int32", "RowSums", "SlotRows", "Uploader", "rows_of_tables", "sum_rows", "table_rows"]
+__all__ = [
+    "HostSums",
+    "Int32",
+    "RowSums",
+    "SlotRows",
+    "Uploader",
+    "rows_of_tables",
+    "segment_sum",
+    "sum_rows",
+    "table_rows",
+]
 
 Int32 = NDArray[np.int32]
-_SUM = 0  # torch.embedding_bag's own number
+_MODE_NUMBER = {"sum": 0, "mean": 1}  # torch.embedding_bag's own numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,8 +116,15 @@ def sum_rows(vectors: Tensor, sums: RowSums, first: int, end: int, weights: Tens
     factors = None if sums.coefficients is None else sums.coefficients[start:stop]
     if weights is not None and sums.occurrences is not None:
         factors = weights.index_select(0, sums.occurrences[start:stop])
+    return segment_sum(vectors, sums.sources[start:stop], offsets, factors)
+
+
+def segment_sum(
+    vectors: Tensor, sources: Tensor, offsets: Tensor, factors: Tensor | None = None, mode: str = "sum"
+) -> Tensor:
+    """``out[i] = sum(factors[p] * vectors[sources[p]] for p in range(offsets[i], offsets[i + 1]))``, in that order."""
     return torch.embedding_bag(
-        vectors, sums.sources[start:stop], offsets, False, _SUM, False, factors, include_last_offset=True
+        vectors, sources, offsets, False, _MODE_NUMBER[mode], False, factors, include_last_offset=True
     )[0]
 
 

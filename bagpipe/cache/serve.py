@@ -19,7 +19,8 @@ from torch import Tensor
 
 from bagpipe.cache.layout import LookupRun
 from bagpipe.cache.rowsums import HostSums, Int32, RowSums, SlotRows, Uploader, rows_of_tables
-from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, RowList
+from bagpipe.oracle.assembly import select_rows
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
 __all__ = ["PreparedExchange", "PullPart", "PushPart", "RunExchange", "prepare_exchange"]
 
@@ -171,6 +172,4 @@ def _push_part(exchange: ExchangePlan, chosen: NDArray[np.bool_], given: tuple[i
 
 def _slot_rows(exchange: ExchangePlan, chosen: NDArray[np.bool_], upload: Uploader) -> SlotRows:
     positions = np.flatnonzero(chosen)
-    offsets = np.searchsorted(positions, exchange.owned.table_offsets).astype(np.int64)
-    rows = RowList(table_offsets=offsets, ids=exchange.owned.ids[positions])
-    return upload.slot_rows(rows, exchange.owned_slots[positions])
+    return upload.slot_rows(select_rows(exchange.owned, positions), exchange.owned_slots[positions])

@@ -137,7 +137,7 @@ def _balanced(score: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[n
         is_open = np.flatnonzero(room)
         open_scores = score[np.ix_(waiting, is_open)]
         best = np.argmax(open_scores, axis=1)
-        margin = _margin(open_scores, best)
+        margin = _margin(open_scores)
         left_over: list[NDArray[np.int64]] = []
         for column, rank in enumerate(is_open.tolist()):
             asking = np.flatnonzero(best == column)
@@ -151,7 +151,7 @@ def _balanced(score: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[n
     return ranks
 
 
-def _margin(score: NDArray[np.float64], best: NDArray[np.int64]) -> NDArray[np.float64]:
+def _margin(score: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64 ``[rows]``: how much more the best column has than the second best."""
     if score.shape[1] == 1:
         return np.zeros(score.shape[0])

@@ -132,7 +132,7 @@ def run_trial(
     recorder = _Recorder(server, (warmup_steps, last_step, LOSS_STEPS))
     with ExitStack() as stack:
         trace = Trace() if trace_path else None
-        credits = config.cache.prefetch_depth + 2  # as in trainer.job
+        credits = config.cache.read_ahead
         cacher = stack.enter_context(EmbeddedCacher(config))
         source = stack.enter_context(RemoteSteps(cacher.url, config, credits=credits))
         trainee = build_trainee(config, source.schema)

@@ -92,7 +92,7 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
     with ExitStack() as stack:
         source: StepSource
         if transport == "process":
-            credits = config.cache.prefetch_depth + 2
+            credits = config.cache.read_ahead
             cacher = stack.enter_context(EmbeddedCacher(config))
             source = stack.enter_context(RemoteSteps(cacher.url, config, credits=credits))
         else:
