@@ -2,32 +2,34 @@
 
     Loop, handlers, hazards ──compile_loop──> LanePlan per lane: steps, each with its handler and requirements
 
-An op finishes its units in lane order, so "these units of batch b are done" is ``done[op] >= b * units + position``:
-one comparison per requirement and action. Left out are requirements that the lane's own order meets, and those an
+An op finishes its actions in lane order, so "this one of batch b is done" is ``done[op] >= b * actions + position``: one
+comparison per requirement and action. (Actions, not micro-batches: a schedule may do some of them as B, others as I and
+W, and in any order.) Left out are requirements that the lane's own order meets, and those an
 earlier step of the same turn already waited for.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagpipe.pipeline.interpret import Handler, find_handler
 from bagpipe.schedule.check import check_loop
 from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.loop import Loop, Template
-from bagpipe.schedule.program import Edge, Hazards, OpKey, Resource
+from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.program import Edge, Hazards, Resource
 
 __all__ = ["CompiledLoop", "HazardRequirement", "LanePlan", "Requirement", "Step", "compile_loop"]
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Batch b needs ``(b - delay) * units + position`` units of op number `op`, if ``b >= delay``."""
+    """Batch b needs ``(b - delay) * actions + position`` actions of op number `op`, if ``b >= delay``."""
 
     op: int
     delay: int
-    units: int
+    actions: int
     position: int
 
     def covers(self, other: Requirement) -> bool:
@@ -37,12 +39,12 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class HazardRequirement:
-    """Batch b needs ``source(b) * units + position`` units of op number `op`, if ``source(b) >= 0``."""
+    """Batch b needs ``source(b) * actions + position`` actions of op number `op`, if ``source(b) >= 0``."""
 
     name: str
     source: Callable[[int], int]
     op: int
-    units: int
+    actions: int
     position: int
 
 
@@ -51,7 +53,7 @@ class Step:
     """One template, ready to run.
 
     Attributes:
-        text: stage and op, ``0X_GET``.
+        text: stage and op, ``0X_GET``, and the peer where there is one.
         op: op number.
         units, unit, offset: index of turn t is ``(t + offset) * units + unit``.
         handler: what to call with the index.
@@ -82,11 +84,11 @@ class LanePlan:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLoop:
-    """All lanes; op number -> text and units per batch; the first turn (ramps begin before 0)."""
+    """All lanes; op number -> text and actions per batch; the first turn (ramps begin before 0)."""
 
     lanes: tuple[LanePlan, ...]
     op_names: tuple[str, ...]
-    op_units: tuple[int, ...]
+    op_actions: tuple[int, ...]
     first_turn: int
     sink: int
 
@@ -99,31 +101,29 @@ def compile_loop(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) 
     """
     check_loop(loop)
     _check_names(loop, handlers, hazards)
-    keys: list[OpKey] = list(dict.fromkeys(template.key for _, template in loop.templates))
-    compiler = _Compiler(loop, {key: number for number, key in enumerate(keys)})
+    compiler = _Compiler(loop)
     steps: dict[str, list[Step]] = {lane: [] for lane in loop.lanes}
     for number, (lane, template) in enumerate(loop.templates):
-        units = loop.units_per_batch(template.key)
         steps[lane].append(
             Step(
                 text=template.text,
-                op=compiler.op_numbers[template.key],
-                units=units,
+                op=compiler.op(number),
+                units=loop.units_per_batch(template.key, template.peer),
                 unit=template.unit,
                 offset=template.offset,
-                handler=find_handler(handlers, template.stage, template.op),
+                handler=find_handler(handlers, template.text, template.op),
                 requirements=compiler.requirements(number, steps[lane]),
                 hazards=compiler.hazards(number, hazards),
                 is_source=template.key == loop.source,
-                ends_batch=template.key == loop.sink and compiler.position(number) == units,
+                ends_batch=template.key == loop.sink and compiler.is_last(number),
             )
         )
     return CompiledLoop(
         lanes=tuple(LanePlan(loop.resource(lane), tuple(own)) for lane, own in steps.items()),
-        op_names=tuple(f"{stage}{op}" for stage, op in keys),
-        op_units=tuple(loop.units_per_batch(key) for key in keys),
+        op_names=tuple(compiler.actions),
+        op_actions=tuple(compiler.actions.values()),
         first_turn=loop.first_turn(),
-        sink=compiler.op_numbers[loop.sink],
+        sink=list(compiler.actions).index(f"{loop.sink[0]}{loop.sink[1]}"),
     )
 
 
@@ -138,19 +138,33 @@ def _check_names(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) 
 
 
 class _Compiler:
-    def __init__(self, loop: Loop, op_numbers: Mapping[OpKey, int]) -> None:
-        self.op_numbers = op_numbers
-        self._loop = loop
+    """Resolves names.
+
+    Attributes:
+        actions: op text -> its actions per batch, in the order of the ops' numbers.
+    """
+
+    def __init__(self, loop: Loop) -> None:
         self._templates = loop.templates
+        self.actions = Counter(template.text for _, template in loop.templates)
+        self._numbers = {text: number for number, text in enumerate(self.actions)}
+        self._positions: list[int] = []
+        seen: Counter[str] = Counter()
+        for _, template in loop.templates:
+            seen[template.text] += 1
+            self._positions.append(seen[template.text])
         self._into: dict[int, list[tuple[Edge, int]]] = {}
         for edge in loop.edges:
             for src, dst in loop.connections(edge):
                 self._into.setdefault(dst, []).append((edge, src))
 
-    def position(self, number: int) -> int:
-        """How many units of its op and batch are done when template `number` is."""
-        key = self._templates[number][1].key
-        return sum(template.key == key for _, template in self._templates[: number + 1])
+    def op(self, number: int) -> int:
+        """The op number of template `number`."""
+        return self._numbers[self._templates[number][1].text]
+
+    def is_last(self, number: int) -> bool:
+        """Whether template `number` is its op's last of a batch."""
+        return self._need(number)[0] == self._positions[number]
 
     def requirements(self, number: int, earlier: list[Step]) -> tuple[Requirement, ...]:
         """What template `number` needs besides its lane's order and what `earlier` steps of the lane waited for."""
@@ -160,7 +174,7 @@ class _Compiler:
             # A dependency inside a lane holds by the lane's order: the loop has been checked to be live.
             if edge.kind != "hazard" and self._templates[src][0] != lane:
                 assert edge.delay is not None, "only a hazard has no delay"
-                found.append(Requirement(self._op(src), edge.delay, *self._need(src)))
+                found.append(Requirement(self.op(src), edge.delay, *self._need(src)))
         met = [r for step in earlier if step.offset == template.offset for r in step.requirements]
         kept: list[Requirement] = []
         for requirement in found:
@@ -173,16 +187,12 @@ class _Compiler:
         found: dict[tuple[str, int], HazardRequirement] = {}
         for edge, src in self._into.get(number, ()):
             if edge.kind == "hazard":
-                op, (units, position) = self._op(src), self._need(src)
+                op, (actions, position) = self.op(src), self._need(src)
                 known = found.get((edge.hazard, op))
                 if known is None or known.position < position:
-                    requirement = HazardRequirement(edge.hazard, hazards[edge.hazard], op, units, position)
+                    requirement = HazardRequirement(edge.hazard, hazards[edge.hazard], op, actions, position)
                     found[edge.hazard, op] = requirement
         return tuple(found.values())
 
-    def _op(self, number: int) -> int:
-        return self.op_numbers[self._templates[number][1].key]
-
     def _need(self, number: int) -> tuple[int, int]:
-        template: Template = self._templates[number][1]
-        return self._loop.units_per_batch(template.key), self.position(number)
+        return self.actions[self._templates[number][1].text], self._positions[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from bagpipe.schedule.actions import Action
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.graph import Graph
 from bagpipe.schedule.program import Hazards, Program
@@ -14,15 +15,15 @@ __all__ = ["Handler", "find_handler", "interpret"]
 Handler = Callable[[int], None]
 
 
-def find_handler(handlers: Mapping[str, Handler], stage: int, op: str) -> Handler:
-    """The handler of ``1F`` if there is one, else that of ``F``.
+def find_handler(handlers: Mapping[str, Handler], text: str, op: str) -> Handler:
+    """The handler of ``1F`` (or ``1SENDX_F:3``) if there is one, else that of ``F``.
 
     Raises:
         ScheduleError: neither exists.
     """
-    handler = handlers.get(f"{stage}{op}", handlers.get(op))
+    handler = handlers.get(text, handlers.get(op))
     if handler is None:
-        raise ScheduleError(f"no handler for {stage}{op}; handlers given: {', '.join(handlers) or 'none'}")
+        raise ScheduleError(f"no handler for {text}; handlers given: {', '.join(handlers) or 'none'}")
     return handler
 
 
@@ -40,4 +41,10 @@ def interpret(program: Program, handlers: Mapping[str, Handler], hazards: Hazard
     graph = Graph(program, hazards)
     for node in graph.order():
         for atom in graph.actions[node].atoms:
-            find_handler(handlers, atom.stage, atom.op)(-1 if atom.index is None else atom.index)
+            find_handler(handlers, _name(atom), atom.op)(-1 if atom.index is None else atom.index)
+
+
+def _name(atom: Action) -> str:
+    """As `Template.text`: without the index."""
+    peer = "" if atom.peer is None else f":{atom.peer}"
+    return f"{atom.stage}{atom.op}{peer}"

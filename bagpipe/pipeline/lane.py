@@ -27,18 +27,18 @@ class EndOfBatches(Exception):
 
 
 class EventRing:
-    """The latest events of one op: unit n is at ``n % size``. Written by the op's lane, read by any."""
+    """The latest events of one op: that of its action n is at ``n % size``. Written by the op's lane, read by any."""
 
-    def __init__(self, units_per_batch: int) -> None:
-        self._events: list[Event | None] = [None] * (_EVENT_BATCHES * units_per_batch)
+    def __init__(self, actions_per_batch: int) -> None:
+        self._events: list[Event | None] = [None] * (_EVENT_BATCHES * actions_per_batch)
 
-    def put(self, unit: int, event: Event | None) -> None:
-        self._events[unit % len(self._events)] = event
+    def put(self, action: int, event: Event | None) -> None:
+        self._events[action % len(self._events)] = event
 
-    def get(self, unit: int, done: int) -> Event | None:
-        """The event of `unit`, or a later one of the same stream, which implies it. `done` units have been put."""
+    def get(self, action: int, done: int) -> Event | None:
+        """The event of `action`, or a later one of the same stream, which implies it. `done` have been put."""
         size = len(self._events)
-        return self._events[max(unit, done - size) % size]
+        return self._events[max(action, done - size) % size]
 
 
 class Lane:
@@ -115,13 +115,13 @@ class Lane:
         """Wait for everything the step needs. False if the data ends before the batch."""
         self._at, self._index = step.text, batch * step.units + step.unit
         for r in step.requirements:
-            if batch >= r.delay and not self._await(r.op, (batch - r.delay) * r.units + r.position, batch):
+            if batch >= r.delay and not self._await(r.op, (batch - r.delay) * r.actions + r.position, batch):
                 return False
         for h in step.hazards:
             source = h.source(batch)
             if source > batch:
                 raise JobError(f"hazard {h.name} makes batch {batch} wait for the later batch {source}")
-            if source >= 0 and not self._await(h.op, source * h.units + h.position, batch):
+            if source >= 0 and not self._await(h.op, source * h.actions + h.position, batch):
                 return False
         if self._board.error is not None:
             raise Aborted

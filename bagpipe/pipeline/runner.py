@@ -139,7 +139,7 @@ class Runner:
             raise ScheduleError(f"expected a number of batches of at least 0, got {num_batches}")
         self._start_ns = time.monotonic_ns()
         self._board.end = NO_END if num_batches is None else num_batches
-        rings = [EventRing(units) for units in self._compiled.op_units]
+        rings = [EventRing(actions) for actions in self._compiled.op_actions]
         self._lanes = [self._make_lane(number, plan, rings) for number, plan in enumerate(self._compiled.lanes)]
         threads = [threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True) for lane in self._lanes]
         self._live(threads)
@@ -156,7 +156,7 @@ class Runner:
         board, compiled = self._board, self._compiled
         end_ns = self._end_ns or time.monotonic_ns()
         return Report(
-            batches=board.done[compiled.sink] // compiled.op_units[compiled.sink],
+            batches=board.done[compiled.sink] // compiled.op_actions[compiled.sink],
             wall_s=(end_ns - (self._start_ns or end_ns)) / 1e9,
             stopped=self.stop_requested,
             lanes={lane.name: lane.report(compiled.op_names) for lane in self._lanes},

@@ -57,7 +57,8 @@ class Trace:
     def spans(self) -> Iterator[Span]:
         """All spans kept, in the order they were noted."""
         for lane, name, index, start_ns, end_ns, category in list(self._notes):
-            text = f"{name}{index}" if index >= 0 else name
+            head, colon, peer = name.partition(":")  # 0SENDX_F:3 with index 1 is the action 0SENDX_F1:3
+            text = f"{head}{index}{colon}{peer}" if index >= 0 else name
             yield Span(lane=lane, name=text, start_ns=start_ns, end_ns=end_ns, category=category)
 
     def write(self, path: str | os.PathLike[str], *, process: str = "bagpipe", lanes: Iterable[str] = ()) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Edge, Hazards, Program, overlapping_units
+from bagpipe.schedule.program import Edge, Hazards, Program, overlapping_units, units_per_batch
 
 __all__ = ["Graph", "Predecessor", "partner"]
 
@@ -46,6 +46,10 @@ class Predecessor:
 class Graph:
     """Actions as nodes 0 … n-1, lane after lane.
 
+    Attributes:
+        actions, lane_of, predecessors: per node.
+        first_nodes: per lane, the node of its first action.
+
     Args:
         program: the program.
         hazards: what the plan says, per hazard name; a hazard not named here uses its edge's constant delay.
@@ -59,16 +63,19 @@ class Graph:
         self.actions: list[Action] = []
         self.lane_of: list[str] = []
         self.lane_before: list[int | None] = []
+        self.first_nodes: list[int] = []
         for lane, actions in program.lanes.items():
+            self.first_nodes.append(len(self.actions))
             for position, action in enumerate(actions):
                 self.lane_before.append(len(self.actions) - 1 if position else None)
                 self.lane_of.append(lane)
                 self.actions.append(action)
-        self._nodes: dict[_Name, list[int]] = {}
+        self._units = {stage.number: stage.micro_per_batch for stage in program.stages}
+        self._nodes: dict[_Name, list[tuple[int, int]]] = {}  # -> (node, pipe)
         for node, action in enumerate(self.actions):
             for atom in action.atoms:
                 for op in (atom.op, *OPS[atom.op].provides):
-                    self._nodes.setdefault((atom.stage, op, atom.index), []).append(node)
+                    self._nodes.setdefault((atom.stage, op, atom.index), []).append((node, atom.pipe))
         self._edges_into: dict[tuple[int, str], list[Edge]] = {}
         for edge in program.edges:
             self._edges_into.setdefault(edge.dst_key, []).append(edge)
@@ -94,8 +101,8 @@ class Graph:
     def _sources(self, edge: Edge, atom: Action, hazards: Hazards) -> Iterator[int]:
         if atom.index is None:
             return
-        units = self.program.units_per_batch(edge.dst_key)
-        src_units = self.program.units_per_batch(edge.src_key)
+        units = units_per_batch(self._units, edge.dst_key)
+        src_units = units_per_batch(self._units, edge.src_key)
         batch, unit = divmod(atom.index, units)
         src_batch = _source_batch(edge, batch, hazards)
         if src_batch < 0:
@@ -103,8 +110,8 @@ class Graph:
         same_pipe = OPS[edge.src].unit == OPS[edge.dst].unit == "micro"
         for src_unit in overlapping_units(unit, units, src_units):
             index = src_batch * src_units + src_unit
-            nodes = self._nodes.get((edge.src_stage, edge.src, index), [])
-            nodes = [n for n in nodes if not same_pipe or any(a.pipe == atom.pipe for a in self.actions[n].atoms)]
+            found = self._nodes.get((edge.src_stage, edge.src, index), ())
+            nodes = [node for node, pipe in found if not same_pipe or pipe == atom.pipe]
             if not nodes and self.program.semantics != "partial":
                 raise ScheduleError(f"{atom.text} waits for {edge.src_stage}{edge.src}{index}, which no lane performs")
             yield from nodes
@@ -133,14 +140,34 @@ class Graph:
         return order
 
     def _spell_cycle(self, missing: list[int]) -> str:
-        """``0X_GET1 waits for 0X_STORE1 waits for … waits for 0X_GET1``. Nodes with missing > 0 hold a cycle."""
+        """``0X_GET1 waits for 0X_STORE1 waits for … waits for 0X_GET1``. Nodes with missing > 0 hold a cycle.
+
+        The shortest one through some node, without what lies between two actions of a lane: the later one waits for
+        the earlier one in any case.
+        """
         node = next(node for node, count in enumerate(missing) if count)
-        path: list[int] = []
-        while node not in path:
-            path.append(node)
+        seen: set[int] = set()
+        while node not in seen:
+            seen.add(node)
             node = next(p.node for p in self.predecessors[node] if missing[p.node])
-        cycle = [*path[path.index(node) :], node]
-        return " waits for ".join(self.actions[n].text for n in cycle)
+        cycle = self._shortest_cycle(node, missing)
+        in_lane = [self.lane_before[n] == source for n, source in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
+        turns = [n for place, n in enumerate(cycle) if not (in_lane[place - 1] and in_lane[place])]
+        return " waits for ".join(self.actions[n].text for n in [*turns, turns[0]])
+
+    def _shortest_cycle(self, start: int, missing: list[int]) -> list[int]:
+        """From waiter to what it waits for, beginning at `start`, which lies on a cycle."""
+        came_from: dict[int, int] = {}
+        reached = [start]
+        for node in reached:  # grows while it is walked: breadth first
+            for predecessor in self.predecessors[node]:
+                if missing[predecessor.node] and predecessor.node not in came_from:
+                    came_from[predecessor.node] = node
+                    reached.append(predecessor.node)
+        path = [came_from[start]]
+        while path[-1] != start:
+            path.append(came_from[path[-1]])
+        return path[::-1]
 
 
 def _source_batch(edge: Edge, batch: int, hazards: Hazards) -> int:

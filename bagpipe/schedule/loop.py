@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Edge, OpKey, Program, Resource, Semantics, Stage, overlapping_units
+from bagpipe.schedule.program import (
+    Edge,
+    OpKey,
+    Program,
+    Resource,
+    Semantics,
+    Stage,
+    overlapping_units,
+    units_per_batch,
+)
 
 __all__ = ["Loop", "LoopDependency", "Template"]
 
@@ -30,12 +39,14 @@ class Template:
         stage: stage number.
         unit: which of the batch's units (micro-batch within the batch); 0 for batch ops.
         offset: turn b of the lane does batch ``b + offset``.
+        peer: stage at the other end of the edge, for the ops that name one.
     """
 
     op: str
     stage: int = 0
     unit: int = 0
     offset: int = 0
+    peer: int | None = None
 
     @property
     def key(self) -> OpKey:
@@ -43,7 +54,9 @@ class Template:
 
     @property
     def text(self) -> str:
-        return f"{self.stage}{self.op}"
+        """``0F``, ``0SENDX_F:3``: what progress is counted by."""
+        peer = "" if self.peer is None else f":{self.peer}"
+        return f"{self.stage}{self.op}{peer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +88,9 @@ class Loop:
     resources: tuple[Resource, ...] = ()
     semantics: Semantics = "sync"
 
-    def units_per_batch(self, key: OpKey) -> int:
-        """How many templates of (stage, op) make up one batch."""
-        stage, op = key
-        if OPS[op].unit == "batch":
-            return 1
-        return next((s.micro_per_batch for s in self.stages if s.number == stage), 1)
+    def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
+        """In how many units (stage, op) counts a batch; as in `Program`."""
+        return units_per_batch({stage.number: stage.micro_per_batch for stage in self.stages}, key, peer)
 
     def resource(self, lane: str) -> Resource:
         """The lane's resource; a cpu lane when none is listed."""
@@ -114,7 +124,12 @@ class Loop:
     def _unroll_lane(self, templates: tuple[Template, ...], num_batches: int) -> tuple[Action, ...]:
         last_turn = num_batches - min((template.offset for template in templates), default=0)
         return tuple(
-            Action(stage=t.stage, op=t.op, index=(turn + t.offset) * self.units_per_batch(t.key) + t.unit)
+            Action(
+                stage=t.stage,
+                op=t.op,
+                index=(turn + t.offset) * self.units_per_batch(t.key, t.peer) + t.unit,
+                peer=t.peer,
+            )
             for turn in range(self.first_turn(), last_turn)
             for t in templates
             if 0 <= turn + t.offset < num_batches
@@ -170,5 +185,7 @@ class Loop:
                 for key, number in ends:
                     if (key, number) not in performers:
                         raise ScheduleError(f"edge {edge.text}: no lane performs {key[0]}{key[1]}, unit {number}")
-                found.append((performers[ends[0]], performers[ends[1]]))
+                src, dst = performers[ends[0]], performers[ends[1]]
+                if src != dst or edge.delay:  # a full backward, which is both I and W, does not wait for itself
+                    found.append((src, dst))
         return found

@@ -111,6 +111,8 @@ OPS: Mapping[str, Op] = _table(
     _rows("X_PUT", "insert fetched rows: staging to cache slots"),
     _rows("X_PREPULL", "get rows that the batch before does not touch from their owners on other ranks"),
     _rows("X_PULL", "get the other rows of the batch from their owners on other ranks"),
+    _rows("X_POOL", "pool the batch's rows into the vectors that the dense stages take; hand out dense inputs, labels"),
+    _rows("X_UNPOOL", "gradients of those vectors, of all micro-batches, back to the rows"),
     _rows("X_PUSH", "give gradients of rows that the next batch uses to their owners on other ranks"),
     _rows("X_PUSH_LATE", "give the other row gradients to their owners on other ranks"),
     _rows("X_UPDATE", "one row-optimizer step for every row of the batch, or for those that X_PUSH brought"),

@@ -30,6 +30,7 @@ __all__ = [
     "Semantics",
     "Stage",
     "overlapping_units",
+    "units_per_batch",
 ]
 
 ResourceKind = Literal["cpu", "nic", "disk", "copy", "gpu"]
@@ -130,6 +131,28 @@ def overlapping_units(unit: int, units: int, src_units: int) -> range:
     return range(unit * src_units // units, -((unit + 1) * src_units // -units))
 
 
+#: Steps from a RECV's stage to the stage that sends, where the action does not name it.
+_SENDERS: Mapping[str, int] = {"RECV_F": -1, "RECV_B": 1}
+
+
+def units_per_batch(micro_per_batch: Mapping[int, int], key: OpKey, peer: int | None = None) -> int:
+    """In how many units (stage, op) counts a batch: 1, or the stage's micro-batches.
+
+    What is sent from one stage to another is counted in micro-batches of the stage that sends, on both sides.
+
+    Args:
+        micro_per_batch: stage number -> micro-batches; 1 for a stage that is not there.
+        key: stage and op.
+        peer: the stage at the other end, for the ops that name one.
+    """
+    stage, op = key
+    if OPS[op].unit == "batch":
+        return 1
+    if OPS[op].role == "recv":
+        stage = peer if peer is not None else stage + _SENDERS.get(op, 0)
+    return micro_per_batch.get(stage, 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A finite schedule.
@@ -153,10 +176,9 @@ class Program:
         """Stage number -> micro-batches per batch."""
         return {stage.number: stage.micro_per_batch for stage in self.stages}
 
-    def units_per_batch(self, key: OpKey) -> int:
-        """How many actions of (stage, op) make up one batch."""
-        stage, op = key
-        return self.micro_per_batch.get(stage, 1) if OPS[op].unit == "micro" else 1
+    def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
+        """In how many units (stage, op) counts a batch; see `units_per_batch`."""
+        return units_per_batch(self.micro_per_batch, key, peer)
 
     def atoms(self) -> list[Action]:
         """All actions of all lanes, overlaps replaced by their parts."""
@@ -165,4 +187,6 @@ class Program:
     def num_batches(self) -> int:
         """Batches the program's indices span."""
         indexed = [(atom, atom.index) for atom in self.atoms() if atom.index is not None]
-        return max((index // self.units_per_batch((atom.stage, atom.op)) + 1 for atom, index in indexed), default=0)
+        return max(
+            (index // self.units_per_batch((atom.stage, atom.op), atom.peer) + 1 for atom, index in indexed), default=0
+        )

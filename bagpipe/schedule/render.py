@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv as csv_format
 import io
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 from xml.sax.saxutils import escape
 
 from bagpipe.schedule.actions import Action, parse, torch_reads
 from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS, Role
 from bagpipe.schedule.program import Program
 from bagpipe.schedule.simulate import Simulation
 from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
@@ -65,14 +67,16 @@ _GRID_COLUMNS = 400
 def grid(simulation: Simulation) -> str:
     """Lanes as lines, time to the right. ``|`` begins an action, ``-`` fills it, ``.`` is idle.
 
-    The shortest action gets as many columns as the longest text needs, fewer if the picture would get too wide.
+    Every action gets as many columns as its text needs, fewer if the picture would get too wide.
     """
     durations = [t.finish - t.start for t in simulation.timed if t.finish > t.start]
     if not durations:
         return "\n".join(simulation.lanes) + "\n"
-    units = simulation.makespan / min(durations)
-    wanted = 1 + max(len(t.action.text) for t in simulation.timed)
-    columns = max(1, min(wanted, int(_GRID_COLUMNS / units))) / min(durations)  # per unit of cost
+    shortest = min(durations)
+    units = simulation.makespan / shortest
+    timed_texts = [(1 + len(t.action.text), t.finish - t.start) for t in simulation.timed if t.finish > t.start]
+    wanted = math.ceil(max(letters * shortest / duration for letters, duration in timed_texts))
+    columns = max(1, min(wanted, int(_GRID_COLUMNS / units))) / shortest  # per unit of cost
     width = round(simulation.makespan * columns)
     lines = {lane: ["."] * width for lane in simulation.lanes}
     for timed in simulation.timed:
@@ -88,13 +92,15 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     return {
         "makespan": simulation.makespan,
         "bubble": simulation.bubble,
-        "peak_in_flight": simulation.peak_in_flight,
+        "peak_in_flight": [use.peak_in_flight for use in simulation.lanes.values()],
+        "own_span_idle": [use.span_idle for use in simulation.lanes.values()],
         "lanes": {
             lane: {
                 "busy": use.busy,
                 "idle": use.idle,
                 "span_idle": use.span_idle,
                 "peak_in_flight": use.peak_in_flight,
+                "peak_bytes": use.peak_bytes,
             }
             for lane, use in simulation.lanes.items()
         },
@@ -106,14 +112,18 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-#: Fill by op: forwards blue, backwards green, rows by direction, the rest grey.
+#: Fill by op: forwards blue, backwards green, rows by direction, messages light, the rest grey.
 _FILLS: Mapping[str, str] = {
     "F": "#9ecae1",
+    "REC": "#c6dbef",
     "B": "#a1d99b",
     "I": "#a1d99b",
     "W": "#c7e9c0",
     "OVERLAP_F_B": "#9fd2be",
     "OPT": "#bcbddc",
+    "REDUCE_GRAD": "#dadaeb",
+    "X_POOL": "#fdd0a2",
+    "X_UNPOOL": "#fcbba1",
     "X_UPDATE": "#bcbddc",
     "X_UPDATE_LATE": "#dadaeb",
     "X_PREPULL": "#fee391",
@@ -125,11 +135,26 @@ _FILLS: Mapping[str, str] = {
     "X_EVICT": "#fcbba1",
     "X_STORE": "#fcbba1",
 }
+#: The same for pipes other than the first: a set of its own, so that the directions of a bidirectional schedule differ.
+_OTHER_PIPE_FILLS: Mapping[str, str] = {"F": "#fdae6b", "B": "#bc80bd", "I": "#bc80bd", "W": "#e5c6e6"}
+_MESSAGE_FILLS: Mapping[Role, str] = {"send": "#e6550d", "recv": "#3182bd"}
 _OTHER_FILL = "#d9d9d9"
+#: Width of an action that takes no time but should be seen.
+_TICK_PX = 1.5
+
+
+def _fill(action: Action) -> str:
+    message = _MESSAGE_FILLS.get(OPS[action.op].role)
+    pipes = {atom.pipe for atom in action.atoms}
+    other = None if 0 in pipes else _OTHER_PIPE_FILLS.get(action.op)
+    return message or other or _FILLS.get(action.op, _OTHER_FILL)
 
 
 def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> str:
-    """A self-contained SVG: one row per lane, one box per action, its text inside where it fits and as a tooltip."""
+    """A self-contained SVG: one row per lane, one box per action, its text inside where it fits and as a tooltip.
+
+    A SEND or RECV that takes no time is a tick; other actions without duration are left out.
+    """
     margin_px = 12 + 8 * max((len(lane) for lane in simulation.lanes), default=0)
     scale = (width_px - margin_px - 10) / simulation.makespan if simulation.makespan else 0
     height_px = row_px * len(simulation.lanes) + 30
@@ -144,9 +169,11 @@ def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> st
     for timed in simulation.timed:
         x, box_px = margin_px + timed.start * scale, (timed.finish - timed.start) * scale
         if box_px <= 0:
-            continue
+            if OPS[timed.action.op].role not in _MESSAGE_FILLS:
+                continue
+            box_px = _TICK_PX
         text, y = escape(timed.action.text), top[timed.lane]
-        fill = _FILLS.get(timed.action.op, _OTHER_FILL)
+        fill = _fill(timed.action)
         label = f'<text x="{x + 2:.2f}" y="{y + row_px / 2 + 2:g}">{text}</text>' if box_px > 7 * len(text) else ""
         parts.append(
             f'<g><title>{text}: {timed.start:g} to {timed.finish:g}</title><rect x="{x:.2f}" y="{y}" '
@@ -161,9 +188,22 @@ def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> st
 def spans(simulation: Simulation, *, unit_ns: int = 1_000_000) -> list[Span]:
     """The simulation as trace spans; one unit of cost is `unit_ns` long."""
     return [
-        Span(lane=t.lane, name=t.action.text, start_ns=round(t.start * unit_ns), end_ns=round(t.finish * unit_ns))
+        Span(
+            lane=t.lane,
+            name=t.action.text,
+            start_ns=round(t.start * unit_ns),
+            end_ns=round(t.finish * unit_ns),
+            category=_category(t.action),
+        )
         for t in simulation.timed
     ]
+
+
+def _category(action: Action) -> str:
+    """``action``, ``send`` or ``recv``, and the pipe if it is not the first: trace viewers filter by it."""
+    role = OPS[action.op].role
+    pipes = sorted({atom.pipe for atom in action.atoms} - {0})
+    return ",".join([role if role in _MESSAGE_FILLS else "action", *(f"pipe{pipe}" for pipe in pipes)])
 
 
 def perfetto(simulation: Simulation) -> str:

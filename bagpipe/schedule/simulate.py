@@ -3,30 +3,24 @@
     Program, costs, latency ──> Simulation: start and finish of every action, and the figures read off them
 
 An action starts when its lane is free and everything it waits for has finished and arrived. Lane order is fixed, so
-visiting actions in any topological order gives the one schedule there is; no event queue is needed. Times are in the
-unit of the costs.
+visiting actions in any topological order gives the one schedule there is; no event queue is needed. A RECV is posted
+when its lane comes to it and takes no time: what was sent is waited for where it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.check import in_flight
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.costs import Costs, Latency, cost_function
 from bagpipe.schedule.graph import Graph
+from bagpipe.schedule.memory import Memory, peak_bytes
 from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.program import Edge, Hazards, Program
 
-__all__ = ["Costs", "LaneUse", "Latency", "Simulation", "TimedAction", "cost_function", "measured_costs", "simulate"]
-
-#: Durations: a function of the action, or a mapping looked up by action text (``0F3``), then stage and op (``0F``),
-#: then op (``F``), then the op table's default.
-Costs = Mapping[str, float] | Callable[[Action], float]
-
-#: Time between an action's finish and its arrival on another lane: a constant, or a function (src action, dst action).
-Latency = float | Callable[[Action, Action], float]
+__all__ = ["LaneUse", "Simulation", "TimedAction", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +42,14 @@ class LaneUse:
         span_idle: idle time between the lane's own first start and last finish; the zero-bubble papers' bubble.
         idle: idle time in the whole makespan.
         peak_in_flight: forwards whose backward is not done, at most; 0 without backwards.
+        peak_bytes: held at most; 0 if nobody said what stages hold.
     """
 
     busy: float
     span_idle: float
     idle: float
     peak_in_flight: int
+    peak_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,45 +77,22 @@ class Simulation:
         return max((use.peak_in_flight for use in self.lanes.values()), default=0)
 
 
-def cost_function(costs: Costs | None) -> Callable[[Action], float]:
-    """A function of the action, with the op table's defaults; an overlap costs the sum of its parts.
-
-    Raises:
-        ScheduleError: (when called) a cost is negative.
-    """
-
-    def of_atom(atom: Action) -> float:
-        if callable(costs):
-            return costs(atom)
-        for key in (atom.text, f"{atom.stage}{atom.op}", atom.op):
-            if costs and key in costs:
-                return costs[key]
-        return OPS[atom.op].cost
-
-    def of_action(action: Action) -> float:
-        cost = sum(of_atom(atom) for atom in action.atoms)
-        if not cost >= 0:
-            raise ScheduleError(f"{action.text}: expected a cost of at least 0, got {cost}")
-        return cost
-
-    return of_action
-
-
-def measured_costs(durations: Mapping[str, list[float]]) -> dict[str, float]:
-    """Costs for `simulate` from measured durations per action text, stage and op, or op: the median of each."""
-    return {key: sorted(values)[len(values) // 2] for key, values in durations.items() if values}
-
-
 def simulate(
-    program: Program, costs: Costs | None = None, *, latency: Latency = 0, hazards: Hazards | None = None
+    program: Program,
+    costs: Costs | None = None,
+    *,
+    latency: Latency = 0,
+    hazards: Hazards | None = None,
+    memory: Memory | None = None,
 ) -> Simulation:
     """Run the program on paper.
 
     Args:
         program: the program.
-        costs: see `Costs`.
-        latency: added to every dependency that crosses lanes.
+        costs: see `costs`.
+        latency: added to every dependency that crosses lanes; `link_time` makes one from bandwidth and bytes.
         hazards: what the plan says, if there is one; see `Graph`.
+        memory: what stages hold.
 
     Raises:
         ScheduleError: the program deadlocks (the cycle is named), or a cost is negative.
@@ -131,7 +104,10 @@ def simulate(
     finish: list[float] = [0] * len(actions)
     started_by: list[int | None] = [None] * len(actions)
     for node in graph.order():
+        posts = OPS[actions[node].op].role == "recv"
         for predecessor in graph.predecessors[node]:
+            if posts and predecessor.node != graph.lane_before[node]:
+                continue
             arrival = finish[predecessor.node]
             if graph.lane_of[predecessor.node] != graph.lane_of[node]:
                 arrival += latency(actions[predecessor.node], actions[node]) if callable(latency) else latency
@@ -144,7 +120,11 @@ def simulate(
         for n in range(len(actions))
     )
     makespan = max(finish, default=0)
-    lanes = {lane: _lane_use(lane, program, timed, makespan) for lane in program.lanes}
+    ends = [*graph.first_nodes[1:], len(actions)]
+    lanes = {
+        lane: _lane_use(row, timed[first:end], makespan, memory or Memory())
+        for (lane, row), first, end in zip(program.lanes.items(), graph.first_nodes, ends, strict=True)
+    }
     busiest = max((use.busy for use in lanes.values()), default=0)
     return Simulation(
         timed=timed,
@@ -156,12 +136,15 @@ def simulate(
     )
 
 
-def _lane_use(lane: str, program: Program, timed: tuple[TimedAction, ...], makespan: float) -> LaneUse:
-    own = [t for t in timed if t.lane == lane]
+def _lane_use(row: tuple[Action, ...], own: tuple[TimedAction, ...], makespan: float, memory: Memory) -> LaneUse:
     busy = sum(t.finish - t.start for t in own)
     span = own[-1].finish - own[0].start if own else 0
     return LaneUse(
-        busy=busy, span_idle=span - busy, idle=makespan - busy, peak_in_flight=in_flight(program.lanes[lane])
+        busy=busy,
+        span_idle=span - busy,
+        idle=makespan - busy,
+        peak_in_flight=in_flight(row),
+        peak_bytes=peak_bytes(row, memory),
     )
 
 

@@ -26,4 +26,4 @@ def test_actions_run_in_an_order_the_edges_allow() -> None:
 
 def test_a_missing_handler_is_named() -> None:
     with pytest.raises(ScheduleError, match="no handler for 1F; handlers given: 0F"):
-        find_handler({"0F": lambda index: None}, 1, "F")
+        find_handler({"0F": lambda index: None}, "1F", "F")

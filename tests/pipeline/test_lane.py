@@ -13,7 +13,7 @@ class Named:
 
 
 def test_a_ring_gives_the_event_or_a_later_one() -> None:
-    ring = EventRing(units_per_batch=1)
+    ring = EventRing(actions_per_batch=1)
     assert ring.get(0, done=0) is None
     for unit in range(200):
         ring.put(unit, Named(str(unit)))

@@ -1,37 +1,48 @@
-"""Small dense programs for the tests, written out from the rules of the papers: GPipe and 1F1B on a chain of stages."""
+"""Dense programs by name for the tests, on a chain of stages, and the figures that closed forms are about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.program import Edge, Program, Stage
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.check import check
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.simulate import Simulation, simulate
+from bagpipe.schedule.stages import chain
 
-
-def chain_edges(num_stages: int) -> tuple[Edge, ...]:
-    forward = [Edge(src="F", dst="F", src_stage=s, dst_stage=s + 1) for s in range(num_stages - 1)]
-    backward = [Edge(src="I", dst="I", src_stage=s + 1, dst_stage=s) for s in range(num_stages - 1)]
-    turn = [Edge(src="F", dst="I", src_stage=s, dst_stage=s) for s in range(num_stages)]
-    return (*forward, *backward, *turn)
-
-
-def chain(num_stages: int, num_micro: int, order: Callable[[int, int, int], list[tuple[str, int]]]) -> Program:
-    return Program(
-        lanes={
-            f"rank{s}": tuple(Action(s, op, m) for op, m in order(s, num_stages, num_micro)) for s in range(num_stages)
-        },
-        edges=chain_edges(num_stages),
-        stages=tuple(Stage(number=s, micro_per_batch=num_micro) for s in range(num_stages)),
-    )
+#: (ranks, micro-batches) of the closed forms.
+SIZES = [(p, m) for p in (2, 4, 8, 16) for m in (p, 2 * p, 4 * p)]
 
 
-def gpipe(stage: int, num_stages: int, num_micro: int) -> list[tuple[str, int]]:
-    return [(op, m) for op in "FB" for m in range(num_micro)]
+def dense(name: str, num_ranks: int, micro: int, chunks: int | None = None) -> Program:
+    schedule = DENSE_SCHEDULES[name]
+    return schedule.build(chain(num_ranks * schedule.chunks_or_default(chunks), micro), chunks)
 
 
-def one_f_one_b(stage: int, num_stages: int, num_micro: int) -> list[tuple[str, int]]:
-    warm_up = min(num_micro, num_stages - 1 - stage)
-    order = [("F", m) for m in range(warm_up)]
-    for m in range(num_micro - warm_up):
-        order += [("F", m + warm_up), ("B", m)]
-    return order + [("B", m) for m in range(num_micro - warm_up, num_micro)]
+def run(
+    name: str,
+    num_ranks: int,
+    micro: int,
+    *,
+    chunks: int | None = None,
+    costs: Mapping[str, float] | None = None,
+    latency: float = 0,
+) -> Simulation:
+    """The simulation of a program that passed the check."""
+    program = dense(name, num_ranks, micro, chunks)
+    check(program)
+    return simulate(program, costs, latency=latency)
+
+
+def peaks(result: Simulation) -> list[int]:
+    return [use.peak_in_flight for use in result.lanes.values()]
+
+
+def rows(program: Program) -> list[str]:
+    """Per lane the actions' texts, comma-separated."""
+    return [",".join(action.text for action in actions) for actions in program.lanes.values()]
+
+
+def spelt(text: str, stage: int) -> str:
+    """``F0 F1 B0`` -> ``1F0,1F1,1B0``."""
+    return ",".join(f"{stage}{cell}" for cell in text.split())

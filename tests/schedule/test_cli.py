@@ -8,12 +8,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bagpipe.cli import main
+from bagpipe.schedule.catalog import SCHEDULES
+from bagpipe.schedule_cli import FORMATS
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "schedules").glob("*.txt"))
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "schedules.md"
 PROMPT = "$ python -m bagpipe "
 
 
@@ -33,6 +37,14 @@ def test_golden(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if os.environ.get("BAGPIPE_REGENERATE"):
         path.write_text(actual, encoding="utf-8")
     assert actual == expected
+
+
+def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = DOCUMENTATION.read_text(encoding="utf-8").split("```\n")[1::2]
+    shown = [block for block in blocks if block.startswith(PROMPT)]
+    commands = [block.partition("\n")[0].removeprefix(PROMPT) for block in shown]
+    assert {command.split()[1] for command in commands} == set(SCHEDULES) - {"prefetch"}
+    assert [transcript([command], capsys) for command in commands] == shown
 
 
 def test_there_are_golden_tables() -> None:
@@ -55,6 +67,17 @@ def test_there_are_golden_tables() -> None:
         ("schedule prefetch --cost F", "expected F=NUMBER"),
         ("schedule prefetch --cost F=-1", "at least 0"),
         ("schedule prefetch --cost F=nan", "at least 0"),
+        ("schedule prefetch --latency -1", "--latency: expected a number of at least 0, got -1"),
+        ("schedule prefetch --latency slow", "--latency: expected a number, got 'slow'"),
+        ("schedule 1f1b --stages 0", "stages must be at least 1, got 0"),
+        ("schedule 1f1b --microbatches -2", "expected numbers such as 8 or 32,16,8, got '-2'"),
+        ("schedule 1f1b --microbatches 0", "at least 1"),
+        ("schedule interleaved --stages 5", "interleaved: stages must be a multiple of 2 chunks, got 5"),
+        ("schedule zb-v --chunks 3", "zb-v: chunks must be 2, got 3"),
+        ("schedule dualpipe-v --stages 8 --microbatches 4", "must be at least 8, the number of stages, got 4"),
+        ("schedule chimera --stages 3", "chimera: stages must be a multiple of 2, got 3"),
+        ("schedule graph --edges 0-1,1-0", "the stage graph has a cycle: 0 -> 1 -> 0"),
+        ("schedule 1f1b --cost no-such-file.json", "No such file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -71,10 +94,90 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+def test_an_unknown_schedule_is_told_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["schedule", "2f2b"])
+    line = capsys.readouterr().err
+    assert all(name in line for name in SCHEDULES)
+    assert line.count("\n") == 1
+
+
+def figures(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(shlex.split(f"schedule {arguments} --format json")) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
 def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schedule", "prefetch", "--format", "json", "--cost", "X_GET=2.5,0F=3"]) == 0
-    values = json.loads(capsys.readouterr().out)
-    assert {"makespan", "bubble", "peak_in_flight"} < set(values)
+    values = figures("prefetch --cost X_GET=2.5,0F=3", capsys)
+    assert values["peak_in_flight"] == [0, 0, 0, 1, 0]
+    assert len(values["own_span_idle"]) == len(values["lanes"]) == 5
+    values = figures("1f1b --stages 4 --microbatches 8", capsys)
+    assert (values["makespan"], values["bubble"]) == (33, 3 / 8)
+    assert values["peak_in_flight"] == [4, 3, 2, 1]
+    assert values["own_span_idle"] == [9, 6, 3, 0]
+
+
+def test_ranks_are_stages_by_chunks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures("interleaved --stages 8 --microbatches 16", capsys)["peak_in_flight"] == [11, 9, 7, 5]
+    assert figures("interleaved --stages 16 --chunks 4 --microbatches 16", capsys)["peak_in_flight"] == [19, 17, 15, 13]
+    assert figures("chimera --stages 4 --microbatches 4 --cost B=1", capsys)["peak_in_flight"] == [3, 4, 4, 3]
+
+
+def test_ranks_beyond_nine_are_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures("1f1b --stages 12 --microbatches 12", capsys)["peak_in_flight"] == list(range(12, 0, -1))
+
+
+def test_latency_is_added_between_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures("1f1b --stages 4 --microbatches 16 --latency 0.5", capsys)["makespan"] == 71
+    assert figures("eager-1f1b --stages 4 --microbatches 16 --latency 1", capsys)["makespan"] == 63
+
+
+@pytest.mark.parametrize(
+    ("costs", "makespan"),
+    [
+        ({"F": 2, "B": 3}, (2 + 3) * (4 + 1)),
+        ({"F": [9, 2, 1], "0B": 3, "1B": 3}, (2 + 3) * (4 + 1)),  # the median of measured ones
+        ({"F": 1, "B": 2, "1B3": 12}, 3 * 5 + 10),
+    ],
+)
+def test_costs_from_a_file(
+    costs: dict[str, object], makespan: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(costs), encoding="utf-8")
+    assert figures(f"1f1b --stages 2 --microbatches 4 --cost {path}", capsys)["makespan"] == makespan
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text", "message"),
+    [
+        ("1f1b", '{"0F": 1, "1F": 1, "B": 2}', "no duration for stage 2: expected 2F or F"),
+        ("zb-h1", '{"F": 1, "I": 1, "0W": 2}', "no duration for stage 1: expected 1W or W"),
+        ("dualpipe-v", '{"F": 1, "I": 1, "W": 1}', "expected 3B or B"),
+        ("1f1b", '{"F": 1, "B": "2"}', "B: expected a number"),
+        ("1f1b", '{"F": 1, "B": -2}', "B: expected a number of at least 0, got -2"),
+        ("1f1b", '{"F": 1, "BW": 2}', "unknown op 'BW'"),
+        ("1f1b", "[1, 2]", "expected an object of durations"),
+        ("1f1b", "F=1", "costs.json: Expecting value"),
+    ],
+)
+def test_a_bad_cost_file_is_one_line(
+    schedule: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text, encoding="utf-8")
+    assert main(["schedule", schedule, "--cost", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_schedule_prints_in_every_form(name: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", name, "--format", form]) == 0
+    assert capsys.readouterr().out
 
 
 def test_a_subprocess_prints_a_schedule_without_torch_or_numpy() -> None:

@@ -4,15 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.schedule.actions import Action, parse
+from bagpipe.schedule.actions import parse
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.graph import Graph, partner
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.program import Edge, Program, Stage
-
-
-def lanes(**cells: str) -> dict[str, tuple[Action, ...]]:
-    return {lane: tuple(parse(cell) for cell in text.split()) for lane, text in cells.items()}
+from tests.schedule.tables import lanes
 
 
 def waits_for(graph: Graph, text: str) -> set[str]:
@@ -77,6 +74,23 @@ def test_a_cycle_is_spelled() -> None:
     graph = Graph(Program(lanes=lanes(a="0X_READ0 0X_GET0", b="0X_PUT0"), edges=edges))
     with pytest.raises(ScheduleError, match="deadlock: 0X_GET0 waits for 0X_PUT0 waits for 0X_GET0"):
         graph.order()
+
+
+def test_a_spelt_cycle_is_short() -> None:
+    """Of what lies between two actions of a lane nothing is told: the later one waits for the earlier in any case."""
+    edges = (Edge(src="X_PUT", dst="X_READ"), Edge(src="X_EVICT", dst="X_GET"))
+    program = Program(lanes=lanes(a="0X_READ0 0F0 0F1 0F2 0X_EVICT0", b="0X_GET0 0F3 0F4 0X_PUT0"), edges=edges)
+    with pytest.raises(ScheduleError) as error:
+        Graph(program).order()
+    assert str(error.value) == (
+        "deadlock: 0X_READ0 waits for 0X_PUT0 waits for 0X_GET0 waits for 0X_EVICT0 waits for 0X_READ0"
+    )
+
+
+def test_parts_of_an_overlap_may_belong_to_different_pipes() -> None:
+    edges = (Edge(src="F", dst="F", src_stage=0, dst_stage=1),)
+    graph = Graph(Program(lanes=lanes(a="(0F0;2B0~1)OVERLAP_F_B 0F0~1", b="1F0~1"), edges=edges))
+    assert waits_for(graph, "1F0~1") == {"0F0~1"}
 
 
 def test_crossed_sends_and_receives_deadlock() -> None:

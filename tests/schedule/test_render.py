@@ -8,16 +8,18 @@ import pytest
 from bagpipe.schedule import render
 from bagpipe.schedule.actions import parse
 from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.lower import add_sends
+from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.program import Program
 from bagpipe.schedule.simulate import simulate
-from tests.schedule.dense import chain, one_f_one_b
+from tests.schedule.dense import dense
 
 PREFETCH = prefetch(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(3)
 
 
 def test_dense_programs_are_written_as_torch_reads_them() -> None:
-    text = render.csv(chain(2, 3, one_f_one_b))
+    text = render.csv(dense("1f1b", 2, 3))
     assert text == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
     assert list(render.parse_csv(text)) == ["rank0", "rank1"]
 
@@ -44,7 +46,7 @@ def test_bad_csv_is_refused_in_one_line(text: str) -> None:
 
 def test_grid_draws_time_to_scale() -> None:
     # One unit of time is four columns.
-    assert render.grid(simulate(chain(2, 2, one_f_one_b))) == (
+    assert render.grid(simulate(dense("1f1b", 2, 2))) == (
         "rank0 |0F0|0F1........|0B0----....|0B1----|\n"
         "rank1 ....|1F0|1B0----|1F1|1B1----........|\n"
     )  # fmt: skip
@@ -81,3 +83,44 @@ def test_perfetto_names_lanes_and_holds_every_action() -> None:
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == sum(len(actions) for actions in PREFETCH.lanes.values())
     assert {"ts", "dur", "pid", "tid", "cat"} < set(spans[0])
+
+
+def lowered(name: str, ranks: int, micro: int) -> Program:
+    program = dense(name, ranks, micro)
+    return add_sends(program, {lane: rank for rank, lane in enumerate(program.lanes)})
+
+
+def test_messages_without_duration_are_ticks_and_with_one_are_boxes() -> None:
+    program = lowered("1f1b", 2, 2)
+    messages = sum(OPS[action.op].role in ("send", "recv") for row in program.lanes.values() for action in row)
+    instant = ElementTree.fromstring(render.svg(simulate(program)))
+    widths = [float(box.get("width", "0").rstrip("%")) for box in instant.iter() if box.tag.endswith("rect")]
+    assert widths.count(1.5) == messages == 8
+    assert "0SENDX_F0:1" in render.svg(simulate(program))
+    assert "0SENDX_F0:1" in render.grid(simulate(program, {"SENDX_F": 1}))
+
+
+def test_directions_look_different() -> None:
+    drawing = render.svg(simulate(dense("chimera", 4, 8)))
+    root = ElementTree.fromstring(drawing)
+    fills: dict[str, set[str]] = {}
+    for group in (element for element in root.iter() if element.tag.endswith("}g")):
+        title, box = group[0].text or "", group[1]
+        kind = ("F" if "F" in title else "B") + ("~1" if "~1" in title else "")
+        fills.setdefault(kind, set()).add(box.get("fill", ""))
+    assert fills.keys() == {"F", "B", "F~1", "B~1"}
+    assert all(len(found) == 1 for found in fills.values())
+    assert len(set.union(*fills.values())) == 4
+
+
+def test_perfetto_tells_messages_and_pipes_apart() -> None:
+    events = json.loads(render.perfetto(simulate(lowered("chimera", 4, 8))))["traceEvents"]
+    categories = {event["cat"] for event in events if event["ph"] == "X"}
+    assert categories == {"action", "action,pipe1", "send", "send,pipe1", "recv", "recv,pipe1"}
+
+
+def test_many_lanes() -> None:
+    simulation = simulate(dense("1f1b", 40, 40))
+    assert len(render.grid(simulation).splitlines()) == 40
+    assert render.summary(simulation)["peak_in_flight"] == [40 - rank for rank in range(40)]
+    assert ElementTree.fromstring(render.svg(simulation)).get("height") == str(28 * 40 + 30)

@@ -7,66 +7,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.schedule.actions import Action, parse
+from bagpipe.schedule.actions import parse
 from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.lower import add_sends
+from bagpipe.schedule.memory import Memory
 from bagpipe.schedule.period import period
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.program import Edge, Program
-from bagpipe.schedule.simulate import Simulation, measured_costs, simulate
-from tests.schedule.dense import chain, gpipe, one_f_one_b
+from bagpipe.schedule.simulate import Simulation, simulate
+from tests.schedule.dense import dense
 
-SIZES = [(p, m) for p in (2, 4, 8) for m in (p, 2 * p, 4 * p)]
 OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
 
 
-@pytest.mark.parametrize(("stages", "micro"), SIZES)
-def test_gpipe_closed_forms(stages: int, micro: int) -> None:
-    result = simulate(chain(stages, micro, gpipe))
-    assert result.makespan == (micro + stages - 1) * 3
-    assert result.bubble == pytest.approx((stages - 1) / micro)
-    assert result.peak_in_flight == micro
-
-
-@pytest.mark.parametrize(("stages", "micro"), SIZES)
-def test_1f1b_closed_forms(stages: int, micro: int) -> None:
-    result = simulate(chain(stages, micro, one_f_one_b))
-    assert result.makespan == (micro + stages - 1) * 3
-    peaks = [use.peak_in_flight for use in result.lanes.values()]
-    assert peaks == [min(micro, stages - rank) for rank in range(stages)]
-
-
 def test_latency_counts_between_lanes_only() -> None:
-    program = chain(2, 1, gpipe)
+    program = dense("gpipe", 2, 1)
     assert simulate(program, latency=5).makespan == 1 + 5 + 1 + 2 + 5 + 2
     assert simulate(program, latency=lambda src, dst: 5 if src.op == "F" else 0).makespan == 11
 
 
 def test_critical_path_is_gapless() -> None:
-    result = simulate(chain(4, 8, one_f_one_b))
+    result = simulate(dense("1f1b", 4, 8))
     path = result.critical_path
     assert path[0].start == 0
     assert path[-1].finish == result.makespan
     assert all(a.finish == b.start for a, b in pairwise(path))
 
 
-def test_costs_are_looked_up_from_the_special_to_the_general() -> None:
-    program = Program(lanes={"a": (*(Action(0, "F", n) for n in range(3)), Action(0, "B", 0))})
-    assert simulate(program, {"0F1": 10, "F": 5, "0F": 4}).makespan == 4 + 10 + 4 + 2
-    assert simulate(program, lambda action: 1 if action.op == "F" else 0).makespan == 3
+def test_receives_are_posted_and_waited_for_where_they_are_used() -> None:
+    """The message of 1F1 is due before 1B0 in the row, but arrives later: the lane goes on meanwhile."""
+    program = dense("1f1b", 4, 8)
+    lowered = add_sends(program, {lane: rank for rank, lane in enumerate(program.lanes)})
+    for latency in (0, 0.5, 3):
+        assert simulate(lowered, latency=latency).makespan == simulate(program, latency=latency).makespan
 
 
-def test_an_overlap_costs_its_parts() -> None:
-    program = Program(lanes={"a": (parse("(0F0;1B0)OVERLAP_F_B"),)})
-    assert simulate(program).makespan == 3
-
-
-def test_measured_costs_are_medians() -> None:
-    assert measured_costs({"F": [5.0, 1.0, 2.0], "B": []}) == {"F": 2.0}
-
-
-def test_negative_costs_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="at least 0"):
-        simulate(chain(1, 1, gpipe), {"F": -1})
+def test_peaks_per_lane() -> None:
+    result = simulate(dense("1f1b", 3, 4), memory=Memory(activation_bytes={0: 5, 1: 7}, param_bytes={2: 100}))
+    assert [use.peak_in_flight for use in result.lanes.values()] == [3, 2, 1]
+    assert [use.peak_bytes for use in result.lanes.values()] == [15, 14, 100]
 
 
 def test_a_deadlock_names_its_cycle() -> None:

@@ -1,0 +1,37 @@
+"""Chimera: two pipes in opposite directions over the same ranks, half of the micro-batches each (Li and Hoefler 2021).
+
+Rank r holds stage r of pipe 0 (down) and stage P - 1 - r of pipe 1 (up). With F = B = 1 slot, a unit of P micro-batches
+is laid out in slots that never collide:
+
+    F(stage, m)  at  stage + 2 m                    B(stage, m)  at  2 P - 1 - stage + 2 m
+
+because a rank's actions of the two pipes then alternate in parity or lie apart in time. Units follow every 2 P slots.
+"""
+
+from __future__ import annotations
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.registry import register
+from bagpipe.schedule.stages import StageGraph, dense_program
+
+
+@register("chimera", "two pipes in opposite directions; every rank holds a stage of each", num_pipes=2)
+def chimera(graph: StageGraph, chunks: int) -> Program:
+    """P stages on P ranks. P and M must be even; an action's micro-batch is one of its pipe's M / 2."""
+    ranks, micro = graph.num_stages, graph.microbatches
+    for what, number in (("stages", ranks), ("micro-batches", micro)):
+        if number % 2:
+            raise ScheduleError(f"chimera: {what} must be a multiple of 2, got {number}")
+    rows = []
+    for rank in range(ranks):
+        slots: list[tuple[int, Action]] = []
+        for pipe, stage in enumerate((rank, ranks - 1 - rank)):
+            for index in range(micro // 2):
+                unit, place = divmod(index, ranks // 2)
+                first = 2 * ranks * unit + 2 * place
+                slots.append((first + stage, Action(stage, "F", index, pipe=pipe)))
+                slots.append((first + 2 * ranks - 1 - stage, Action(stage, "B", index, pipe=pipe)))
+        rows.append([action for _, action in sorted(slots, key=lambda slot: slot[0])])
+    return dense_program(graph, rows, num_pipes=2)

@@ -1,0 +1,77 @@
+"""GraphPipe: 1F1B on a DAG of stages, one per rank, each with its own micro-batch size (Jeon et al. 2025).
+
+A stage does backwards as early as its limit allows: forwards up to the limit, then one backward, one forward by turns.
+
+    equal sizes      limit = stages on the longest path to the end. The depth of the DAG, not the number of stages, sets
+                     the makespan: (M + depth - 1) (F + B)
+    different sizes  the least limit that does not make the iteration longer, found by simulation, end of the DAG first;
+                     the search starts at limit_i = max over consumers j of limit_j + lcm(size_i, size_j), in examples,
+                     which is right where sizes do not shrink along the way
+
+The search takes every stage to need the same time for an example, twice that in the backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.registry import register
+from bagpipe.schedule.rows import Row
+from bagpipe.schedule.simulate import simulate
+from bagpipe.schedule.stages import StageGraph, dense_program
+
+__all__ = ["in_flight_limits"]
+
+
+@register("graph", "1F1B on a DAG of stages, each with its own number of micro-batches", linear=False)
+def graphpipe(graph: StageGraph, chunks: int) -> Program:
+    """Stage s on rank s; edges may lead to lower numbers too."""
+    return _limited(graph, in_flight_limits(graph))
+
+
+def in_flight_limits(graph: StageGraph) -> tuple[int, ...]:
+    """Per stage, how many of its micro-batches may be in flight; see the module's rule."""
+    counts = graph.micro_per_batch
+    if len(set(counts)) == 1:
+        return tuple(min(depth, counts[0]) for depth in graph.depths)
+    batch = math.lcm(*counts)  # examples, in the largest unit in which every micro-batch is whole
+    size = [batch // count for count in counts]
+    limits = list(counts)  # without limits nothing is faster
+    shortest = _makespan(graph, limits)
+
+    def is_enough(stage: int, limit: int) -> bool:
+        return _makespan(graph, [*limits[:stage], limit, *limits[stage + 1 :]]) <= shortest
+
+    for stage in reversed(graph.order):
+        below = [limits[c] * size[c] + math.lcm(size[stage], size[c]) for c in graph.consumers[stage]]
+        limit = min(counts[stage], -(-max(below, default=size[stage]) // size[stage]))
+        while limit > 1 and is_enough(stage, limit - 1):
+            limit -= 1
+        while limit < counts[stage] and not is_enough(stage, limit):
+            limit += 1
+        limits[stage] = limit
+    return tuple(limits)
+
+
+def _limited(graph: StageGraph, limits: Sequence[int]) -> Program:
+    """1F1B rows with at most `limits` micro-batches in flight."""
+    rows = [Row() for _ in limits]
+    for stage, (row, count, limit) in enumerate(zip(rows, graph.micro_per_batch, limits, strict=True)):
+        row.add(stage, "F", limit)
+        row.add(stage, "BF", count - limit)
+        row.add(stage, "B", limit)
+    return dense_program(graph, [row.actions for row in rows])
+
+
+def _makespan(graph: StageGraph, limits: Sequence[int]) -> float:
+    """Of the 1F1B rows, a batch's forward through any stage taking 1; infinite if the limits bring it to a halt."""
+    batch = math.lcm(*graph.micro_per_batch)
+    forward = {f"{stage}F": batch // count for stage, count in enumerate(graph.micro_per_batch)}
+    backward = {f"{stage}B": 2 * batch // count for stage, count in enumerate(graph.micro_per_batch)}
+    try:
+        return simulate(_limited(graph, limits), forward | backward).makespan
+    except ScheduleError:  # a deadlock: some stage cannot hold what the next needs for one micro-batch
+        return math.inf

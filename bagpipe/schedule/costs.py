@@ -1,0 +1,109 @@
+"""What actions and links cost, for the simulator: constant, measured, or random with a seed.
+
+    action text (``0F3``)  >  stage and op (``0F``)  >  op (``F``)  >  default of the op table        most special first
+    an overlap is one action: its own text, then ``OVERLAP_F_B``, then the sum of its parts
+
+Times are in one unit, whichever; bytes over that unit are the bandwidth.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Program, overlapping_units, units_per_batch
+
+__all__ = ["Costs", "Latency", "cost_function", "link_time", "measured_costs", "random_costs"]
+
+#: Durations: a function of the action (of an overlap's parts), or a mapping as in the module's rule.
+Costs = Mapping[str, float] | Callable[[Action], float]
+
+#: Time between an action's finish and its arrival on another lane: a constant, or a function (src action, dst action).
+Latency = float | Callable[[Action, Action], float]
+
+
+def cost_function(costs: Costs | None) -> Callable[[Action], float]:
+    """A function of the action, with the op table's defaults.
+
+    Raises:
+        ScheduleError: (when called) a cost is negative.
+    """
+
+    def of_atom(atom: Action) -> float:
+        if callable(costs):
+            return costs(atom)
+        for key in (atom.text, f"{atom.stage}{atom.op}", atom.op):
+            if costs and key in costs:
+                return costs[key]
+        return OPS[atom.op].cost
+
+    def of_action(action: Action) -> float:
+        # A measured overlap is dearer or cheaper than its parts one after the other.
+        listed = costs if isinstance(costs, Mapping) and action.parts else {}
+        whole = listed.get(action.text, listed.get(action.op))
+        cost = sum(of_atom(atom) for atom in action.atoms) if whole is None else whole
+        if not cost >= 0:
+            raise ScheduleError(f"{action.text}: expected a cost of at least 0, got {cost}")
+        return cost
+
+    return of_action
+
+
+def measured_costs(durations: Mapping[str, list[float]]) -> dict[str, float]:
+    """Costs for `simulate` from measured durations per action text, stage and op, or op: the median of each."""
+    return {key: sorted(values)[len(values) // 2] for key, values in durations.items() if values}
+
+
+def random_costs(costs: Costs | None, *, spread: float, seed: int) -> Callable[[Action], float]:
+    """Every action's cost times a factor of its own, log-normal with median 1.
+
+    The factor depends on the seed and the action's text only, so programs with the same actions can be compared.
+
+    Args:
+        costs: the medians.
+        spread: standard deviation of the factor's logarithm; 0: none.
+        seed: of all factors.
+    """
+    cost = cost_function(costs)
+    return lambda atom: cost(atom) * random.Random(f"{seed}:{atom.text}").lognormvariate(0, spread)
+
+
+def link_time(
+    program: Program, batch_bytes: Mapping[tuple[int, int], float], *, bytes_per_time: float, latency: float = 0
+) -> Callable[[Action, Action], float]:
+    """Latency plus transfer time of what one action gives another: to be passed to `simulate` as its latency.
+
+    Links are not shared: transfers do not wait for each other.
+
+    Args:
+        program: the program; a message is the share of one of the sender's micro-batches.
+        batch_bytes: (producer, consumer) -> bytes of a whole batch along that edge, the same for its gradient.
+        bytes_per_time: bandwidth.
+        latency: per transfer.
+
+    Raises:
+        ScheduleError: the bandwidth is not above 0.
+    """
+    if not bytes_per_time > 0:
+        raise ScheduleError(f"expected a bandwidth above 0, got {bytes_per_time}")
+    micro = program.micro_per_batch
+
+    def message_bytes(src: Action, dst: Action) -> float:
+        """Of the message from atom to atom; 0 if the one does not feed the other."""
+        forward = OPS[dst.op].role == "forward"
+        edge = (src.stage, dst.stage) if forward else (dst.stage, src.stage)
+        sends = src.op in ("F", "X_POOL") if forward else src.op in ("B", "I") and dst.op in ("B", "I", "X_UNPOOL")
+        if not sends or edge not in batch_bytes or src.pipe != dst.pipe:
+            return 0
+        units, src_units = (units_per_batch(micro, (atom.stage, atom.op)) for atom in (dst, src))
+        unit, src_unit = (dst.index or 0) % units, (src.index or 0) % src_units
+        fits = src_unit in overlapping_units(unit, units, src_units)
+        return batch_bytes[edge] / micro.get(src.stage, 1) if fits else 0
+
+    def time(src: Action, dst: Action) -> float:
+        return latency + sum(message_bytes(a, b) for a in src.atoms for b in dst.atoms) / bytes_per_time
+
+    return time

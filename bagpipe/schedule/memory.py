@@ -1,0 +1,75 @@
+"""R6: what the lanes hold at most. A lane does its actions in order, so its peak follows from its row alone.
+
+F  + activations          F of a stage that recomputes  + inputs
+B  - activations          REC                           + activations - inputs
+W  - activations          weights                       once per stage and pipe, from the first action to the last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Program
+
+__all__ = ["Memory", "memory_problems", "peak_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What stages hold, and what lanes have; a stage or lane that is not listed holds nothing, or has no limit.
+
+    Attributes:
+        activation_bytes: per stage, kept from the forward of one micro-batch to its backward (W if split).
+        input_bytes: per stage, the part of it that a forward keeps which is recomputed.
+        param_bytes: per stage, weights, gradients and optimizer state.
+        budget_bytes: per lane.
+    """
+
+    activation_bytes: Mapping[int, float] = field(default_factory=dict)
+    input_bytes: Mapping[int, float] = field(default_factory=dict)
+    param_bytes: Mapping[int, float] = field(default_factory=dict)
+    budget_bytes: Mapping[str, float] = field(default_factory=dict)
+
+
+def peak_bytes(actions: tuple[Action, ...], memory: Memory) -> float:
+    """Bytes that a lane with these actions holds at most."""
+    return max((live for _, live in _live_bytes(actions, memory)), default=0)
+
+
+def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[Action, float]]:
+    """After each action, before what it frees is freed: the action, and what is held."""
+    atoms = [atom for action in actions for atom in action.atoms]
+    recomputed = {atom.stage for atom in atoms if atom.op == "REC"}
+    trained = any(OPS[atom.op].role in ("backward", "weight_grad") for atom in atoms)
+    live = sum(memory.param_bytes.get(stage, 0) for stage, _ in {(atom.stage, atom.pipe) for atom in atoms})
+    for action in actions:
+        freed: float = 0
+        for atom in action.atoms:
+            role = OPS[atom.op].role
+            whole = memory.activation_bytes.get(atom.stage, 0)
+            inputs = memory.input_bytes.get(atom.stage, 0)
+            if role == "forward":
+                kept = inputs if atom.stage in recomputed else whole
+                live += whole  # even what is recomputed is there while the forward runs
+                freed += whole - (kept if trained else 0)
+            elif atom.op == "REC":
+                live += whole - inputs
+            elif role in ("backward", "weight_grad"):
+                freed += whole
+        yield action, live
+        live -= freed
+
+
+def memory_problems(program: Program, memory: Memory) -> Iterator[str]:
+    """Lanes that need more than they have, each with the first action that does not fit."""
+    for lane, actions in program.lanes.items():
+        budget = memory.budget_bytes.get(lane)
+        if budget is None:
+            continue
+        for action, live in _live_bytes(actions, memory):
+            if live > budget:
+                yield f"lane {lane} holds {live:g} bytes at {action.text}, of {budget:g}"
+                break

@@ -1,0 +1,126 @@
+"""R4: sends and receives match, in the same order, and lie where their values are made and taken.
+
+pairs     what one lane sends another, the other receives, in the same order: enough for any transport
+tags      the same for each edge and pipe: enough where messages are told apart by tag
+messages  SEND behind what makes its value, RECV before what takes it
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.graph import partner
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Program, overlapping_units, units_per_batch
+
+__all__ = ["misplaced_messages", "unmatched_pairs", "unmatched_tags"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """What one lane sends another: the RECV stands for it."""
+
+    recv: Action
+    sender: str
+    receiver: str
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return (self.sender, self.receiver)
+
+    @property
+    def tag(self) -> tuple[int, str, int | None, int]:
+        """Of all messages along one edge and pipe."""
+        return (self.recv.stage, self.recv.op, self.recv.peer, self.recv.pipe)
+
+
+def _lane_of(program: Program, role: str) -> dict[Action, str]:
+    """Lane of every SEND, or every RECV, in lane order."""
+    return {
+        atom: lane
+        for lane, actions in program.lanes.items()
+        for action in actions
+        for atom in action.atoms
+        if OPS[atom.op].role == role
+    }
+
+
+def unmatched_pairs(program: Program) -> Iterator[str]:
+    """R4: what one lane sends another, the other receives, in the same order."""
+    sends, recvs = _lane_of(program, "send"), _lane_of(program, "recv")
+    for send in sends:
+        if partner(send) not in recvs:
+            yield f"{send.text} has no {partner(send).text}"
+            return
+    senders = {partner(send): lane for send, lane in sends.items()}
+    for recv in recvs:
+        if recv not in senders:
+            yield f"{recv.text} has no SEND"
+            return
+    yield from _crossed(program, lambda message: message.pair)
+
+
+def unmatched_tags(program: Program) -> Iterator[str]:
+    """R4 where the transport tells messages apart by tag: the same order for each edge and pipe."""
+    yield from _crossed(program, lambda message: message.tag)
+
+
+def _crossed(program: Program, channel: Callable[[_Message], object]) -> Iterator[str]:
+    """The first message of a channel that is sent out of the order in which it is received."""
+    sends, recvs = _lane_of(program, "send"), _lane_of(program, "recv")
+    senders = {partner(send): lane for send, lane in sends.items()}
+    sent: dict[object, list[_Message]] = defaultdict(list)
+    received: dict[object, list[_Message]] = defaultdict(list)
+    for order, found in ((senders, sent), (recvs, received)):
+        for recv in order:
+            if recv in senders and recv in recvs:
+                message = _Message(recv=recv, sender=senders[recv], receiver=recvs[recv])
+                found[channel(message)].append(message)
+    for key, messages in sent.items():
+        for a, b in zip(messages, received[key], strict=True):
+            if a != b:
+                yield f"lane {a.sender} sends for {a.recv.text} when lane {b.receiver} expects {b.recv.text}"
+                return
+
+
+#: Direction of a message -> what makes it, what takes it.
+_MAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F", "X_POOL"), "B": ("B", "I")}
+_TAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("B", "I", "X_UNPOOL")}
+
+
+def misplaced_messages(program: Program) -> Iterator[str]:
+    """R4: a SEND comes after what makes its value, a RECV before all that takes it."""
+    micro = program.micro_per_batch
+    lane_of: dict[tuple[int, int, str, int], tuple[str, int]] = {}
+    atoms = [
+        (lane, place, atom)
+        for lane, actions in program.lanes.items()
+        for place, action in enumerate(actions)
+        for atom in action.atoms
+        if atom.index is not None
+    ]
+    for lane, place, atom in atoms:
+        lane_of[atom.stage, atom.pipe, atom.op, atom.index or 0] = (lane, place)
+    for lane, place, atom in atoms:
+        role = OPS[atom.op].role
+        if role not in ("send", "recv"):
+            continue
+        units = units_per_batch(micro, (atom.stage, atom.op), atom.peer)
+        batch, unit = divmod(atom.index or 0, units)
+        ends = []
+        for op in (_MAKERS if role == "send" else _TAKERS)[atom.op[-1]]:
+            others = units_per_batch(micro, (atom.stage, op))
+            ends += [
+                (op, batch * others + other, lane_of[key])
+                for other in overlapping_units(unit, units, others)
+                if (key := (atom.stage, atom.pipe, op, batch * others + other)) in lane_of
+            ]
+        if not ends:
+            yield f"{atom.text} has nothing that {'makes' if role == 'send' else 'takes'} its value"
+        for op, index, (other_lane, other_place) in ends:
+            if other_lane == lane and (other_place < place) != (role == "send"):
+                where = "before" if role == "send" else "after"
+                yield f"lane {lane}: {atom.text} comes {where} {atom.stage}{op}{index}"

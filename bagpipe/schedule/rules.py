@@ -1,0 +1,197 @@
+"""The rules of a valid program: a table; each is a small function that yields its complaints.
+
+    edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7) · row-hazards (R8) ·
+    one-lane (R9) · gradients (R10)
+
+R3, no deadlock, is a question to the graph; R5, stages that cover a model, is in `cover`; R6, memory, in `memory`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.messages import misplaced_messages, unmatched_pairs, unmatched_tags
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Program, units_per_batch
+
+__all__ = ["RULES", "Rule"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[T]):
+    """One rule: its name, what it demands, and the function that yields what breaks it."""
+
+    name: str
+    demand: str
+    complaints: Callable[[T], Iterator[str]]
+
+
+def _edges_connect(program: Program) -> Iterator[str]:
+    present = {(a.stage, op) for a in program.atoms() for op in (a.op, *OPS[a.op].provides)}
+    for edge in program.edges:
+        for key in (edge.src_key, edge.dst_key):
+            if present and key not in present:
+                yield f"edge {edge.text} names {key[0]}{key[1]}, which no lane performs"
+
+
+def _complete(program: Program) -> Iterator[str]:
+    """R1: per stage and pipe, every op covers 0 … n-1 once; F once per micro-batch; B, or I and W, once per F."""
+    indices: dict[tuple[int, int, str, int | None], Counter[int]] = defaultdict(Counter)
+    num_batches, micro = program.num_batches(), program.micro_per_batch
+    for atom in program.atoms():
+        if atom.index is not None:
+            indices[atom.stage, atom.pipe, atom.op, atom.peer][atom.index] += 1
+    for (stage, pipe, op, peer), counts in indices.items():
+        where = f"{stage}{op}" + ("" if peer is None else f":{peer}") + (f"~{pipe}" if pipe else "")
+        twice = next((index for index, count in sorted(counts.items()) if count > 1), None)
+        if twice is not None:
+            yield f"{where}{twice} appears {counts[twice]} times"
+        if op not in ("B", "I", "W"):  # a micro-batch may take either form of backward; counted together below
+            yield from _gap(where, set(counts), num_batches * units_per_batch(micro, (stage, op), peer))
+    if program.semantics == "partial":
+        return
+    trained = {(stage, pipe) for stage, pipe, op, _ in indices if op in ("B", "I", "W")}
+    for stage, pipe in sorted(trained):
+        forwards, full = set(indices[stage, pipe, "F", None]), set(indices[stage, pipe, "B", None])
+        for half in ("I", "W"):
+            done = set(indices[stage, pipe, half, None])
+            if full & done:
+                yield f"stage {stage}: micro-batch {min(full & done)} has both B and {half}"
+            if full | done != forwards:
+                yield f"stage {stage}: micro-batch {min((full | done) ^ forwards)} must have F and either B or I and W"
+
+
+def _gap(where: str, found: set[int], expected: int) -> Iterator[str]:
+    missing = sorted(set(range(expected)) - found)
+    if missing:
+        yield f"{where}{missing[0]} is missing; expected {where}0 to {where}{expected - 1}"
+
+
+_ORDER = (("F", "B"), ("F", "I"), ("F", "REC"), ("REC", "B"), ("REC", "I"), ("I", "W"))
+
+
+def _lane_order(program: Program) -> Iterator[str]:
+    """R2: in a lane, F before its backward, I before W, recomputation between; batch ops after all they need."""
+    for lane, actions in program.lanes.items():
+        place = {
+            (atom.stage, atom.op, atom.index, atom.pipe): position
+            for position, action in enumerate(actions)
+            for atom in action.atoms
+        }
+        for (stage, op, index, pipe), position in place.items():
+            for first, second in _ORDER:
+                if op == second and place.get((stage, first, index, pipe), -1) >= position:
+                    yield f"lane {lane}: {stage}{second}{index} comes before {stage}{first}{index}"
+
+
+def _one_lane(program: Program) -> Iterator[str]:
+    """R9: an op of a stage and pipe lives on one lane, which does one action at a time; progress is counted by op."""
+    home: dict[tuple[int, str, int], str] = {}
+    for lane, actions in program.lanes.items():
+        for atom in (atom for action in actions for atom in action.atoms):
+            other = home.setdefault((atom.stage, atom.op, atom.pipe), lane)
+            if other != lane:
+                yield f"{atom.stage}{atom.op} is on two lanes, {other} and {lane}"
+                return
+
+
+def _versions(program: Program) -> Iterator[str]:
+    """R7: a synchronous action uses the weights of its own batch, so it may name no other version."""
+    if program.semantics != "sync":
+        return
+    micro = program.micro_per_batch
+    for atom in program.atoms():
+        if atom.version is not None and atom.index is not None:
+            batch = atom.index // units_per_batch(micro, (atom.stage, atom.op), atom.peer)
+            if atom.version != batch:
+                yield f"{atom.text} uses version {atom.version}; in a sync program batch {batch} uses version {batch}"
+
+
+#: (src, dst) of the row hazards: who touches the same rows must be ordered by the plan.
+_ROW_HAZARDS = (("X_STORE", "X_GET"), ("X_ACK", "X_GET"), ("X_UPDATE", "X_EVICT"), ("X_UPDATE_LATE", "X_EVICT"))
+
+
+def _row_hazards(program: Program) -> Iterator[str]:
+    """R8: rows written back may be fetched again, and rows updated may be evicted: both need a hazard edge."""
+    present = {atom.op for atom in program.atoms()}
+    if "X_ACK" in present:  # it comes after this rank's own X_STORE, and after every other rank's
+        present.discard("X_STORE")
+    covered = {(edge.src, edge.dst) for edge in program.edges if edge.kind == "hazard" or edge.delay == 0}
+    for src, dst in _ROW_HAZARDS:
+        if {src, dst} <= present and (src, dst) not in covered:
+            yield f"{dst} must wait for {src} by a hazard edge, there is none"
+
+
+def _whole_gradients(program: Program) -> Iterator[str]:
+    """R10: an optimizer acts once per batch and after every gradient of it, in lane order or by edges.
+
+    The rows' gradients are those of their own stage's backwards, or what X_UNPOOL makes of all stages'.
+    """
+    if program.semantics != "sync":
+        return
+    micro = program.micro_per_batch
+    gradients: dict[tuple[str, int, int], dict[str, tuple[int, Action]]] = defaultdict(dict)  # by lane, the last one
+    optimizers: list[tuple[str, int, Action]] = []
+    for lane, actions in program.lanes.items():
+        for place, action in enumerate(actions):
+            for atom in action.atoms:
+                if atom.index is None:
+                    continue
+                if OPS[atom.op].role in ("backward", "weight_grad"):
+                    batch = atom.index // units_per_batch(micro, (atom.stage, atom.op))
+                    gradients["stage", atom.stage, batch][lane] = (place, atom)
+                elif atom.op == "X_UNPOOL":
+                    gradients["rows", 0, atom.index][lane] = (place, atom)
+                elif atom.op in _OPTIMIZERS:
+                    optimizers.append((lane, place, atom))
+    before = _edges_before(program) if optimizers else {}
+    pooled = any(kind == "rows" for kind, _, _ in gradients)
+    for lane, place, atom in optimizers:
+        source = ("rows", 0) if pooled and atom.op == "X_UPDATE" else ("stage", atom.stage)
+        for other, (gradient_place, gradient) in gradients.get((*source, atom.index or 0), {}).items():
+            ops = {gradient.op, *OPS[gradient.op].provides}
+            waits = any((gradient.stage, op) in before.get((atom.stage, atom.op), ()) for op in ops)
+            if not waits and (other != lane or gradient_place > place):
+                where = "comes before" if other == lane else "does not wait for"
+                yield f"{atom.text} {where} {gradient.text} of the same batch"
+
+
+_OPTIMIZERS = ("OPT", "X_UPDATE")
+
+
+def _edges_before(program: Program) -> dict[tuple[int, str], set[tuple[int, str]]]:
+    """(stage, op) of an optimizer -> all that it waits for in its batch, directly or through other ops."""
+    into: dict[tuple[int, str], list[tuple[int, str]]] = defaultdict(list)
+    for edge in program.edges:
+        if edge.delay == 0:
+            into[edge.dst_key].append(edge.src_key)
+    found: dict[tuple[int, str], set[tuple[int, str]]] = {}
+    for key in list(into):
+        if key[1] in _OPTIMIZERS:
+            reached = [key]
+            for at in reached:  # grows while it is walked
+                # Only through ops of one batch: behind micro-batches lies the rest of the step.
+                if OPS[at[1]].unit == "batch":
+                    reached += [source for source in into[at] if source not in reached]
+            found[key] = set(reached)
+    return found
+
+
+RULES: tuple[Rule[Program], ...] = (
+    Rule("edges", "both ends of every edge are performed by some lane", _edges_connect),
+    Rule("complete", "every op covers its batches exactly once", _complete),
+    Rule("order", "forward before backward, I before W, in every lane", _lane_order),
+    Rule("one-lane", "an op of a stage lives on one lane", _one_lane),
+    Rule("pairs", "sends and receives match one to one, in the same order between two lanes", unmatched_pairs),
+    Rule("tags", "sends and receives along an edge are in the same order", unmatched_tags),
+    Rule("messages", "a SEND follows what makes its value, a RECV precedes what takes it", misplaced_messages),
+    Rule("versions", "sync programs use the weights of their own batch", _versions),
+    Rule("row-hazards", "row hazards have an edge", _row_hazards),
+    Rule("gradients", "optimizers act after every backward of the batch", _whole_gradients),
+)

@@ -1,0 +1,85 @@
+"""`StepProgram`: one batch of dense stages as it is executed: every (stage, pipe) a seat with a number of its own.
+
+    StageGraph, schedule ──builder──> Program ──step_program──> StepProgram ──pipelined──> Loop of one process
+
+Every process has a source. It holds the embedding rows of the examples that the process reads: it gives dense stages
+their inputs and the loss its labels, and takes back the gradients of the pooled vectors. Where no pipe begins there are
+no examples, and the source only takes part in the exchange of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.stages import StageGraph
+
+__all__ = ["Seat", "Source", "StepProgram"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One stage of one pipe, at its place.
+
+    Attributes:
+        number: stage number in the program that runs.
+        stage: number in the stage graph.
+        pipe: which pipe.
+        position: pipeline rank whose lane runs it.
+        process: position of the process in the replica (0 if one process runs all).
+    """
+
+    number: int
+    stage: int
+    pipe: int
+    position: int
+    process: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the examples of a process enter.
+
+    Attributes:
+        number: stage number in the program that runs.
+        pipes: whose examples, in the order in which they share those of the process; none where no pipe begins.
+        process: position of the process in the replica.
+        position: pipeline rank whose lane runs it.
+    """
+
+    number: int
+    pipes: tuple[int, ...]
+    process: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgram:
+    """One batch, all processes of one replica.
+
+    Attributes:
+        graph: the stages.
+        schedule: its name.
+        program: lanes ``compute0``, ``compute1``, … by pipeline rank, ``reduce0``, … by process where stages are held
+            more than once; actions name seats and sources by number.
+        seats: by number: seat ``pipe * num_stages + stage``.
+        sources: by process, numbered after the seats.
+        num_processes: of a replica: 1, or the number of lanes.
+        num_pipes: pipes; pipe k of K takes the examples [n k / K, n (k + 1) / K) of a replica's n.
+    """
+
+    graph: StageGraph
+    schedule: str
+    program: Program
+    seats: tuple[Seat, ...]
+    sources: tuple[Source, ...]
+    num_processes: int
+    num_pipes: int
+
+    def source_of(self, pipe: int) -> Source:
+        """The source of a pipe's examples."""
+        return next(source for source in self.sources if pipe in source.pipes)
+
+    def lanes_of(self, process: int) -> tuple[str, ...]:
+        """The compute lanes of a process."""
+        return tuple(dict.fromkeys(f"compute{seat.position}" for seat in self.seats if seat.process == process))

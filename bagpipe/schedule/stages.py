@@ -1,0 +1,165 @@
+"""`StageGraph`: the dense part of a model as stages that feed each other; and the dependencies that follow from it.
+
+    StageGraph ──builder──> rows of F, B, I, W per rank ──dense_program──> Program
+
+    F(s, m) <- F(p, m') for every producer p     I(s, m) <- F(s, m) and I(c, m') for every consumer c     W <- I
+    (m' whose examples overlap those of m; a full backward B is both I and W)
+
+Micro-batch m of a stage with M of them is the share [m / M, (m + 1) / M) of the batch, so stages may differ in M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.program import Edge, Program, Resource, Stage
+
+__all__ = ["StageGraph", "chain", "dense_edges", "dense_program"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageGraph:
+    """Dense stages, numbered from 0, and what feeds what.
+
+    Attributes:
+        micro_per_batch: per stage, into how many micro-batches it splits a batch.
+        edges: (producer, consumer) pairs, all different.
+        names: per stage, for people; empty: none has one.
+
+    Raises:
+        ScheduleError: no stage, a count below 1, an edge twice or to a stage that does not exist, or a cycle, spelt.
+    """
+
+    micro_per_batch: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.micro_per_batch:
+            raise ScheduleError("a stage graph needs at least one stage, got none")
+        if min(self.micro_per_batch) < 1:
+            raise ScheduleError(f"micro-batches per stage must be at least 1, got {list(self.micro_per_batch)}")
+        if self.names and len(self.names) != self.num_stages:
+            raise ScheduleError(f"expected {self.num_stages} stage names or none, got {len(self.names)}")
+        for number, (src, dst) in enumerate(self.edges):
+            if not (0 <= src < self.num_stages and 0 <= dst < self.num_stages):
+                raise ScheduleError(f"edge {src}-{dst} names a stage that is not among 0 to {self.num_stages - 1}")
+            if (src, dst) in self.edges[:number]:
+                raise ScheduleError(f"edge {src}-{dst} appears twice")
+        self.order  # noqa: B018  (raises for a cycle)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.micro_per_batch)
+
+    @property
+    def microbatches(self) -> int:
+        """The one number of micro-batches of all stages.
+
+        Raises:
+            ScheduleError: they differ.
+        """
+        if len(set(self.micro_per_batch)) > 1:
+            raise ScheduleError(f"expected one number of micro-batches for all stages, got {self.micro_per_batch}")
+        return self.micro_per_batch[0]
+
+    @cached_property
+    def producers(self) -> tuple[tuple[int, ...], ...]:
+        """Per stage, the stages that feed it, ascending."""
+        return tuple(tuple(sorted(p for p, c in self.edges if c == s)) for s in range(self.num_stages))
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """Per stage, the stages it feeds, ascending."""
+        return tuple(tuple(sorted(c for p, c in self.edges if p == s)) for s in range(self.num_stages))
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """A topological order, smallest number first among those that are ready.
+
+        Raises:
+            ScheduleError: there is none; the message spells the cycle.
+        """
+        missing = {s: len(self.producers[s]) for s in range(self.num_stages)}
+        order: list[int] = []
+        while missing:
+            ready = next((s for s in sorted(missing) if not missing[s]), None)
+            if ready is None:
+                raise ScheduleError(f"the stage graph has a cycle: {self._spell_cycle(missing)}")
+            del missing[ready]
+            order.append(ready)
+            for consumer in self.consumers[ready]:
+                missing[consumer] -= 1
+        return tuple(order)
+
+    def _spell_cycle(self, left: Mapping[int, int]) -> str:
+        path = [min(left)]
+        while path[-1] not in path[:-1]:
+            path.append(next(p for p in self.producers[path[-1]] if p in left))
+        cycle = path[path.index(path[-1]) :][::-1]
+        return " -> ".join(map(str, cycle))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Per stage, stages on the longest path from it to the end, itself included."""
+        depths = [1] * self.num_stages
+        for stage in reversed(self.order):
+            depths[stage] = 1 + max((depths[c] for c in self.consumers[stage]), default=0)
+        return tuple(depths)
+
+
+def chain(num_stages: int, microbatches: int) -> StageGraph:
+    """Stages 0 -> 1 -> … with equal micro-batches.
+
+    Raises:
+        ScheduleError: either number is below 1.
+    """
+    if num_stages < 1:
+        raise ScheduleError(f"stages must be at least 1, got {num_stages}")
+    return StageGraph(
+        micro_per_batch=(microbatches,) * num_stages, edges=tuple((s, s + 1) for s in range(num_stages - 1))
+    )
+
+
+def dense_edges(graph: StageGraph, *, split: Sequence[int] = ()) -> tuple[Edge, ...]:
+    """What F, I and W of the stages wait for; B counts as I and W.
+
+    Args:
+        graph: the stages.
+        split: stages that have W actions of their own.
+    """
+    forward = [Edge(src="F", dst="F", src_stage=p, dst_stage=c) for p, c in graph.edges]
+    backward = [Edge(src="I", dst="I", src_stage=c, dst_stage=p) for p, c in graph.edges]
+    turn = [Edge(src="F", dst="I", src_stage=s, dst_stage=s) for s in range(graph.num_stages)]
+    halves = [Edge(src="I", dst="W", src_stage=s, dst_stage=s) for s in split]
+    return (*forward, *backward, *turn, *halves)
+
+
+def dense_program(graph: StageGraph, rows: Sequence[Sequence[Action]], *, num_pipes: int = 1) -> Program:
+    """The program of one batch: row r becomes lane ``rank<r>``.
+
+    Args:
+        graph: the stages.
+        rows: per rank its actions F, B, I, W, REC and OVERLAP_F_B in order.
+        num_pipes: pipes that share the micro-batches evenly; an action's index counts those of its own pipe.
+
+    Raises:
+        ScheduleError: a stage's micro-batches cannot be shared evenly.
+    """
+    uneven = [m for m in graph.micro_per_batch if m % num_pipes]
+    if uneven:
+        raise ScheduleError(f"micro-batches must be a multiple of {num_pipes}, the number of pipes, got {uneven[0]}")
+    split = sorted({atom.stage for row in rows for action in row for atom in action.atoms if atom.op == "W"})
+    return Program(
+        lanes={f"rank{number}": tuple(row) for number, row in enumerate(rows)},
+        edges=dense_edges(graph, split=split),
+        stages=tuple(
+            Stage(number=s, name=graph.names[s] if graph.names else "", micro_per_batch=m // num_pipes)
+            for s, m in enumerate(graph.micro_per_batch)
+        ),
+        resources=tuple(Resource(name=f"rank{number}", kind="gpu") for number in range(len(rows))),
+    )

@@ -1,0 +1,190 @@
+"""From a schedule to what runs: `step_program` adds to a builder's rows all that a training step is besides them.
+
+compute0: X_POOL  F0 F1 B0 …  X_UNPOOL  OPT     the source first and last on the lane where its pipe begins
+compute1:         F0 B0 …               OPT     SEND and RECV between lanes of different processes
+reduce:                       REDUCE_GRAD       sums over the ranks that hold the same stage, on a lane of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.check import check
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.lower import add_recompute, add_sends, flatten_pipes
+from bagpipe.schedule.program import Edge, Program, Resource, Stage
+from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.seats import Seat, Source, StepProgram
+from bagpipe.schedule.stages import StageGraph
+
+__all__ = ["find_schedule", "step_program"]
+
+
+def step_program(
+    graph: StageGraph,
+    source_edges: Sequence[tuple[int, bool]],
+    schedule: str,
+    *,
+    chunks: int | None = None,
+    num_processes: int = 1,
+    replicas: int = 1,
+    recompute: bool = False,
+) -> StepProgram:
+    """One batch of dense stages, ready to run.
+
+    Args:
+        graph: the stages.
+        source_edges: (stage, whether it gives a gradient back) of the stages that take values of the source.
+        schedule: name of a dense schedule.
+        chunks: stages per rank; None: the schedule's own number.
+        num_processes: of a replica: 1, which runs all lanes, or one per pipeline rank.
+        replicas: replicas of the whole pipeline.
+        recompute: forwards keep their inputs only; activations are computed again before the backward.
+
+    Raises:
+        ScheduleError: no such schedule, it does not allow these stages or micro-batches, or the processes do not fit.
+    """
+    found = find_schedule(schedule)
+    num_ranks = found.num_ranks(graph.num_stages, chunks)
+    if num_processes not in (1, num_ranks):
+        raise ScheduleError(
+            f"{schedule}: {num_ranks} pipeline ranks need 1 or {num_ranks} processes, got {num_processes}"
+        )
+    dense = found.build(graph, chunks)
+    check(dense)
+    home = {f"compute{rank}": rank if num_processes > 1 else 0 for rank in range(num_ranks)}
+    seats = _seats(dense, graph, home)
+    if recompute:
+        dense = add_recompute(dense, range(graph.num_stages))
+    flat = flatten_pipes(dense)
+    sources = _sources(graph, seats, found.num_pipes)
+    program = _with_optimizer(_with_sources(flat, sources, seats, source_edges), seats, replicas)
+    program = _pools_first(add_sends(program, {**home, **{_reduce_lane(p): p for p in set(home.values())}}))
+    check(program)
+    return StepProgram(
+        graph=graph,
+        schedule=schedule,
+        program=program,
+        seats=seats,
+        sources=sources,
+        num_processes=num_processes,
+        num_pipes=found.num_pipes,
+    )
+
+
+def find_schedule(name: str) -> DenseSchedule:
+    """The dense schedule of that name.
+
+    Raises:
+        ScheduleError: there is none; the message lists those there are.
+    """
+    if name not in DENSE_SCHEDULES:
+        raise ScheduleError(f"no dense schedule {name!r}; there are {', '.join(DENSE_SCHEDULES)}")
+    return DENSE_SCHEDULES[name]
+
+
+def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[Seat, ...]:
+    """Where every (pipe, stage) runs, by its number ``pipe * num_stages + stage``."""
+    positions = {
+        (atom.pipe, atom.stage): position
+        for position, actions in enumerate(dense.lanes.values())
+        for action in actions
+        for atom in action.atoms
+    }
+    return tuple(
+        Seat(
+            number=pipe * graph.num_stages + stage,
+            stage=stage,
+            pipe=pipe,
+            position=position,
+            process=home[f"compute{position}"],
+        )
+        for (pipe, stage), position in sorted(positions.items())
+    )
+
+
+def _sources(graph: StageGraph, seats: tuple[Seat, ...], num_pipes: int) -> tuple[Source, ...]:
+    """One source per process, at the first stage of its first pipe; without pipes where none begins."""
+    first = {seat.pipe: seat for seat in seats if seat.stage == graph.order[0]}
+    found = []
+    for process in range(1 + max(seat.process for seat in seats)):
+        pipes = tuple(pipe for pipe in range(num_pipes) if first[pipe].process == process)
+        own = min(seat.position for seat in seats if seat.process == process)
+        found.append(
+            Source(
+                number=len(seats) + process,
+                pipes=pipes,
+                process=process,
+                position=first[pipes[0]].position if pipes else own,
+            )
+        )
+    return tuple(found)
+
+
+def _with_sources(
+    flat: Program, sources: tuple[Source, ...], seats: tuple[Seat, ...], source_edges: Sequence[tuple[int, bool]]
+) -> Program:
+    lanes = {f"compute{number}": actions for number, actions in enumerate(flat.lanes.values())}
+    edges, stages = list(flat.edges), list(flat.stages)
+    micro = max(stage.micro_per_batch for stage in stages)
+    for source in sources:
+        stages.append(Stage(number=source.number, name="source", micro_per_batch=micro))
+        lane = f"compute{source.position}"
+        lanes[lane] = (Action(source.number, "X_POOL", 0), *lanes[lane], Action(source.number, "X_UNPOOL", 0))
+        for seat in seats:
+            for stage, wants_grad in source_edges:
+                if seat.pipe in source.pipes and seat.stage == stage:
+                    edges.append(Edge(src="X_POOL", src_stage=source.number, dst="F", dst_stage=seat.number))
+                    if wants_grad:
+                        edges.append(Edge(src="I", src_stage=seat.number, dst="X_UNPOOL", dst_stage=source.number))
+    return Program(
+        lanes=lanes,
+        edges=tuple(edges),
+        stages=tuple(stages),
+        resources=tuple(Resource(name=lane, kind="gpu") for lane in lanes),
+    )
+
+
+def _with_optimizer(program: Program, seats: tuple[Seat, ...], replicas: int) -> Program:
+    """OPT once per stage and process; where others hold the stage too, REDUCE_GRAD before it."""
+    lanes, edges = dict(program.lanes), list(program.edges)
+    reduces: dict[str, list[Action]] = {}
+    holders: dict[tuple[int, int], list[Seat]] = {}
+    for seat in seats:
+        holders.setdefault((seat.process, seat.stage), []).append(seat)
+    num_pipes = 1 + max(seat.pipe for seat in seats)
+    for (process, _), own in sorted(holders.items(), key=lambda holder: (holder[0][0], holder[1][0].stage)):
+        first = own[0]
+        taker = "OPT"
+        if replicas * num_pipes > 1:
+            taker = "REDUCE_GRAD"
+            reduces.setdefault(_reduce_lane(process), []).append(Action(first.number, taker, 0))
+            edges.append(Edge(src=taker, src_stage=first.number, dst="OPT", dst_stage=first.number))
+        # A full backward counts as W.
+        edges += [Edge(src="W", src_stage=seat.number, dst=taker, dst_stage=first.number) for seat in own]
+        lane = f"compute{first.position}"
+        lanes[lane] = (*lanes[lane], Action(first.number, "OPT", 0))
+        for other in own[1:]:  # the other pipe's seat, in another lane of this process, uses the same weights
+            edges.append(Edge(src="OPT", src_stage=first.number, dst="F", dst_stage=other.number, delay=1))
+    return Program(
+        lanes={**lanes, **{lane: tuple(actions) for lane, actions in reduces.items()}},
+        edges=tuple(edges),
+        stages=program.stages,
+        resources=(*program.resources, *(Resource(name=lane, kind="copy") for lane in reduces)),
+    )
+
+
+def _pools_first(program: Program) -> Program:
+    """A lane's X_POOL before its first RECV: it tells the lane that there is such a batch."""
+    lanes = {
+        lane: tuple(sorted(actions, key=lambda action: action.op != "X_POOL"))
+        for lane, actions in program.lanes.items()
+    }
+    return replace(program, lanes=lanes)
+
+
+def _reduce_lane(process: int) -> str:
+    return f"reduce{process}"

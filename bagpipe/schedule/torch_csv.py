@@ -1,0 +1,127 @@
+"""Schedules of PyTorch's pipelining as programs, and back: the CSV of torch.distributed.pipelining.
+
+    0F0,0F1,,0B0,,0B1          one row per rank, one action per cell, an empty cell is an idle step
+    ,1F0,1B0,1F1,1B1,          compute only, or with SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD
+
+The table says nothing of how stages feed each other: they are a chain, that is all PyTorch runs. Its parser reads the
+beginning of a cell and drops the rest, so nothing is written that it would not read in full; and a table that means
+something else than it says here is refused where that can be seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from bagpipe.schedule.actions import Action, parse, torch_reads
+from bagpipe.schedule.check import check
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.stages import chain, dense_program
+
+__all__ = ["from_torch", "to_torch", "torch_cells"]
+
+#: In tables of the zero-bubble papers B is the input half of a backward and BW all of it.
+_OTHER_NAMES = "tables that call the input half B, and the whole BW, must be renamed: B to I, then BW to B"
+
+
+def torch_cells(text: str) -> dict[str, tuple[Action | None, ...]]:
+    """Lane (``rank0``, …) -> cells, idle steps (None) kept: what `add_sends` takes as its pace.
+
+    Raises:
+        ScheduleError: a cell is not, in full, an action of PyTorch's.
+    """
+    rows = list(csv.reader(io.StringIO(text)))
+    return {f"rank{rank}": tuple(_cell(rank, cell.strip()) for cell in cells) for rank, cells in enumerate(rows)}
+
+
+def _cell(rank: int, text: str) -> Action | None:
+    if not text:
+        return None
+    try:
+        action = parse(text)
+    except ScheduleError as error:
+        hint = f"; {_OTHER_NAMES}" if "BW" in text else ""
+        raise ScheduleError(f"rank {rank}: {error}{hint}") from None
+    if not torch_reads(action):
+        raise ScheduleError(f"rank {rank}: {text} is not an action of PyTorch's tables")
+    return action
+
+
+def from_torch(text: str, *, num_stages: int, microbatches: int) -> Program:
+    """The program of a table, checked.
+
+    Args:
+        text: the table, of either format; idle steps are dropped.
+        num_stages: stages of the chain.
+        microbatches: micro-batches per batch.
+
+    Raises:
+        ScheduleError: the table is none of PyTorch's, names a stage or micro-batch that does not exist, or is not a
+            valid schedule.
+    """
+    rows = [[cell for cell in cells if cell is not None] for cells in torch_cells(text).values()]
+    for rank, row in enumerate(rows):
+        for atom in (atom for action in row for atom in action.atoms):
+            if atom.stage >= num_stages:
+                raise ScheduleError(f"rank {rank}: {atom.text}: expected stages 0 to {num_stages - 1}")
+            if OPS[atom.op].unit == "micro" and (atom.index is None or atom.index >= microbatches):
+                raise ScheduleError(f"rank {rank}: {atom.text}: expected micro-batches 0 to {microbatches - 1}")
+    _refuse_other_names(rows)
+    program = dense_program(chain(num_stages, microbatches), rows)
+    check(program)
+    return program
+
+
+def _refuse_other_names(rows: Sequence[Sequence[Action]]) -> None:
+    """A whole backward and a weight half of one micro-batch: its B cannot be a whole one."""
+    atoms = [atom for row in rows for action in row for atom in action.atoms]
+    whole = {(atom.stage, atom.index) for atom in atoms if atom.op == "B"}
+    for atom in atoms:
+        if atom.op == "W" and (atom.stage, atom.index) in whole:
+            raise ScheduleError(f"{atom.text}: micro-batch has both B, a whole backward, and W; {_OTHER_NAMES}")
+
+
+def to_torch(program: Program) -> str:
+    """The table of a program of one batch; lanes become rows in their order.
+
+    Raises:
+        ScheduleError: PyTorch cannot run it, or would read something else: the first such action, edge or stage.
+    """
+    for complaint in _obstacles(program):
+        raise ScheduleError(f"not a table of PyTorch's: {complaint}")
+    check(program)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for actions in program.lanes.values():
+        writer.writerow([_text(action) for action in actions])
+    return out.getvalue()
+
+
+def _text(action: Action) -> str:
+    """Its text; PyTorch's weight actions have no index."""
+    return Action(action.stage, action.op).text if OPS[action.op].role == "weights" else action.text
+
+
+def _obstacles(program: Program) -> Iterator[str]:
+    lane_of: dict[int, str] = {}
+    for lane, actions in program.lanes.items():
+        for action in actions:
+            if not torch_reads(action):
+                yield f"{action.text} has a name or suffix that it does not know"
+            for atom in action.atoms:
+                if lane_of.setdefault(atom.stage, lane) != lane:
+                    yield f"{atom.text} is on {lane}, others of its stage on {lane_of[atom.stage]}"
+    if set(lane_of) != set(range(len(lane_of))):
+        yield f"stages must be 0 to {len(lane_of) - 1}, got {sorted(lane_of)}"
+    counts = {stage.number: stage.micro_per_batch for stage in program.stages}
+    for number in sorted(lane_of):
+        if counts.get(number, 1) != counts.get(0, 1):
+            yield f"stage {number} has {counts.get(number, 1)} micro-batches, stage 0 has {counts.get(0, 1)}"
+    passes = {(edge.src_stage, edge.dst_stage) for edge in program.edges if edge.src == edge.dst == "F"}
+    for src, dst in sorted(passes ^ {(stage, stage + 1) for stage in range(len(lane_of) - 1)}):
+        yield f"edge {src}-{dst} is {'no part of' if (src, dst) in passes else 'missing in'} a chain"
+    if program.num_batches() > 1:
+        yield f"it has {program.num_batches()} batches"

@@ -1,0 +1,90 @@
+"""Hand-written and PyTorch's tables for the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+from bagpipe.schedule.actions import Action, parse
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.stages import StageGraph, dense_program
+
+#: PyTorch's name -> stages per rank. Its 1F1B is not among them: its table is wrong.
+TORCH = {
+    "GPipe": 1,
+    "Interleaved1F1B": 2,
+    "LoopedBFS": 2,
+    "InterleavedZeroBubble": 2,
+    "ZBVZeroBubble": 2,
+    "DualPipeV": 2,
+}
+#: (ranks, micro-batches) that all of them allow.
+TORCH_SIZES = [(2, 4), (2, 8), (4, 8), (4, 10)]
+
+
+def lanes(**cells: str) -> dict[str, tuple[Action, ...]]:
+    """Lane by lane, cells apart by spaces."""
+    return {lane: tuple(parse(cell) for cell in text.split()) for lane, text in cells.items()}
+
+
+def torch_rows(name: str, ranks: int, micro: int, *, comms: bool = False) -> dict[int, list[Any]]:
+    """Rank -> PyTorch's own actions, idle steps (None) kept."""
+    rows = get_schedule_ops(name, ranks, micro, TORCH[name], with_comms=comms)
+    return {rank: list(row) for rank, row in enumerate(rows)}
+
+
+def torch_text(rows: dict[int, list[Any]]) -> str:
+    """As PyTorch writes it to a file."""
+    return "".join(",".join("" if cell is None else str(cell) for cell in row) + "\n" for row in rows.values())
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Program, dict[str, int]]:
+    """A valid program of any DAG with any micro-batch sizes, stages spread over lanes, and lanes over processes.
+
+    The order is that of some run: whoever can go on next is drawn.
+    """
+    size = draw(st.integers(1, 5))
+    pairs = [(src, dst) for dst in range(size) for src in range(dst)]
+    edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    graph = StageGraph(
+        micro_per_batch=tuple(draw(st.lists(st.integers(1, 4), min_size=size, max_size=size))), edges=tuple(edges)
+    )
+    lane_of = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    split = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    done: set[Action] = set()
+    todo = [Action(s, "F", m) for s in range(size) for m in range(graph.micro_per_batch[s])]
+    todo += [
+        Action(s, op, m)
+        for s in range(size)
+        for op in ("IW" if split[s] else "B")
+        for m in range(graph.micro_per_batch[s])
+    ]
+    rows: list[list[Action]] = [[] for _ in range(max(lane_of) + 1)]
+    while todo:
+        ready = [action for action in todo if _is_ready(graph, action, done)]
+        action = ready[draw(st.integers(0, len(ready) - 1))]
+        todo.remove(action)
+        done.add(action)
+        rows[lane_of[action.stage]].append(action)
+    program = dense_program(graph, rows)
+    return program, {lane: draw(st.integers(0, 2)) for lane in program.lanes}
+
+
+def _is_ready(graph: StageGraph, action: Action, done: set[Action]) -> bool:
+    stage, m, own = action.stage, action.index or 0, graph.micro_per_batch[action.stage]
+
+    def overlapping(other: int) -> list[int]:
+        units = graph.micro_per_batch[other]
+        return [n for n in range(units) if n * own < (m + 1) * units and m * units < (n + 1) * own]
+
+    if action.op == "F":
+        return all(Action(p, "F", n) in done for p in graph.producers[stage] for n in overlapping(p))
+    if action.op == "W":
+        return Action(stage, "I", m) in done
+    behind = [(c, n) for c in graph.consumers[stage] for n in overlapping(c)]
+    return Action(stage, "F", m) in done and all(
+        Action(c, "I", n) in done or Action(c, "B", n) in done for c, n in behind
+    )

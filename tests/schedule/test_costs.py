@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from bagpipe.schedule.actions import Action, parse
+from bagpipe.schedule.costs import cost_function, link_time, measured_costs, random_costs
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.program import Edge, Program, Stage
+from bagpipe.schedule.simulate import simulate
+from bagpipe.schedule.stages import StageGraph, dense_program
+from tests.schedule.dense import dense
+from tests.schedule.tables import lanes
+
+
+def test_costs_are_looked_up_from_the_special_to_the_general() -> None:
+    cost = cost_function({"0F1": 10, "F": 5, "0F": 4})
+    assert [cost(parse(cell)) for cell in ("0F1", "0F2", "1F0", "0B0")] == [10, 4, 5, 2]
+    assert cost_function(lambda action: 7)(parse("0F0")) == 7
+
+
+def test_an_overlap_costs_its_parts_unless_it_is_listed() -> None:
+    overlap = parse("(0F0;1B0)OVERLAP_F_B")
+    assert cost_function(None)(overlap) == 3
+    assert cost_function({"OVERLAP_F_B": 2.5})(overlap) == 2.5
+    assert cost_function({"OVERLAP_F_B": 2.5, "(0F0;1B0)OVERLAP_F_B": 2})(overlap) == 2
+
+
+def test_measured_costs_are_medians() -> None:
+    assert measured_costs({"F": [5.0, 1.0, 2.0], "B": []}) == {"F": 2.0}
+
+
+def test_negative_costs_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="0F0: expected a cost of at least 0, got -1"):
+        cost_function({"F": -1})(parse("0F0"))
+
+
+def test_random_costs_depend_on_seed_and_action_only() -> None:
+    first, same, other = (random_costs({"F": 10}, spread=0.3, seed=seed) for seed in (1, 1, 2))
+    actions = [Action(0, "F", n) for n in range(500)]
+    drawn = [first(action) for action in actions]
+    assert drawn == [same(action) for action in reversed(actions)][::-1]
+    assert drawn != [other(action) for action in actions]
+    assert statistics.median(drawn) == pytest.approx(10, rel=0.05)
+    assert random_costs({"F": 10}, spread=0, seed=1)(actions[0]) == 10
+    program = dense("1f1b", 4, 8)
+    assert simulate(program, first).makespan == simulate(program, same).makespan != simulate(program, other).makespan
+
+
+def test_a_link_takes_latency_and_the_time_of_a_message() -> None:
+    """Stage 0 sends 40 bytes in 2 messages, stage 1 the gradient in 4."""
+    graph = StageGraph(micro_per_batch=(2, 4), edges=((0, 1),))
+    table = lanes(a="0F0 0F1 0B0 0B1", b="1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3")
+    time = link_time(dense_program(graph, list(table.values())), {(0, 1): 40}, bytes_per_time=10, latency=0.5)
+    assert time(parse("0F0"), parse("1F1")) == 0.5 + 2
+    assert time(parse("1B3"), parse("0B1")) == 0.5 + 1
+    assert time(parse("0F0"), parse("1F2")) == 0.5  # no part of it: another micro-batch
+    assert time(parse("1F0"), parse("0B0")) == 0.5
+    assert time(parse("(0F1;2B0)OVERLAP_F_B"), parse("1F2")) == 0.5 + 2
+    with pytest.raises(ScheduleError, match="expected a bandwidth above 0, got 0"):
+        link_time(dense("gpipe", 2, 2), {}, bytes_per_time=0)
+
+
+def test_a_source_sends_in_micro_batches_too() -> None:
+    program = Program(
+        lanes=lanes(a="2X_POOL0 2X_UNPOOL0", b="1F0 1F1 1B0 1B1"),
+        edges=(Edge(src="X_POOL", src_stage=2, dst="F", dst_stage=1),),
+        stages=(Stage(number=1, micro_per_batch=2), Stage(number=2, micro_per_batch=2)),
+    )
+    time = link_time(program, {(2, 1): 40}, bytes_per_time=10)
+    assert time(parse("2X_POOL0"), parse("1F1")) == time(parse("1B0"), parse("2X_UNPOOL0")) == 2
+
+
+def test_bandwidth_in_a_simulation() -> None:
+    program = dense("gpipe", 2, 1)
+    assert simulate(program, latency=link_time(program, {(0, 1): 6}, bytes_per_time=2)).makespan == 1 + 3 + 3 + 3 + 2

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.check import check_loop
+from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.pipelined import pipelined
+from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.stages import chain
+from bagpipe.schedule.step_program import step_program
+
+
+def loop_of(name: str, *, ranks: int, process: int = 0) -> Loop:
+    num_ranks = DENSE_SCHEDULES[name].num_ranks(4)
+    step = step_program(
+        chain(4, 8),
+        [(0, True), (3, False)],
+        name,
+        num_processes=num_ranks if ranks > 1 else 1,
+        replicas=max(1, ranks // num_ranks),
+    )
+    frame = prefetch(prefetch_depth=3, read_ahead=5, write_depth=2, ranks=ranks)
+    return pipelined(frame, step, process, read_ahead=5)
+
+
+def edges_of(loop: Loop, op: str) -> set[str]:
+    return {edge.text for edge in loop.edges if op in (edge.src, edge.dst)}
+
+
+@pytest.mark.parametrize("name", DENSE_SCHEDULES)
+@pytest.mark.parametrize("replicas", [0, 1, 2])
+def test_every_process_has_a_valid_loop(name: str, replicas: int) -> None:
+    num_ranks = DENSE_SCHEDULES[name].num_ranks(4)
+    for process in range(num_ranks if replicas else 1):
+        check_loop(loop_of(name, ranks=replicas * num_ranks or 1, process=process))
+
+
+def test_rows_enter_and_leave_through_the_source() -> None:
+    loop = loop_of("1f1b", ranks=1)
+    assert edges_of(loop, "X_POOL") == {"4X_POOL(b) <- 0X_PUT(b)", "0F(b) <- 4X_POOL(b)", "3F(b) <- 4X_POOL(b)"}
+    assert edges_of(loop, "X_UNPOOL") == {"4X_UNPOOL(b) <- 0I(b)", "0X_UPDATE(b) <- 4X_UNPOOL(b)"}
+
+
+def test_a_process_without_examples_exchanges_rows_all_the_same() -> None:
+    loop = loop_of("1f1b", ranks=4, process=2)
+    assert loop.lanes["compute2"][0].text == "6X_POOL"
+    assert "6X_POOL(b) <- 0X_PULL(b)" in edges_of(loop, "X_POOL")
+    assert "0X_PUSH(b) <- 6X_UNPOOL(b)" in edges_of(loop, "X_UNPOOL")
+    assert list(loop.lanes) == ["data", "net-in", "copy", "pull", "compute2", "push", "net-out", "ack"]
+
+
+def test_reading_waits_for_every_lane_that_uses_a_batch() -> None:
+    loop = loop_of("1f1b", ranks=1)
+    assert edges_of(loop, "X_READ") >= {
+        "0X_READ(b) <- 0X_UPDATE(b-5) capacity",
+        "0X_READ(b) <- 1OPT(b-5) capacity",
+        "0X_READ(b) <- 2OPT(b-5) capacity",
+        "0X_READ(b) <- 3OPT(b-5) capacity",
+    }
+
+
+def test_the_parts_of_an_overlap_follow_each_other() -> None:
+    ops = [template.op for template in loop_of("dualpipe-v", ranks=1).lanes["compute0"]]
+    assert "OVERLAP_F_B" not in ops
+    assert ops.count("F") == 16
