@@ -15,6 +15,7 @@ from typing import Any
 from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
 from bagpipe.client.step import Phase
 from bagpipe.errors import InputError
+from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.schema import DataSchema
@@ -111,8 +112,10 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
             **expected,
             "table_rows": tuple(expected["table_rows"]),
             "features": tuple(FeatureRef(**ref) for ref in expected["features"]),
+            "example_shares": tuple(expected["example_shares"]),
         }
     )
+    check_shares(spec)
     phase: Phase = "train" if start.phase == "train" else "eval"
     return PhaseRequest(phase=phase, spec=spec, max_steps=start.max_steps, first_batch=start.first_batch)
 
@@ -120,7 +123,7 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
 def _expected_spec(
     value: Mapping[str, Any], settings: Mapping[str, Any], schema: DataSchema, world_size: int
 ) -> dict[str, Any]:
-    """The spec of a trainer that reads these features: all but the choice of features and tables is ours to say."""
+    """The spec of a trainer that reads these features: all but features, tables and example shares is ours to say."""
     refs = value.get("features")
     if not isinstance(refs, list) or len(refs) > len(schema.features):
         raise InputError(f"oracle spec: expected at most {len(schema.features)} features")
@@ -146,7 +149,17 @@ def _expected_spec(
         "policy": settings["oracle.policy"],
         "world_size": world_size,
         "assign": settings["cacher.assign"],
+        "example_shares": _example_shares(value.get("example_shares"), world_size),
     }
+
+
+def _example_shares(value: object, world_size: int) -> list[int]:
+    """How a trainer's pipeline reads its examples is its own affair. Nothing at all counts as equal shares."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > world_size or not all(type(share) is int for share in value):
+        raise InputError(f"oracle spec: expected up to {world_size} example shares, got {str(value)[:80]}")
+    return value
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which rank gets which example of a global batch: a pure function of the batches so far and the world size.
 
 Never of the cache or the lookahead: sums over a rank's examples would change with them. Every way gives rank r as many
-examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B.
+examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B; with example shares see `share_bounds`.
 
     contiguous   rank r gets its examples side by side
     locality     hash(row) ──home[]──> rank that used the row last ──sum over the example's ids──> score[B, N]
@@ -10,6 +10,7 @@ examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -17,15 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
+from bagpipe.errors import InputError
 from bagpipe.oracle.handles import hash_rows
 from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.split import Share, busiest_ranks
 
-__all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "share_sizes"]
+__all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "check_shares", "share_bounds"]
 
 #: Rows share the cells of the home table by hash; 2**24 of them cost 16 or 32 MiB and hold half the rows of Criteo.
 HOME_BITS = 24
+#: A share is a small number; a larger one is a mistake.
+MAX_SHARE = (1 << 31) - 1
 
 
 class Assigner(Protocol):
@@ -46,10 +50,40 @@ class Assigner(Protocol):
         ...
 
 
-def share_sizes(num_examples: int, world_size: int) -> NDArray[np.int64]:
-    """int64 ``[world_size]``: examples each rank gets; with fewer examples than ranks some get none."""
-    borders = np.arange(world_size + 1, dtype=np.int64) * num_examples // world_size
-    return np.diff(borders)
+def share_bounds(num_examples: int, shares: Sequence[int]) -> tuple[int, ...]:
+    """Borders of a contiguous split: rank r gets the examples from ``bounds[r]`` up to ``bounds[r + 1]``.
+
+    Args:
+        num_examples: of a global batch.
+        shares: by rank, in proportion; equal ones, whatever they are, give the equal split. With fewer examples than
+            ranks some get none; a rank whose share is 0 never gets any.
+    """
+    sums = (0, *itertools.accumulate(shares))
+    return tuple(num_examples * before // sums[-1] for before in sums)
+
+
+def check_shares(spec: OracleSpec) -> None:
+    """Refuse example shares that cannot be given.
+
+    Raises:
+        InputError: not one share per rank, a share out of range, no examples for anybody, or unequal shares with an
+            assignment that does not know them.
+    """
+    shares = spec.example_shares
+    if not shares:
+        return
+    if len(shares) != spec.world_size:
+        raise InputError(f"example shares: expected one for each of {spec.world_size} ranks, got {len(shares)}")
+    for rank, share in enumerate(shares):
+        if not 0 <= share <= MAX_SHARE:
+            raise InputError(f"example shares: expected a number from 0 to {MAX_SHARE} for rank {rank}, got {share}")
+    if not any(shares):
+        raise InputError("example shares: expected a rank with a share above 0, got 0 for all")
+    if spec.assign != "contiguous" and len(set(shares)) > 1:
+        raise InputError(
+            f"cacher.assign must be contiguous where ranks read unequal shares of a batch "
+            f"({', '.join(map(str, shares))}), got {spec.assign!r}"
+        )
 
 
 class Contiguous:
@@ -58,12 +92,12 @@ class Contiguous:
     learns = False
 
     def __init__(self, spec: OracleSpec) -> None:
-        self._world_size = spec.world_size
+        self._ranks = np.arange(spec.world_size, dtype=np.uint16)
+        self._shares = spec.example_shares or (1,) * spec.world_size
 
     def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
         """See `Assigner`."""
-        ranks = np.arange(self._world_size, dtype=np.uint16)
-        return np.repeat(ranks, share_sizes(batch.num_examples, self._world_size))
+        return np.repeat(self._ranks, np.diff(share_bounds(batch.num_examples, self._shares)))
 
     def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
         """Nothing to learn."""
@@ -98,7 +132,7 @@ class Locality:
         cells = self._example_of_occurrence(batch) * columns + homes.take(index.inverse)
         sums = np.bincount(cells, weights.take(index.inverse), minlength=num_examples * columns)
         score = sums.astype(np.float64, copy=False).reshape(num_examples, columns)[:, 1:]
-        sizes = share_sizes(num_examples, world_size)
+        sizes = np.diff(share_bounds(num_examples, (1,) * world_size))
         # Less than one use of any row weighs, so that it decides between equals only.
         score[np.arange(num_examples), np.repeat(np.arange(world_size), sizes)] += 0.5 / max(1, index.order.shape[0])
         return _balanced(score, sizes)

@@ -40,6 +40,8 @@ class OracleSpec:
         policy: name of an eviction policy.
         world_size: number of ranks.
         assign: how examples are assigned to ranks, contiguous or locality.
+        example_shares: by rank, its part of every batch's examples, in proportion (0: none); empty: equal parts. See
+            `bagpipe.oracle.assign.share_bounds`.
     """
 
     table_rows: tuple[int | None, ...]
@@ -49,6 +51,7 @@ class OracleSpec:
     policy: str = "belady-window"
     world_size: int = 1
     assign: str = "contiguous"
+    example_shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bagpipe.batch import Batch
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
-from bagpipe.oracle.assign import ASSIGNERS
+from bagpipe.oracle.assign import ASSIGNERS, check_shares
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER, POLICIES
 from bagpipe.oracle.handles import DenseHandles, HashHandles
@@ -263,6 +263,7 @@ def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
         raise InputError(f"oracle.lookahead must be at least 1, got {spec.lookahead}")
     if not 1 <= spec.world_size <= MAX_RANKS:
         raise InputError(f"the world size must be from 1 to {MAX_RANKS}, got {spec.world_size}")
+    check_shares(spec)
     if spec.num_slots < 0:
         raise InputError(f"cache.rows must be at least 0, got {spec.num_slots}")
     if spec.num_slots * spec.world_size > MAX_SLOTS:

@@ -31,6 +31,7 @@ class Verifier:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
+        self._shares = spec.example_shares or (1,) * spec.world_size
         # Without a cache, or a view of the next batch, every row counts as needed next.
         self._is_blind = spec.num_slots == 0 or spec.lookahead == 1
         self._batch_index = NO_BATCH
@@ -83,7 +84,7 @@ class Verifier:
             self._fail("rows are marked as needed by the next batch, but there is none")
 
     def _check_examples(self, batch: Batch, plan: CachePlan) -> list[list[int]]:
-        """The examples of each rank: every one at one rank, as many at each as a contiguous split gives it."""
+        """The examples of each rank: every one at one rank, as many at each as a contiguous split gives its share."""
         everything = list(range(batch.num_examples))
         if not plan.examples:
             return [everything]
@@ -91,7 +92,7 @@ class Verifier:
         if sorted(itertools.chain.from_iterable(examples)) != everything:
             self._fail("the ranks' examples are not a partition of the batch")
         for rank, part in enumerate(examples):
-            start, stop = (n * len(everything) // self.spec.world_size for n in (rank, rank + 1))
+            start, stop = (sum(self._shares[:n]) * len(everything) // sum(self._shares) for n in (rank, rank + 1))
             if len(part) != stop - start or part != sorted(part):
                 self._fail(f"rank {rank} gets {len(part)} examples, expected {stop - start}, ascending")
         return examples

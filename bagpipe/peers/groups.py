@@ -3,6 +3,7 @@
     key-value store (the launcher's, or rank 0's) ─ prefix "bagpipe/attempt_<n>" ─> rendezvous, beats, failures
     pull, push, dense    rows and gradients   gloo on a CPU, nccl on a CUDA device
     ack, agree, scores   numbers              gloo
+    links, sums          of the stages of a pipeline; opened if there is one
 
 The prefix is what makes a restarted job work: with torchrun's own store, torch.distributed gives every attempt the same
 keys, and a new rank may read the address of a dead one. Ends are told apart from hangs by a deadline on every exchange
@@ -11,9 +12,10 @@ and by `bagpipe.peers.failure`; words between phases, through the store, wait as
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -29,6 +31,7 @@ from bagpipe.peers.exchange import LaneGroup
 from bagpipe.peers.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
 from bagpipe.peers.interface import ExchangeLane, Wish
 from bagpipe.peers.keystore import KeyStore
+from bagpipe.peers.links import TorchLinks
 from bagpipe.peers.membership import Membership, interface_of, local_address
 from bagpipe.peers.words import Words
 
@@ -76,7 +79,7 @@ class TorchPeers:
                 self._failures = failures = self._meet(stack)
             except (RuntimeError, ValueError) as error:
                 raise PeerError(self._cannot_meet(error)) from None
-            self._lanes = self._open_lanes(failures)
+            self._open_lanes()
             stack.enter_context(Watcher(failures, self._failed, self._find_hang))
             self._stack = stack.pop_all()
         return self
@@ -126,7 +129,10 @@ class TorchPeers:
                     self._end = error
                 else:
                     self._end = own if known.is_same(Failure.of(self.rank, own)) else known.error()
-            return self._end or error
+            end = self._end or error
+        for lane in list(self._lanes.values()):
+            lane.end_transfers()
+        return end
 
     def exchange(
         self,
@@ -176,6 +182,53 @@ class TorchPeers:
         """The lane of the dense gradients (`bagpipe.peers.dense`)."""
         return self._lanes["dense"]
 
+    def open_links(self, num_processes: int) -> TorchLinks:
+        """Connect the processes of each replica; by all ranks, between phases, once.
+
+        Args:
+            num_processes: of a replica: ranks 0 up to this are the first one, and so on. Divides the world size.
+
+        Raises:
+            PeerError: the ranks cannot reach each other.
+        """
+        first = self.rank - self.rank % num_processes
+        outward, inward = {}, {}
+        if self._device.type != "cuda":
+            lane = self._open_lane("links", "gloo", range(self.world_size))
+            assert lane is not None
+            others = (other for other in range(num_processes) if first + other != self.rank)
+            outward = inward = {other: (lane, first + other) for other in others}
+            return TorchLinks(outward, inward)
+        for sender, receiver in itertools.permutations(range(self.world_size), 2):
+            if sender // num_processes == receiver // num_processes:
+                lane = self._open_lane(f"link {sender} to {receiver}", "nccl", sorted((sender, receiver)))
+                if lane is not None and sender == self.rank:
+                    outward[receiver - first] = (lane, 1 - lane.rank)
+                elif lane is not None:
+                    inward[sender - first] = (lane, 1 - lane.rank)
+        return TorchLinks(outward, inward)
+
+    def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], LaneGroup]:
+        """Connect the ranks that hold the same stages; by all ranks alike, between phases, once.
+
+        Args:
+            holders: sets of ranks; equal ones, and those of one rank, are no matter.
+
+        Returns:
+            The groups that this rank is part of, by their ranks, ascending.
+
+        Raises:
+            PeerError: the ranks cannot reach each other.
+        """
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        wanted = sorted({tuple(sorted(set(ranks))) for ranks in holders})
+        groups = {}
+        for ranks in wanted:
+            lane = self._open_lane(f"sums {','.join(map(str, ranks))}", backend, ranks) if len(ranks) > 1 else None
+            if lane is not None:
+                groups[ranks] = lane
+        return groups
+
     def _meet(self, stack: ExitStack) -> Failures:
         """Reach the store, then every other rank. What is entered into `stack` is taken down in reverse."""
         place = self._membership
@@ -202,24 +255,31 @@ class TorchPeers:
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=start)
         return failures
 
-    def _open_lanes(self, failures: Failures) -> dict[str, LaneGroup]:
+    def _open_lanes(self) -> None:
         backends = dict.fromkeys(_DEVICE_LANES, "nccl" if self._device.type == "cuda" else "gloo")
         backends |= dict.fromkeys(_HOST_LANES, "gloo")
         if self._device.type == "cuda":
             # Without this nccl's own watchdog ends the process at a deadline, with a trace instead of an error.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        lanes = {}
+        for name, backend in backends.items():
+            self._open_lane(name, backend, range(self.world_size))
+
+    def _open_lane(self, name: str, backend: str, ranks: Sequence[int]) -> LaneGroup | None:
+        """Called by all ranks, alike; None if this one is not among `ranks`, which ascend."""
+        assert self._failures is not None, "inside the with block"
+        timeout = timedelta(seconds=self.timeout_s)
         with _interface_settings(self._membership):
-            for name, backend in backends.items():
-                try:
-                    group = dist.new_group(backend=backend, timeout=timedelta(seconds=self.timeout_s))
-                except (RuntimeError, ValueError) as error:
-                    raise PeerError(self._cannot_meet(error)) from None
-                assert isinstance(group, dist.ProcessGroup)
-                lanes[name] = LaneGroup(
-                    name=name, group=group, rank=self.rank, timeout_s=self.timeout_s, failures=failures
-                )
-        return lanes
+            try:
+                group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+            except (RuntimeError, ValueError) as error:
+                raise PeerError(self._cannot_meet(error)) from None
+        if self.rank not in ranks:
+            return None
+        assert isinstance(group, dist.ProcessGroup)
+        self._lanes[name] = LaneGroup(
+            name=name, group=group, ranks=ranks, rank=self.rank, timeout_s=self.timeout_s, failures=self._failures
+        )
+        return self._lanes[name]
 
     def _cannot_meet(self, error: Exception) -> str:
         place = self._membership

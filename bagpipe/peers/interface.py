@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["ExchangeLane", "Peers", "Wish"]
+__all__ = ["ExchangeLane", "Peers", "Pending", "RankGroup", "StageLinks", "Wish"]
 
 #: Lanes that exchange rows. Each has a communicator of its own, so that they never wait for each other.
 ExchangeLane = Literal["pull", "push"]
@@ -90,4 +90,60 @@ class Peers(Protocol):
         Returns:
             What this rank should end with: another rank's error, if that came first.
         """
+        ...
+
+
+class RankGroup(Protocol):
+    """Some ranks of a job that exchange values of their own. Calls come from one thread, in one order on all of them.
+
+    On a CUDA device a call is ordered by the current stream, on a CPU done on return. Each raises `PeerError` as those
+    of `Peers`.
+
+    Attributes:
+        rank: position of this rank in the group.
+        world_size: ranks of the group.
+    """
+
+    rank: int
+    world_size: int
+
+    def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
+        """Rows for every rank, rows from every rank; see `Peers.exchange`."""
+        ...
+
+    def all_gather(self, output: Tensor, input: Tensor) -> None:
+        """``output[r * n : (r + 1) * n]`` = rank r's 1-D `input` of n elements."""
+        ...
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """The values of the rank at position `root` everywhere, in place; of any dtype and shape, alike everywhere."""
+        ...
+
+
+class Pending(Protocol):
+    """A transfer under way."""
+
+    def wait(self) -> None:
+        """Return when it is done (on a CUDA device: make the current stream wait).
+
+        Raises:
+            PeerError: the peer is gone, or silent for longer than the deadline.
+            InputError, SystemExit: another rank has failed with it.
+        """
+        ...
+
+
+class StageLinks(Protocol):
+    """Tensors between the processes of one replica of a pipeline. For the compute lane of each.
+
+    Transfers of one sender, receiver and tag arrive in the order of the calls. Both calls return at once; the tensor
+    must stay as it is until `Pending.wait`.
+    """
+
+    def send(self, process: int, tag: int, tensor: Tensor) -> Pending:
+        """Give a contiguous tensor to a process of the replica, named by its position (0, 1, …)."""
+        ...
+
+    def receive(self, process: int, tag: int, tensor: Tensor) -> Pending:
+        """Fill a contiguous tensor with what that process sends."""
         ...

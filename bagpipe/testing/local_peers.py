@@ -4,14 +4,14 @@ first, second = local_peers(2)
     thread 1: Engine(…, peers=first).train(steps of rank 0)
     thread 2: Engine(…, peers=second).train(steps of rank 1)
 
-Every call is a meeting of all ranks at one place per lane: each lays down what it brings, and takes what is for it.
+Every call is a meeting of ranks at one place per lane: each lays down what it brings, and takes what is for it.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,23 +20,22 @@ from torch import Tensor
 
 from bagpipe.errors import PeerError
 from bagpipe.peers.interface import ExchangeLane, Wish
+from bagpipe.testing.local_links import LocalLinks, Mail
 
-__all__ = ["LocalPeers", "local_peers"]
-
-_PLACES = ("pull", "push", "agree", "acknowledge", "gather")
+__all__ = ["LocalGroup", "LocalPeers", "local_peers"]
 
 
 class _Place:
     """Where the calls of one lane meet."""
 
-    def __init__(self, world_size: int, timeout_s: float | None) -> None:
-        self._barrier = threading.Barrier(world_size, timeout=timeout_s)
-        self._brought: list[Any] = [None] * world_size
+    def __init__(self, num_ranks: int, timeout_s: float | None) -> None:
+        self._barrier = threading.Barrier(num_ranks, timeout=timeout_s)
+        self._brought: list[Any] = [None] * num_ranks
 
     @contextmanager
-    def meet(self, rank: int, value: Any) -> Any:
+    def meet(self, position: int, value: Any) -> Iterator[list[Any]]:
         """Lay down a value; inside the block all ranks' values lie there."""
-        self._brought[rank] = value
+        self._brought[position] = value
         try:
             self._barrier.wait()
             yield list(self._brought)
@@ -48,6 +47,66 @@ class _Place:
         self._barrier.abort()
 
 
+class _Job:
+    """What the ranks of a job share."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.mail = Mail(timeout_s)
+        self._timeout_s = timeout_s
+        self._places: dict[tuple[str, tuple[int, ...]], _Place] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def place(self, name: str, ranks: Sequence[int]) -> _Place:
+        """The place of a name and ranks; the first who asks makes it. `gather` has no deadline."""
+        with self._lock:
+            key = name, tuple(ranks)
+            if key not in self._places:
+                self._places[key] = _Place(len(ranks), None if name == "gather" else self._timeout_s)
+                if self._is_closed:
+                    self._places[key].close()
+            return self._places[key]
+
+    def close(self) -> None:
+        """A rank is gone: every call of the others, now or later, is a PeerError."""
+        with self._lock:
+            self._is_closed = True
+            for place in self._places.values():
+                place.close()
+        self.mail.close()
+
+
+class LocalGroup:
+    """`bagpipe.peers.interface.RankGroup` of threads.
+
+    Attributes:
+        rank: position of this rank in the group.
+        world_size: ranks of the group.
+    """
+
+    def __init__(self, place: _Place, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._place = place
+
+    def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
+        given = torch.split(input, list(input_rows))
+        with self._place.meet(self.rank, given) as brought:
+            for taken, parts in zip(torch.split(output, list(output_rows)), brought, strict=True):
+                if taken.shape != parts[self.rank].shape:
+                    raise PeerError(f"expected rows of shape {list(taken.shape)}, got {list(parts[self.rank].shape)}")
+                taken.copy_(parts[self.rank])
+
+    def all_gather(self, output: Tensor, input: Tensor) -> None:
+        with self._place.meet(self.rank, input) as brought:
+            output.copy_(torch.cat(brought))
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        with self._place.meet(self.rank, tensor.detach()) as brought:
+            if self.rank != root:
+                tensor.detach().copy_(brought[root])
+
+
 class LocalPeers:
     """One rank; see `bagpipe.peers.interface.Peers`. Made by `local_peers`.
 
@@ -56,14 +115,18 @@ class LocalPeers:
         world_size: number of ranks.
         timeout_s: deadline of a call.
         rows_sent: rows given to other ranks so far, by lane.
+        dense: all ranks, for the dense part.
     """
 
-    def __init__(self, rank: int, world_size: int, timeout_s: float, places: Mapping[str, _Place]) -> None:
+    def __init__(self, rank: int, world_size: int, timeout_s: float, job: _Job) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.rows_sent: dict[str, int] = {"pull": 0, "push": 0}
-        self._places = places
+        self._job = job
+        self._all = tuple(range(world_size))
+        self._lanes = {lane: self._group(lane, self._all) for lane in ("pull", "push")}
+        self.dense = self._group("dense", self._all)
 
     def exchange(
         self,
@@ -73,34 +136,43 @@ class LocalPeers:
         output_rows: Sequence[int],
         input_rows: Sequence[int],
     ) -> None:
-        given = torch.split(input, list(input_rows))
-        with self._places[lane].meet(self.rank, given) as brought:
-            for taken, parts in zip(torch.split(output, list(output_rows)), brought, strict=True):
-                if taken.shape != parts[self.rank].shape:
-                    raise PeerError(f"expected rows of shape {list(taken.shape)}, got {list(parts[self.rank].shape)}")
-                taken.copy_(parts[self.rank])
+        self._lanes[lane].all_to_all(output, input, output_rows, input_rows)
         self.rows_sent[lane] += sum(input_rows) - input_rows[self.rank]
 
     def agree(self, wish: Wish) -> Wish:
-        with self._places["agree"].meet(self.rank, wish) as wishes:
+        with self._place("agree").meet(self.rank, wish) as wishes:
             return Wish(max(wishes))
 
     def acknowledge(self) -> None:
-        with self._places["acknowledge"].meet(self.rank, None):
+        with self._place("acknowledge").meet(self.rank, None):
             pass
 
     def gather(self, value: Any) -> list[Any]:
-        with self._places["gather"].meet(self.rank, json.dumps(value)) as values:
+        with self._place("gather").meet(self.rank, json.dumps(value)) as values:
             return [json.loads(text) for text in values]
 
     def report(self, error: BaseException) -> BaseException:
         self.close()
         return error
 
+    def open_links(self, num_processes: int) -> LocalLinks:
+        """See `TorchPeers.open_links`."""
+        return LocalLinks(self._job.mail, self.rank, self.rank - self.rank % num_processes)
+
+    def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], LocalGroup]:
+        """See `TorchPeers.open_stage_groups`."""
+        wanted = {tuple(sorted(set(ranks))) for ranks in holders}
+        return {ranks: self._group("sums", ranks) for ranks in wanted if len(ranks) > 1 and self.rank in ranks}
+
     def close(self) -> None:
         """This rank is gone: every call of the others, now or later, is a PeerError."""
-        for place in self._places.values():
-            place.close()
+        self._job.close()
+
+    def _place(self, name: str) -> _Place:
+        return self._job.place(name, self._all)
+
+    def _group(self, name: str, ranks: tuple[int, ...]) -> LocalGroup:
+        return LocalGroup(self._job.place(name, ranks), ranks.index(self.rank), len(ranks))
 
 
 def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]:
@@ -110,5 +182,5 @@ def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]
         world_size: number of ranks.
         timeout_s: deadline of every call but `gather`, since a thread is always alive.
     """
-    places = {name: _Place(world_size, None if name == "gather" else timeout_s) for name in _PLACES}
-    return [LocalPeers(rank, world_size, timeout_s, places) for rank in range(world_size)]
+    job = _Job(timeout_s)
+    return [LocalPeers(rank, world_size, timeout_s, job) for rank in range(world_size)]

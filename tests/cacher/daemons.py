@@ -57,7 +57,7 @@ def config(
     )
 
 
-def spec_of(job: Config, schema: DataSchema, world_size: int = 1) -> OracleSpec:
+def spec_of(job: Config, schema: DataSchema, world_size: int = 1, shares: tuple[int, ...] = ()) -> OracleSpec:
     """What a trainer with one table per feature asks for."""
     return OracleSpec(
         table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
@@ -67,13 +67,16 @@ def spec_of(job: Config, schema: DataSchema, world_size: int = 1) -> OracleSpec:
         policy=job.oracle.policy,
         world_size=world_size,
         assign=job.cacher.assign,
+        example_shares=shares,
     )
 
 
-def planned_steps(job: Config, world_size: int = 1, phase: Phase = "train", **options: int) -> list[list[Step]]:
+def planned_steps(
+    job: Config, world_size: int = 1, phase: Phase = "train", shares: tuple[int, ...] = (), **options: int
+) -> list[list[Step]]:
     """The right answer: every rank's steps, planned here."""
     data = PlannedData(job.data, job.run.seed)
-    spec = spec_of(job, data.schema, world_size)
+    spec = spec_of(job, data.schema, world_size, shares)
     batches = list(data.phase(phase, spec, **options))
     return [[batch.step(rank) for batch in batches] for rank in range(world_size)]
 

@@ -85,8 +85,13 @@ def hello(**changes: Any) -> pb.TrainerMessage:
     return pb.TrainerMessage(hello=pb.Hello(**{**values, **changes}))
 
 
+def spec_text(**changes: Any) -> str:
+    spec = dataclasses.asdict(spec_of(JOB, PlannedData(JOB.data, JOB.run.seed).schema))
+    return json.dumps({**spec, **changes})
+
+
 def start(**changes: Any) -> pb.TrainerMessage:
-    spec = json.dumps(dataclasses.asdict(spec_of(JOB, PlannedData(JOB.data, JOB.run.seed).schema)))
+    spec = spec_text()
     return pb.TrainerMessage(start=pb.Start(**{"phase": "train", "spec": spec, **changes}))
 
 
@@ -157,7 +162,7 @@ def test_messages_out_of_order_drop_the_stream(target: Target, messages: list[pb
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (hello(protocol=99), "protocol version: the cacher speaks 2, the trainer 99"),
+        (hello(protocol=99), "protocol version: the cacher speaks 3, the trainer 99"),
         (hello(job_id=""), "job id: expected 1 to 200 printable characters, got ''"),
         (hello(job_id="x" * 201), "job id: expected 1 to 200 printable characters"),
         (hello(instance="a\nb"), "instance: expected 1 to 200 printable characters"),
@@ -188,6 +193,10 @@ def test_a_hello_that_is_refused(target: Target, message: pb.TrainerMessage, wor
         (start(spec='{"features": [{"feature": 99, "table": 0}]}'), "oracle spec: expected a feature from 0 to 25"),
         (start(spec='{"features": [{"feature": 0, "table": 5}]}'), "oracle spec: expected a table from 0 to 0"),
         (start(spec='{"features": []}'), "oracle spec, table_rows: the cacher has [], the trainer nothing"),
+        (start(spec=spec_text(example_shares=[1, 1])), "oracle spec: expected up to 1 example shares, got [1, 1]"),
+        (start(spec=spec_text(example_shares=[True])), "oracle spec: expected up to 1 example shares, got [True]"),
+        (start(spec=spec_text(example_shares="1")), "oracle spec: expected up to 1 example shares, got 1"),
+        (start(spec=spec_text(example_shares=[-1])), "example shares: expected a number from 0 to"),
         (start(watermark=3), "expected first batch and watermark up to the next batch"),
         (start(first_batch=3), "expected first batch and watermark up to the next batch"),
     ],

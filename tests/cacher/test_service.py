@@ -97,6 +97,23 @@ def test_a_rank_that_comes_late_misses_nothing(listen: str) -> None:
             assert_same_steps(other.result(), expected[1])
 
 
+def test_ranks_read_the_shares_they_ask_for(listen: str) -> None:
+    """And all of them must ask alike."""
+    job = config()
+    with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
+        specs = [spec_of(job, first.schema, 2, shares) for shares in ((0, 3), (1, 1), ())]
+        with remote(listen, job, rank=1, world_size=2, job_id="job") as second, ThreadPoolExecutor(1) as pool:
+            mine = pool.submit(list, first.steps("train", specs[0]))
+            steps = list(second.steps("train", specs[0]))
+            assert_same_steps(steps, planned_steps(job, 2, shares=(0, 3))[1])
+            assert [step.batch.num_examples for step in mine.result()] == [0] * len(steps)
+            next(first.steps("eval", specs[0]))
+            with pytest.raises(
+                InputError, match=r"spec.example_shares\[0\]: the job's other ranks ask for 0, rank 1 for 1"
+            ):
+                next(second.steps("eval", specs[1]))
+
+
 class GatedPhase(PlannedPhase):
     """Each batch waits until somebody lets it go."""
 

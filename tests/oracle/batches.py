@@ -30,7 +30,7 @@ def make_batch(index: int, bags: Sequence[Sequence[Sequence[int]]]) -> Batch:
 
 @st.composite
 def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tuple[OracleSpec, list[Batch]]:
-    """A spec (ranks, lookahead, policy, slots from the smallest that fits upwards) and a run of batches for it.
+    """A spec (ranks and their shares, lookahead, policy, slots from the smallest that fits upwards) and its batches.
 
     Batches may be smaller than the world, ranks may see no id of a table, and the last batch may be smaller.
     """
@@ -54,6 +54,9 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
     largest = max([len({(r.table, i) for r in refs for b in bags[r.feature] for i in b}) for bags in runs], default=0)
     world_size = draw(st.integers(1, max_ranks))
     per_rank = -(-largest // world_size)
+    assign = draw(st.sampled_from(["contiguous", "locality"]))
+    share = st.lists(st.integers(0, 3), min_size=world_size, max_size=world_size).filter(any)
+    shares = draw(st.just([]) | share) if assign == "contiguous" else []
     spec = OracleSpec(
         table_rows=(None if wide else 41,) * num_tables,
         features=tuple(refs),
@@ -61,6 +64,7 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         lookahead=draw(st.sampled_from([1, 2, 3, 8, 64])),
         policy=draw(st.sampled_from(["belady-window", "paper"])),
         world_size=world_size,
-        assign=draw(st.sampled_from(["contiguous", "locality"])),
+        assign=assign,
+        example_shares=tuple(shares),
     )
     return spec, batches

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.batch import Batch
-from bagpipe.oracle.assign import ASSIGNERS, Locality, share_sizes
+from bagpipe.errors import InputError
+from bagpipe.oracle.assign import ASSIGNERS, MAX_SHARE, Locality, share_bounds
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.planner import make_planner, plan_batches
 from bagpipe.oracle.split import split
 from tests.oracle.batches import make_batch, traces
 
@@ -39,10 +41,66 @@ def assigned(spec: OracleSpec, batches: list[Batch]) -> list[list[int]]:
     return story
 
 
-def test_sizes_are_even_and_sum_to_the_batch() -> None:
-    assert share_sizes(10, 4).tolist() == [2, 3, 2, 3]
-    assert share_sizes(2, 4).tolist() == [0, 1, 0, 1]
-    assert share_sizes(0, 3).tolist() == [0, 0, 0]
+def test_bounds_are_even_unless_shares_say_otherwise() -> None:
+    assert share_bounds(10, (1,) * 4) == (0, 2, 5, 7, 10)
+    assert share_bounds(2, (1,) * 4) == (0, 0, 1, 1, 2)
+    assert share_bounds(0, (5, 0, 1)) == (0, 0, 0, 0)
+    assert share_bounds(7, (1, 0, 0, 1)) == (0, 3, 3, 3, 7)
+    assert share_bounds(3, (0, MAX_SHARE, MAX_SHARE)) == (0, 0, 1, 3)
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any), st.integers(1, 9))
+def test_bounds_follow_the_shares(num_examples: int, shares: list[int], factor: int) -> None:
+    bounds = share_bounds(num_examples, shares)
+    assert bounds[0] == 0
+    assert bounds[-1] == num_examples
+    for share, (start, stop) in zip(shares, itertools.pairwise(bounds), strict=True):
+        assert abs(stop - start - num_examples * share / sum(shares)) < 1
+        assert share or start == stop
+    assert share_bounds(num_examples, [factor * share for share in shares]) == bounds
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(max_batches=5), st.integers(1, 9))
+def test_equal_shares_change_no_byte_of_a_plan(trace: tuple[OracleSpec, list[Batch]], share: int) -> None:
+    spec, batches = trace
+    specs = [dataclasses.replace(spec, example_shares=shares) for shares in ((), (share,) * spec.world_size)]
+    first, second = ([_plain(plan) for _, plan in plan_batches(batches, spec)] for spec in specs)
+    assert first == second
+
+
+def _plain(value: Any) -> Any:
+    """Records as nested tuples, arrays as their dtype and bytes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if dataclasses.is_dataclass(value):
+        return tuple(_plain(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return value
+
+
+def test_only_one_rank_reads() -> None:
+    spec = dataclasses.replace(spec_of(3), assign="contiguous", example_shares=(0, 2, 0))
+    batches = [make_batch(index, [[[index], [7], [8, index]]]) for index in range(4)]
+    for _, plan in plan_batches(batches, spec):
+        assert [len(examples) for examples in plan.examples] == [0, 3, 0]
+        assert [len(consumer.unique) for consumer in plan.consumers] == [0, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "assign", "words"),
+    [
+        ((1, 1), "contiguous", "example shares: expected one for each of 3 ranks, got 2"),
+        ((1, -1, 1), "contiguous", "expected a number from 0 to 2147483647 for rank 1, got -1"),
+        ((1, 1, 1 << 31), "contiguous", "expected a number from 0 to 2147483647 for rank 2, got 2147483648"),
+        ((0, 0, 0), "contiguous", "expected a rank with a share above 0"),
+        ((1, 0, 1), "locality", r"cacher.assign must be contiguous .* unequal shares of a batch \(1, 0, 1\)"),
+    ],
+)
+def test_shares_that_cannot_be_given(shares: tuple[int, ...], assign: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_planner(dataclasses.replace(spec_of(3), assign=assign, example_shares=shares))
 
 
 def test_without_history_locality_is_contiguous() -> None:
@@ -66,7 +124,8 @@ def test_a_rank_asked_by_too_many_takes_those_who_would_lose_most() -> None:
 @given(traces(max_batches=6), st.sampled_from(sorted(ASSIGNERS)))
 def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list[Batch]], assign: str) -> None:
     spec, batches = trace
-    spec = dataclasses.replace(spec, assign=assign)
+    shares = spec.example_shares if assign == "contiguous" else ()
+    spec = dataclasses.replace(spec, assign=assign, example_shares=shares)
     others = [
         dataclasses.replace(spec, num_slots=0),
         dataclasses.replace(spec, num_slots=500, lookahead=2, policy="paper"),
@@ -80,7 +139,8 @@ def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list
     if spec.world_size > 1:
         for batch, examples in zip(batches, stories[0], strict=True):
             assert sorted(itertools.chain.from_iterable(examples)) == list(range(batch.num_examples))
-            assert [len(part) for part in examples] == share_sizes(batch.num_examples, spec.world_size).tolist()
+            bounds = share_bounds(batch.num_examples, spec.example_shares or (1,) * spec.world_size)
+            assert [len(part) for part in examples] == [stop - start for start, stop in itertools.pairwise(bounds)]
 
 
 @pytest.mark.parametrize("world_size", [2, 7])

@@ -27,6 +27,7 @@ SPECS = {
     "one rank": CACHED,
     "three ranks": dataclasses.replace(CACHED, num_slots=5, world_size=3),
     "locality": dataclasses.replace(CACHED, num_slots=5, world_size=3, assign="locality"),
+    "shares": dataclasses.replace(CACHED, num_slots=7, world_size=3, example_shares=(1, 0, 2)),
     "blind": dataclasses.replace(CACHED, num_slots=7, world_size=2, lookahead=1),
     "paper": dataclasses.replace(CACHED, num_slots=7, world_size=2, policy="paper"),
     "direct": dataclasses.replace(CACHED, num_slots=0, world_size=3),

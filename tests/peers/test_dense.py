@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.errors import PeerError
+from bagpipe.errors import JobError, PeerError
 from bagpipe.peers.dense import DenseParallel
 from bagpipe.peers.groups import TorchPeers
 from tests.peers.processes import run_peers
+from tests.peers.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
 
 NUM_EXAMPLES = 11
 NUM_STEPS = 4
+#: Ranks that are threads share torch's generator.
+SEEDING = threading.Lock()
 
 
 class Model(nn.Module):
@@ -49,8 +53,9 @@ def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_model(seed: int, dtype: torch.dtype) -> Model:
-    torch.manual_seed(seed)
-    return Model().to(dtype)
+    with SEEDING:
+        torch.manual_seed(seed)
+        return Model().to(dtype)
 
 
 def train(model: Model, optimizer: torch.optim.Optimizer, mine: slice, dtype: torch.dtype) -> list[Any]:
@@ -200,13 +205,54 @@ def test_all_ranks_end_with_rank_0s_buffers() -> None:
     assert first[0] == first[1] == second[1]
 
 
+def train_in_parts(peers: Any, declared: int) -> tuple[list[Any], int]:
+    """Gradients of every step, each of up to three micro-batches; and how many buckets travelled before the step."""
+    model = make_model(7, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients, early = [], 0
+    with DenseParallel(model, optimizer, peers.dense, bucket_bytes=1, backwards_per_step=declared) as parallel:
+        for step in range(NUM_STEPS):
+            model.turn = step
+            # The last step is ragged: one rank has fewer micro-batches than were declared.
+            parts = 3 if step < NUM_STEPS - 1 or peers.rank else 1
+            for part in range(parts):
+                mine = slice(NUM_EXAMPLES * part // 3, NUM_EXAMPLES * (part + 1) // 3, 1)
+                dense, labels = (whole[mine][peers.rank :: peers.world_size] for whole in batch(step, torch.float64))
+                loss = nn.functional.binary_cross_entropy_with_logits(model(dense, None), labels, reduction="sum")
+                (loss / NUM_EXAMPLES).backward()  # type: ignore[no-untyped-call]
+            early += parallel._launched
+            optimizer.step()
+            gradients.append(
+                {name: p.grad.numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
+            )
+            optimizer.zero_grad(set_to_none=True)
+    return gradients, early
+
+
+def test_micro_batches_are_summed_before_they_travel() -> None:
+    (first, early), (second, _) = (end.value for end in run_threads(2, train_in_parts, 3))
+    (alone, _), *_ = (end.value for end in run_threads(1, train_in_parts, 3))
+    assert early, "a bucket travels under the last backward"
+    for step, gradients in enumerate(first):
+        assert gradients.keys() == second[step].keys() == alone[step].keys()
+        for name, gradient in gradients.items():
+            assert gradient.tobytes() == second[step][name].tobytes()
+            assert step == NUM_STEPS - 1 or abs(gradient - alone[step][name]).max() < 1e-12
+
+
+def test_a_backward_too_many_is_refused() -> None:
+    ends = run_threads(2, train_in_parts, 2)
+    assert JobError.__name__ in {end.error[0] for end in ends if end.error is not None}
+    assert any("a backward after the 2 of the step" in end.error[1] for end in ends if end.error is not None)
+
+
 class _GoneGroup:
     """A lane whose peer is gone."""
 
     world_size = 2
     calls = 0
 
-    def broadcast(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         pass
 
     def all_to_all(self, *_: object) -> None:

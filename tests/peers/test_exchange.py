@@ -26,11 +26,14 @@ def every_collective(peers: TorchPeers) -> dict[str, Any]:
     }
     for tensor in others.values():
         lane.broadcast(tensor)
+    last = torch.full((2,), float(rank + 5))
+    lane.broadcast(last, peers.world_size - 1)
     return {
         "gathered": gathered.tolist(),
         "uneven": [part.tolist() for part in lane.collect(torch.arange(rank))],
         "maximum": lane.maximum(3 * rank - 1),
         "broadcast": first.tolist(),
+        "last": last.tolist(),
         "others": [tensor.tolist() for tensor in others.values()],
         "hang": lane.find_hang(),
     }
@@ -45,6 +48,7 @@ def test_collectives() -> None:
             "uneven": [[], [0], [0, 1]] if rank == 0 else [],
             "maximum": 5,
             "broadcast": [5.0, 5.0],
+            "last": [7.0, 7.0],
             "others": [7, [True, False], [[1.0, 1.0]] * 3, []],
             "hang": None,
         }

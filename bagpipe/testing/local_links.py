@@ -1,0 +1,120 @@
+"""`Mail`: tensors between ranks that are threads. A transfer is done when both sides have begun it, as with gloo.
+
+send    ─> waiting receive? filled : queued      by (sender, receiver, tag), in the order of the calls
+receive ─> queued tensor?   taken  : queued      the copy is made by whichever side comes second
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+
+from torch import Tensor
+
+from bagpipe.errors import PeerError
+from bagpipe.peers.interface import Pending
+
+__all__ = ["LocalLinks", "Mail"]
+
+
+class _Transfer:
+    """One side's end of a transfer."""
+
+    def __init__(self, mail: Mail, tensor: Tensor, words: str) -> None:
+        self._mail = mail
+        self._words = words
+        self.tensor = tensor
+        self.is_done = False
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        self._mail.wait(self, self._words)
+
+
+class Mail:
+    """All transfers of a job. Any thread may call.
+
+    Args:
+        timeout_s: deadline of a wait.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        # Of each (sender, receiver, tag) one of the two is empty. Bounded by what a schedule has under way.
+        self._sent: dict[tuple[int, int, int], deque[_Transfer]] = defaultdict(deque)
+        self._wanted: dict[tuple[int, int, int], deque[_Transfer]] = defaultdict(deque)
+        self._is_closed = False
+
+    def send(self, key: tuple[int, int, int], tensor: Tensor) -> Pending:
+        """Give a tensor; `key` is sender, receiver and tag. See `StageLinks`."""
+        transfer = _Transfer(self, tensor, f"rank {key[1]} to take {tensor.numel()} values (tag {key[2]})")
+        with self._changed:
+            if not tensor.numel():
+                transfer.is_done = True
+            elif self._wanted[key]:
+                self._match(transfer, self._wanted[key].popleft())
+            else:
+                self._sent[key].append(transfer)
+        return transfer
+
+    def receive(self, key: tuple[int, int, int], tensor: Tensor) -> Pending:
+        """Fill a tensor. As `send`."""
+        transfer = _Transfer(self, tensor, f"{tensor.numel()} values of rank {key[0]} (tag {key[2]})")
+        with self._changed:
+            if not tensor.numel():
+                transfer.is_done = True
+            elif self._sent[key]:
+                self._match(self._sent[key].popleft(), transfer)
+            else:
+                self._wanted[key].append(transfer)
+        return transfer
+
+    def wait(self, transfer: _Transfer, words: str) -> None:
+        """Until a transfer is done.
+
+        Raises:
+            PeerError: a rank has failed, or the deadline has passed.
+        """
+        end_s = time.monotonic() + self._timeout_s
+        with self._changed:
+            while not transfer.is_done:
+                if self._is_closed:
+                    raise PeerError(f"another rank failed (links: waited for {words})")
+                if not self._changed.wait(end_s - time.monotonic()):
+                    raise PeerError(f"links: waited for {words}, at most {self._timeout_s:g} s")
+
+    def close(self) -> None:
+        """A rank is gone: waits for what did not come end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _match(self, sent: _Transfer, wanted: _Transfer) -> None:
+        if sent.tensor.shape != wanted.tensor.shape:
+            raise PeerError(f"expected shape {list(wanted.tensor.shape)}, got {list(sent.tensor.shape)}")
+        wanted.tensor.detach().copy_(sent.tensor.detach())
+        sent.is_done = wanted.is_done = True
+        self._changed.notify_all()
+
+
+class LocalLinks:
+    """`bagpipe.peers.interface.StageLinks` of one rank.
+
+    Args:
+        mail: the job's.
+        rank: this one.
+        first_rank: of its replica.
+    """
+
+    def __init__(self, mail: Mail, rank: int, first_rank: int) -> None:
+        self._mail = mail
+        self._rank = rank
+        self._first_rank = first_rank
+
+    def send(self, process: int, tag: int, tensor: Tensor) -> Pending:
+        return self._mail.send((self._rank, self._first_rank + process, tag), tensor)
+
+    def receive(self, process: int, tag: int, tensor: Tensor) -> Pending:
+        return self._mail.receive((self._first_rank + process, self._rank, tag), tensor)

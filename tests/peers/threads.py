@@ -1,0 +1,34 @@
+"""Ranks as threads: a function of the test runs once per rank with `LocalPeers`. As `tests.peers.processes`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bagpipe.testing.local_peers import LocalPeers, local_peers
+from tests.peers.processes import DEADLINE_S, Ended
+
+__all__ = ["run_threads"]
+
+
+def run_threads(world_size: int, work: Callable[..., Any], *args: object, timeout_s: float = DEADLINE_S) -> list[Ended]:
+    """Run ``work(peers, *args)`` on every rank; by rank, how it ended. A rank's error is reported to the others."""
+    ended: list[Ended] = [Ended()] * world_size
+
+    def main(peers: LocalPeers) -> None:
+        start_s, value, error = time.monotonic(), None, None
+        try:
+            value = work(peers, *args)
+        except Exception as raised:
+            peers.report(raised)
+            error = type(raised).__name__, str(raised)
+        ended[peers.rank] = Ended(value=value, error=error, seconds=time.monotonic() - start_s, code=0)
+
+    threads = [threading.Thread(target=main, args=(peers,)) for peers in local_peers(world_size, timeout_s=timeout_s)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
