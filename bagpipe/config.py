@@ -131,7 +131,7 @@ class ModelConfig:
     """The model.
 
     Attributes:
-        name: dlrm, dcnv2, deepfm or wide-deep.
+        name: dlrm, dcnv2, deepfm, wide-deep or towers.
         embedding_dim: weights per row, where the schema does not say.
         bottom_mlp: widths of the dense (bottom) tower.
         top_mlp: widths of the top tower, before the final logit.
@@ -166,17 +166,23 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """The dense pipeline: one stage and one micro-batch until the dense part is split.
+    """The dense pipeline. A job of one process runs all its stages; with more, the ranks are replicas of the pipeline.
 
     Attributes:
-        schedule: none, or the name of a schedule.
-        stages: pipeline stages.
+        schedule: none (one stage), or the name of a schedule; `python -m bagpipe schedule` lists them.
+        stages: dense stages.
         microbatches: micro-batches per batch.
+        chunks: stages per pipeline rank; 0: the schedule's own number.
+        partition: which operators make up which stage: auto, or "module=stage,…" with names of modules of the model.
+        recompute: keep only the inputs of a stage's forward, and compute its activations again before its backward.
     """
 
     schedule: str = "none"
     stages: int = 1
     microbatches: int = 1
+    chunks: int = 0
+    partition: str = "auto"
+    recompute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

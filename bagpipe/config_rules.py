@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from bagpipe.config import Config
 from bagpipe.errors import InputError
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.stages import chain
 from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH
 
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
@@ -21,7 +24,7 @@ __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIE
 DATA_FORMATS = ("criteo-tsv", "parquet", "synthetic")
 POLICIES = ("belady-window", "paper")
 ASSIGNMENTS = ("contiguous", "locality")
-MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep")
+MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers")
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 DTYPES = tuple(DTYPE_BYTES)
 POWERS_OF_TWO = tuple(2**exponent for exponent in range(17))
@@ -85,8 +88,15 @@ RULES: tuple[Rule, ...] = (
     _one_of("optim.dense", DENSE_OPTIMIZERS),
     Rule("optim.dense_lr", "more than 0", lambda value: value > 0),
     Rule("optim.eps", "at least 0", lambda value: value >= 0),
+    _one_of("pipeline.schedule", ("none", *DENSE_SCHEDULES)),
     _at_least("pipeline.stages", 1),
     _at_least("pipeline.microbatches", 1),
+    _at_least("pipeline.chunks", 0),
+    Rule(
+        "pipeline.partition",
+        'auto or "module=stage,…"',
+        lambda value: value == "auto" or re.fullmatch(r"[\w.]+=\d+(,[\w.]+=\d+)*", value) is not None,
+    ),
     _at_least("checkpoint.every", 0),
     Rule(
         "checkpoint.resume",
@@ -128,6 +138,19 @@ def _stages_problem(config: Config) -> str | None:
     return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
 
 
+def _schedule_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if pipeline.schedule == "none":
+        return None
+    try:
+        DENSE_SCHEDULES[pipeline.schedule].build(
+            chain(pipeline.stages, pipeline.microbatches), pipeline.chunks or None
+        )
+    except ScheduleError as error:
+        return f"{pipeline.schedule} does not allow these pipeline.stages, microbatches and chunks: {error}"
+    return None
+
+
 def _peer_problem(config: Config) -> str | None:
     if config.run.peer_timeout_s > config.store.timeout_s:
         return None
@@ -139,6 +162,7 @@ PAIR_RULES: tuple[PairRule, ...] = (
     PairRule("data.format", _path_problem),
     PairRule("checkpoint.every", _every_problem),
     PairRule("pipeline.stages", _stages_problem),
+    PairRule("pipeline.schedule", _schedule_problem),
     PairRule("run.peer_timeout_s", _peer_problem),
 )
 

@@ -5,7 +5,7 @@ steps ──Training──> updated model, rows, store          steps ──Eval
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.client.step import Step
 from bagpipe.peers.interface import Peers
-from bagpipe.phases import Evaluation, EvaluationOfRanks, Training, TrainingOfRanks
+from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks
+from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
+from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stream import Streams
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult, Progress
+from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
 
 __all__ = ["Engine", "EngineSettings", "ModelInputs", "PhaseResult", "Progress"]
@@ -58,6 +61,15 @@ class EngineSettings:
     eps: float
 
 
+#: (dense part in stages, several ranks) -> phase.
+_TRAINING: Mapping[tuple[bool, bool], type[Training]] = {
+    (False, False): Training,
+    (False, True): TrainingOfRanks,
+    (True, False): PipelinedTraining,
+    (True, True): PipelinedTrainingOfRanks,
+}
+
+
 class Engine:
     """Runs phases of steps over one model, cache and store, all made by the caller and owned by it.
 
@@ -73,6 +85,7 @@ class Engine:
         trace: records every action.
         on_batch: called after every batch, in the compute lane, with a function that gives the totals so far.
         peers: the other ranks; None: there are none.
+        pipeline: this rank's part of the dense stages; None: the model is trained whole.
         claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
             Called in the data lane. Default: the store's own.
     """
@@ -91,6 +104,7 @@ class Engine:
         trace: Trace | None = None,
         on_batch: Callable[[Callable[[], Progress]], None] | None = None,
         peers: Peers | None = None,
+        pipeline: DensePipeline | None = None,
         claim: Callable[[], bool] | None = None,
     ) -> None:
         self.model = model
@@ -104,6 +118,7 @@ class Engine:
         self.trace = trace
         self.on_batch = on_batch
         self.peers = peers
+        self.pipeline = pipeline
         self.claim = claim if claim is not None else store.claim
         #: Of the phase under way.
         self.runner: Runner | None = None
@@ -123,9 +138,11 @@ class Engine:
             StoreError: the store failed; rows not acknowledged are still dirty in the cache.
         """
         self.model.train()
-        phase = Training if self.peers is None else TrainingOfRanks
+        phase = _TRAINING[self.pipeline is not None, self.peers is not None]
         result = phase(self, steps).run()
         self.cache.clear()
+        if self.pipeline is not None:
+            self.pipeline.adopt(self.optimizer)
         return result
 
     def evaluate(self, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config import ModelConfig
+from bagpipe.models import embedding_bags, num_dense_inputs
 from bagpipe.schema import DataSchema
-from trainer.models import embedding_bags, num_dense_inputs
 
 
 class PairwiseModel(nn.Module):

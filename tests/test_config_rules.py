@@ -29,9 +29,10 @@ def test_rules_name_existing_keys_and_accept_their_defaults(rule):
 
 def test_names_are_those_the_code_dispatches_on():
     """The rules repeat them so that a wrong name is refused without importing torch; here the two lists meet."""
+    from bagpipe import models
     from bagpipe.oracle import eviction
     from data import formats
-    from trainer import models, optimizers
+    from trainer import optimizers
 
     assert set(POLICIES) == set(eviction.POLICIES)
     assert set(DATA_FORMATS) == set(formats.FORMATS)
@@ -71,7 +72,7 @@ def test_every_number_has_a_rule():
             "localhost",
             "cacher.url must be empty, unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, got 'localhost'",
         ),
-        ("model.name", "mlp", "model.name must be one of dlrm, dcnv2, deepfm, wide-deep, got 'mlp'"),
+        ("model.name", "mlp", "model.name must be one of dlrm, dcnv2, deepfm, wide-deep, towers, got 'mlp'"),
         ("model.top_mlp", (64, 0), "model.top_mlp must be widths of at least 1, got (64, 0)"),
         ("model.factory", "mine", "model.factory must be empty or \"module:function\", got 'mine'"),
         ("optim.rows", "lamb", "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),

@@ -6,6 +6,8 @@ config, data schema ──build_trainee──> model, row schema, what to plan f
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +17,17 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.config import Config
 from bagpipe.embedding import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
+from bagpipe.models import build_model
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.stream import open_streams
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schema import DataSchema, RowSchema
+from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
 from trainer.inputs import InputMaker
-from trainer.models import build_model
 from trainer.optimizers import dense_optimizer
+from trainer.pipelines import StagedJob, stage_model
 
 __all__ = ["Trainee", "build_engine", "build_trainee"]
 
@@ -37,6 +42,7 @@ class Trainee:
         converted: the model, not bound to a cache yet.
         rows: the bytes of its rows, for the store.
         spec: what the cacher is asked to plan for.
+        stages: the dense part in stages; None: it is trained whole.
     """
 
     config: Config
@@ -44,6 +50,12 @@ class Trainee:
     converted: Converted
     rows: RowSchema
     spec: OracleSpec
+    stages: StagedJob | None = None
+
+    @property
+    def eval_spec(self) -> OracleSpec:
+        """For the held-out examples: every rank scores an equal part with the whole model."""
+        return dataclasses.replace(self.spec, example_shares=())
 
 
 def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trainee:
@@ -58,6 +70,7 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
     rows = RowSchema(
         tables=converted.row_tables, optimizer=config.optim.rows, dtype=config.run.dtype, seed=config.run.seed
     )
+    stages = stage_model(converted.model, data, config, world_size)
     spec = OracleSpec(
         table_rows=tuple(table.rows for table in converted.row_tables),
         features=converted.features,
@@ -66,14 +79,45 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
         policy=config.oracle.policy,
         world_size=world_size,
         assign=config.cacher.assign,
+        example_shares=stages.mesh.example_shares if stages is not None else (),
     )
-    return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec)
+    return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec, stages=stages)
 
 
-def build_engine(trainee: Trainee, store: Store, trace: Trace | None = None) -> Engine:
-    """An engine with an empty cache over an open store whose schema is `trainee.rows`."""
+def build_engine(
+    trainee: Trainee,
+    store: Store,
+    trace: Trace | None = None,
+    *,
+    rank: int = 0,
+    links: StageLinks | None = None,
+    reduce: Callable[[int], None] | None = None,
+) -> Engine:
+    """An engine with an empty cache over an open store whose schema is `trainee.rows`.
+
+    Args:
+        trainee: what is trained.
+        store: open.
+        trace: records every action.
+        rank: of the job.
+        links: to the other processes of a pipeline's replica.
+        reduce: sums a stage's gradients over the ranks that hold it.
+    """
     config = trainee.config
     device = torch.device(config.run.device)
+    pipeline: DensePipeline | None = None
+    if trainee.stages is not None:
+        pipeline = DensePipeline(
+            staged=trainee.stages.staged,
+            mesh=trainee.stages.mesh,
+            rank=rank,
+            make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim),
+            dtype=TORCH_DTYPE[config.run.dtype],
+            device=device,
+            seed=config.run.seed,
+            links=links,
+            reduce=reduce,
+        )
     cache = RowCache(trainee.rows, config.cache.rows, device)
     trainee.converted.bind(cache)
     return Engine(
@@ -91,4 +135,5 @@ def build_engine(trainee: Trainee, store: Store, trace: Trace | None = None) -> 
         ),
         streams=open_streams(str(device)),
         trace=trace,
+        pipeline=pipeline,
     )

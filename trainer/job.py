@@ -23,9 +23,14 @@ from bagpipe.engine import Engine
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.peers.dense import DenseParallel
+from bagpipe.peers.groups import TorchPeers
+from bagpipe.peers.interface import StageLinks
 from bagpipe.peers.membership import Membership
+from bagpipe.peers.sharing import HeldStage, share_model, share_stages
+from bagpipe.peers.stage_sums import StageSums
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
+from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from trainer.assembly import Trainee, build_engine, build_trainee
@@ -38,9 +43,10 @@ from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["OpenJob", "check_supported", "open_job", "run_job"]
 
-#: Lanes of the trace from the first to touch a batch to the last; with several ranks.
-_TRACE_LANES = ("oracle", "data", "net-in", "copy", "compute", "net-out")
-_TRACE_LANES_OF_RANKS = ("oracle", "data", "net-in", "copy", "pull", "compute", "push", "net-out", "ack")
+#: Lanes of the trace from the first to touch a batch to the last: before those that compute, and after; with several
+#: ranks.
+_TRACE_LANES = (("oracle", "data", "net-in", "copy"), ("net-out",))
+_TRACE_LANES_OF_RANKS = (("oracle", "data", "net-in", "copy", "pull"), ("push", "net-out", "ack"))
 
 #: How long a job tries to reach the cacher it has started: a connection on one machine, with a busy one in mind.
 OWN_CACHER_TIMEOUT_S = 5.0
@@ -55,7 +61,8 @@ class OpenJob:
         trainee: what is trained.
         store: where its rows live; its schema record has been compared.
         engine: what trains it.
-        dense: sums the dense gradients; None on one rank.
+        dense: sums the dense gradients; None on one rank, and with stages.
+        held: the stages and who holds them; empty on one rank, and without stages.
         continued: the namespace held a schema record already, so its rows are where training starts from.
     """
 
@@ -64,6 +71,7 @@ class OpenJob:
     store: Store
     engine: Engine
     dense: DenseParallel | None
+    held: tuple[HeldStage, ...]
     continued: bool
 
     @property
@@ -84,14 +92,6 @@ _UNSUPPORTED = (
     _Unsupported(
         words="cache.dtype: rows of another type than run.dtype are not supported yet",
         test=lambda c: c.cache.dtype if c.cache.dtype not in ("run", c.run.dtype) else "",
-    ),
-    _Unsupported(
-        words="pipeline.schedule: the dense part cannot be split into stages yet",
-        test=lambda c: c.pipeline.schedule if c.pipeline.schedule != "none" else "",
-    ),
-    _Unsupported(
-        words="pipeline.microbatches: batches cannot be split yet",
-        test=lambda c: c.pipeline.microbatches if c.pipeline.microbatches != 1 else "",
     ),
     _Unsupported(words="checkpoint.dir: checkpoints cannot be written yet", test=lambda c: c.checkpoint.dir),
     _Unsupported(
@@ -141,10 +141,11 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     _raise_input_error(trained)
     if parts.dense is not None:
         parts.dense.share_buffers()
+    if parts.held and ranks.peers is not None:
+        share_stages(parts.held, parts.engine.optimizer, ranks.peers.dense, ranks.gather)
     metrics, stopped = _evaluate(parts, ranks, trained)
     if trace is not None:
-        lanes = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
-        trace.write(path_of_rank(config.run.trace, ranks.rank), lanes=lanes)
+        trace.write(path_of_rank(config.run.trace, ranks.rank), lanes=_trace_lanes(parts, ranks))
     digest = dense_digest(parts.engine.model, parts.engine.optimizer)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest)
     result = _result(parts, ranks, totals, metrics, stopped=stopped)
@@ -153,6 +154,13 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
     ranks.gather(None)
     return result
+
+
+def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:
+    before, after = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
+    pipeline = parts.engine.pipeline
+    compute = ("compute",) if pipeline is None else pipeline.step.lanes_of(pipeline.process)
+    return (*before, *compute, *after)
 
 
 def check_supported(config: Config) -> None:
@@ -231,15 +239,39 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         )
     )
     continued = store.check()
-    engine = build_engine(trainee, store, trace)
+    peers = ranks.peers
+    if peers is None:
+        engine = build_engine(trainee, store, trace)
+        return OpenJob(
+            source=source, trainee=trainee, store=store, engine=engine, dense=None, held=(), continued=continued
+        )
+    check_same(ranks, _shapes(trainee), "models")
+    held, links, reduce = _open_stages(trainee, peers)
+    engine = build_engine(trainee, store, trace, rank=ranks.rank, links=links, reduce=reduce)
     dense = None
-    if ranks.peers is not None:
-        check_same(ranks, _shapes(trainee), "models")
-        dense = stack.enter_context(DenseParallel(engine.model, engine.optimizer, ranks.peers.dense))
-        engine.peers = ranks.peers
-        engine.claim = lambda: _claim(ranks, store)
-        ranks.listen(engine.abort)
-    return OpenJob(source=source, trainee=trainee, store=store, engine=engine, dense=dense, continued=continued)
+    if trainee.stages is None:
+        dense = stack.enter_context(DenseParallel(engine.model, engine.optimizer, peers.dense))
+    else:
+        share_model(engine.model, peers.dense)
+    engine.peers = peers
+    engine.claim = lambda: _claim(ranks, store)
+    ranks.listen(engine.abort)
+    return OpenJob(
+        source=source, trainee=trainee, store=store, engine=engine, dense=dense, held=held, continued=continued
+    )
+
+
+def _open_stages(
+    trainee: Trainee, peers: TorchPeers
+) -> tuple[tuple[HeldStage, ...], StageLinks | None, Callable[[int], None] | None]:
+    """Connect the ranks of a pipeline: who holds which stage, links inside a replica, sums over the holders."""
+    if trainee.stages is None:
+        return (), None, None
+    mesh = trainee.stages.mesh
+    held = held_stages(trainee.stages.staged, mesh)
+    links = peers.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
+    groups = peers.open_stage_groups([stage.holders for stage in held])
+    return held, links, StageSums(held, groups, rank=peers.rank).reduce
 
 
 def _claim(ranks: Ranks, store: Store) -> bool:
@@ -259,7 +291,7 @@ def _evaluate(parts: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[Binar
     if trained.report.stopped or not parts.trainee.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
     metrics = BinaryMetrics()
-    evaluated = parts.engine.evaluate(parts.source.steps("eval", parts.spec), metrics.add)
+    evaluated = parts.engine.evaluate(parts.source.steps("eval", parts.trainee.eval_spec), metrics.add)
     _raise_input_error(evaluated)
     if evaluated.report.stopped:
         return BinaryMetrics(), True

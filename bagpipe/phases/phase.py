@@ -1,22 +1,4 @@
-"""The phases of an engine, training and evaluation: what each action of the prefetch pipeline does.
-
-    X_READ   take the next Step, make its index tensors and model inputs      lane data
-    X_GET    read its rows from the store                                     lane net-in
-    X_EVICT  copy the leaving rows out of their slots                         lane copy
-    X_PUT    put the fetched rows into their slots                            lane copy
-    F, B     forward, loss, backward                                          lane compute
-    X_UPDATE one row-optimizer step per row; OPT: one dense step              lane compute
-    X_STORE  write the rows that left                                         lane net-out
-
-and with several ranks, whose caches hold different rows (`bagpipe.cache.exchange`):
-
-    X_PREPULL, X_PULL            rows from their owners                       lane pull
-    X_PUSH, X_PUSH_LATE, X_UPDATE_LATE   row gradients to their owners        lane push
-    X_ACK    every rank has written the rows that left                        lane ack
-
-A batch under way is one `_Flight`; every handler takes what it needs from it and leaves what the next one needs. Which
-lane may do what when is decided by the loop's edges and the plan's two hazards, never here.
-"""
+"""`Phase`: what training and evaluation share: the batches under way, reading, fetching, the totals, the end."""
 
 from __future__ import annotations
 
@@ -31,9 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.lookup import ActiveRun
-from bagpipe.cache.rows import RowStep
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.step import Step
 from bagpipe.errors import InputError
@@ -42,13 +22,14 @@ from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals
 from bagpipe.progress import PhaseResult, Progress
+from bagpipe.schedule.loop import Loop
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
 from bagpipe.store.interface import ReadResult, WriteRequest
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine, ModelInputs
 
-__all__ = ["Evaluation", "EvaluationOfRanks", "Training", "TrainingOfRanks"]
+__all__ = ["Flight", "Phase", "summed_loss"]
 
 #: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
 WRITE_DEPTH = 4
@@ -58,7 +39,7 @@ _GRACE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Flight:
+class Flight:
     """One batch on its way through the lanes; no inputs if this rank has none of its examples."""
 
     step: Step
@@ -68,6 +49,11 @@ class _Flight:
     writes: list[WriteRequest] = field(default_factory=list)
     loss: Tensor | None = None
     runs: tuple[ActiveRun, ...] = ()
+
+
+def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The binary cross-entropy of ``[num_examples]`` logits and labels, summed."""
+    return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
 
 
 class Phase(ABC):
@@ -81,7 +67,7 @@ class Phase(ABC):
         self.engine = engine
         self.cache = engine.cache
         self.steps = steps
-        self.flights: dict[int, _Flight] = {}
+        self.flights: dict[int, Flight] = {}
         self.next_step: Step | None = None
         self.read_ahead = engine.settings.read_ahead
         self.input_error: InputError | None = None
@@ -96,19 +82,12 @@ class Phase(ABC):
         self.rows_written = 0
 
     def run(self) -> PhaseResult:
-        settings, peers = self.engine.settings, self.engine.peers
-        loop = prefetch(
-            prefetch_depth=settings.prefetch_depth,
-            read_ahead=self.read_ahead,
-            write_depth=WRITE_DEPTH,
-            train=self.train,
-            ranks=peers.world_size if peers is not None else 1,
-        )
+        peers = self.engine.peers
         hazards: dict[str, Callable[[int], int]] = {EVICT_AFTER: lambda b: self.flights[b].step.owner.evict_after}
         if self.train:
             hazards[FETCH_AFTER] = lambda b: self.flights[b].step.owner.fetch_after
         self.runner = runner = Runner(
-            loop,
+            self.loop(),
             self.handlers(),
             hazards,
             streams=self.engine.streams,
@@ -141,6 +120,17 @@ class Phase(ABC):
                 self.input_error = InputError(f"rank {rank}: {found}")
         return dataclasses.replace(report, stopped=any(stopped for stopped, _ in ends))
 
+    def loop(self) -> Loop:
+        """What is run."""
+        peers = self.engine.peers
+        return prefetch(
+            prefetch_depth=self.engine.settings.prefetch_depth,
+            read_ahead=self.read_ahead,
+            write_depth=WRITE_DEPTH,
+            train=self.train,
+            ranks=peers.world_size if peers is not None else 1,
+        )
+
     @abstractmethod
     def end(self) -> None:
         """After the last batch."""
@@ -151,17 +141,17 @@ class Phase(ABC):
 
     def progress(self) -> Progress:
         report = self.runner.snapshot() if self.runner is not None else None
-        waits_s = report.lanes["compute"].waits_s if report is not None else {}
+        lanes = [] if report is None else [lane for name, lane in report.lanes.items() if name.startswith("compute")]
         return Progress(
             steps=self.num_steps,
             samples=self.samples,
-            loss_sum=self.loss_sum,
+            loss_sum=self.total_loss(),
             rows_unique=self.rows_unique,
             rows_inserted=self.rows_inserted,
             rows_fetched=self.rows_fetched,
             rows_written=self.rows_written,
             elapsed_s=report.wall_s if report is not None else 0.0,
-            exposed_s=sum(waits_s.get(op, 0.0) for op in self.row_waits),
+            exposed_s=sum(lane.waits_s.get(op, 0.0) for lane in lanes for op in self.row_waits),
         )
 
     def take(self) -> None:
@@ -201,7 +191,7 @@ class Phase(ABC):
             device=engine.cache.device,
         )
         inputs = engine.prepare(step.batch) if step.batch.num_examples else None
-        self.flights[b] = _Flight(step=step, context=context, inputs=inputs)
+        self.flights[b] = Flight(step=step, context=context, inputs=inputs)
         if engine.trace is not None:
             span = step.span
             engine.trace.note("oracle", "0X_PLAN", b, span.plan_start_ns, span.plan_end_ns)
@@ -232,9 +222,13 @@ class Phase(ABC):
 
     def loss(self, b: int, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the global batch, of which this rank's examples are a part."""
-        total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        total = summed_loss(logits, labels)
         self.loss_sum += total.detach()
         return total / self.flights[b].step.num_global_examples
+
+    def total_loss(self) -> Tensor:
+        """Float64 scalar: the sum of all examples' losses so far."""
+        return self.loss_sum
 
     def _done(self, b: int) -> None:
         flight = self.flights[b]
@@ -246,147 +240,6 @@ class Phase(ABC):
         self.rows_inserted += len(flight.step.owner.fetch)
         if self.engine.on_batch is not None:
             self.engine.on_batch(self.progress)
-
-
-class Training(Phase):
-    train = True
-
-    def handlers(self) -> Mapping[str, Callable[[int], None]]:
-        return {
-            "X_READ": self.read,
-            "X_GET": self.get,
-            "X_EVICT": self.evict,
-            "X_PUT": self.put,
-            "F": self.compute_forward,
-            "B": self.backward,
-            "X_UPDATE": self.update,
-            "OPT": self.dense_step,
-            "X_STORE": self.store,
-        }
-
-    def read(self, b: int) -> None:
-        super().read(b)
-        if b == 0:
-            # Only now: bad input must leave the store untouched. A namespace made by this job holds no rows yet.
-            self.skip_new = self.engine.claim()
-
-    def evict(self, b: int) -> None:
-        flight = self.flights[b]
-        flight.writes = self.cache.evict(flight.step.owner)
-
-    def compute_forward(self, b: int) -> None:
-        scored = self.forward(b)
-        self.flights[b].loss = None if scored is None else self.loss(b, *scored)
-
-    def backward(self, b: int) -> None:
-        flight = self.flights[b]
-        if flight.loss is not None:
-            flight.loss.backward()  # type: ignore[no-untyped-call]
-            flight.loss = None
-
-    def row_step(self, b: int) -> RowStep:
-        settings = self.engine.settings
-        return RowStep(lr=settings.rows_lr, eps=settings.eps, step=b + 1)
-
-    def update(self, b: int) -> None:
-        self.cache.update(self.flights[b].context, self.row_step(b))
-
-    def dense_step(self, b: int) -> None:
-        self.engine.optimizer.step()
-        self.engine.optimizer.zero_grad(set_to_none=True)
-
-    def store(self, b: int) -> None:
-        flight = self.flights[b]
-        self.engine.store.write_many(flight.writes)
-        self.rows_written += sum(len(request.ids) for request in flight.writes)
-        flight.writes = []
-
-    def end(self) -> None:
-        """Write back what is still dirty."""
-        for requests in self.cache.flush():
-            self.engine.store.write_many(requests)
-            self.rows_written += sum(len(request.ids) for request in requests)
-
-
-class TrainingOfRanks(Training):
-    """Rows and gradients travel between the ranks."""
-
-    row_waits = ("0X_PUT", "0X_PULL", "0X_PUSH")
-
-    def __init__(self, engine: Engine, steps: Iterator[Step]) -> None:
-        super().__init__(engine, steps)
-        assert engine.peers is not None, "one rank trains without"
-        self.peers = engine.peers
-        self.exchange = RowExchange(engine.cache, engine.peers)
-
-    def handlers(self) -> Mapping[str, Callable[[int], None]]:
-        return {
-            **super().handlers(),
-            "X_PREPULL": lambda b: self.exchange.early(self.flights[b].context),
-            "X_PULL": lambda b: self.exchange.pull(self.flights[b].context),
-            "X_PUSH": self.push,
-            "X_PUSH_LATE": lambda b: self.exchange.push_late(self.flights[b].runs),
-            "X_UPDATE_LATE": lambda b: self.exchange.update_late(self.flights[b].context, self.row_step(b)),
-            "X_ACK": lambda b: self.peers.acknowledge(),
-        }
-
-    def begin(self, context: StepContext) -> None:
-        self.exchange.begin(context)
-
-    def push(self, b: int) -> None:
-        flight = self.flights[b]
-        flight.runs = self.exchange.push(flight.context)
-
-    def update(self, b: int) -> None:
-        self.exchange.update(self.flights[b].context, self.row_step(b))
-
-
-class Evaluation(Phase):
-    train = False
-
-    def __init__(self, engine: Engine, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__(engine, steps)
-        self.on_scores = on_scores
-
-    def handlers(self) -> Mapping[str, Callable[[int], None]]:
-        return {"X_READ": self.read, "X_GET": self.get, "X_PUT": self.replace, "F": self.score}
-
-    def replace(self, b: int) -> None:
-        """Rows are clean, so those that leave are simply forgotten."""
-        self.cache.evict(self.flights[b].step.owner)
-        self.put(b)
-
-    def score(self, b: int) -> None:
-        with torch.no_grad():
-            scored = self.forward(b)
-            if scored is not None:
-                self.loss(b, *scored)
-                self.on_scores(*scored)
-
-    def end(self) -> None:
-        """Nothing changed, so there is nothing to write back."""
-
-
-class EvaluationOfRanks(Evaluation):
-    """Rows travel to the ranks that use them; nothing changes them, so all of a batch's rows travel ahead."""
-
-    row_waits = ("0X_PREPULL",)
-
-    def __init__(self, engine: Engine, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__(engine, steps, on_scores)
-        assert engine.peers is not None, "one rank scores without"
-        self.exchange = RowExchange(engine.cache, engine.peers)
-
-    def handlers(self) -> Mapping[str, Callable[[int], None]]:
-        return {**super().handlers(), "X_PREPULL": self.pull}
-
-    def begin(self, context: StepContext) -> None:
-        self.exchange.begin(context)
-
-    def pull(self, b: int) -> None:
-        context = self.flights[b].context
-        self.exchange.early(context)
-        self.exchange.pull(context)
 
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:

@@ -2,10 +2,10 @@
 
     Loop, handlers, hazards ──compile_loop──> LanePlan per lane: steps, each with its handler and requirements
 
-An op finishes its actions in lane order, so "this one of batch b is done" is ``done[op] >= b * actions + position``: one
-comparison per requirement and action. (Actions, not micro-batches: a schedule may do some of them as B, others as I and
-W, and in any order.) Left out are requirements that the lane's own order meets, and those an
-earlier step of the same turn already waited for.
+An op finishes its actions in lane order, so "this one of batch b is done" is ``done[op] >= b * actions + position``:
+one comparison per requirement and action. (Actions, not micro-batches: a schedule may do some of them as B, others as I
+and W, in any order.) Left out are requirements that the lane's own order meets, and those an earlier step of the same
+turn already waited for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Whole jobs of several ranks in this process, one thread each: the real oracle, engines, exchange and store.
 
-The ranks' dense gradients are summed by `_RankOrderSum` in the place of DistributedDataParallel, which wants processes.
+Without stages the ranks' dense gradients are summed by `_RankOrderSum` in the place of `DenseParallel`, whose hooks the
+ranks' autograd threads would share.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,15 +20,19 @@ from numpy.typing import NDArray
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.config import Config
 from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.peers.sharing import share_stages
+from bagpipe.peers.stage_sums import StageSums
 from bagpipe.progress import PhaseResult
+from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.memory import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
-from trainer.assembly import build_engine, build_trainee
+from trainer.assembly import Trainee, build_engine, build_trainee
 
 __all__ = ["RanksEnd", "run_ranks"]
 
@@ -127,24 +131,27 @@ def run_ranks(
     with ExitStack() as stack:
         jobs = []
         for peer in peers:
-            trainee = build_trainee(config, schema)
-            spec = dataclasses.replace(trainee.spec, world_size=world_size, assign=config.cacher.assign)
+            trainee = build_trainee(config, schema, world_size)
             store = stack.enter_context(MemoryStore(trainee.rows, name=name, num_buckets=8))
-            engine = build_engine(trainee, store)
+            engine = _engine(trainee, store, peer)
             engine.peers = peer
             engine.claim = _claim(peer, store)
-            engine.optimizer = _RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
-            jobs.append((peer, engine, spec))
+            if trainee.stages is None:
+                engine.optimizer = _RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
+            jobs.append((peer, engine, trainee))
         results: list[PhaseResult | BaseException | None] = [None] * world_size
         scores: list[list[float]] = [[] for _ in peers]
 
         def work(peer: LocalPeers) -> None:
-            _, engine, spec = jobs[peer.rank]
+            _, engine, trainee = jobs[peer.rank]
             try:
-                with closing(steps_of_rank(config, spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
+                with closing(steps_of_rank(config, trainee.spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
                     results[peer.rank] = engine.train(spoil(peer.rank, steps))
+                if trainee.stages is not None:
+                    held = held_stages(trainee.stages.staged, trainee.stages.mesh)
+                    share_stages(held, engine.optimizer, peer.dense, peer.gather)
                 if config.data.eval_fraction:
-                    with closing(steps_of_rank(config, spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
+                    with closing(steps_of_rank(config, trainee.eval_spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
                         engine.evaluate(steps, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))
             except BaseException as error:
                 results[peer.rank] = error
@@ -176,6 +183,16 @@ def run_ranks(
             rows_sent=sum(sum(peer.rows_sent.values()) for peer in peers),
             scores=tuple(tuple(row) for row in scores),
         )
+
+
+def _engine(trainee: Trainee, store: MemoryStore, peer: LocalPeers) -> Engine:
+    if trainee.stages is None:
+        return build_engine(trainee, store)
+    mesh = trainee.stages.mesh
+    held = held_stages(trainee.stages.staged, mesh)
+    sums = StageSums(held, peer.open_stage_groups([stage.holders for stage in held]), rank=peer.rank)
+    links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
+    return build_engine(trainee, store, rank=peer.rank, links=links, reduce=sums.reduce)
 
 
 def _claim(peer: LocalPeers, store: MemoryStore) -> Callable[[], bool]:

@@ -5,9 +5,9 @@ import pytest
 from bagpipe.config import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
+from bagpipe.models import MODELS, build_model
 from bagpipe.schema import DataSchema
 from tests.trainer.schemas import schema_of
-from trainer.models import MODELS, build_model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -24,14 +24,25 @@ def test_every_model_is_built_and_converted(name: str) -> None:
         (ModelConfig(name="gpt"), "model.name must be one of dlrm"),
         (ModelConfig(factory="nothing"), "module:function"),
         (ModelConfig(factory="no_such_module:f"), "no module 'no_such_module'"),
-        (ModelConfig(factory="trainer.models:no_such_function"), "no function 'no_such_function'"),
-        (ModelConfig(factory="tests.trainer.test_models:returns_no_module"), "return a module, got int"),
+        (ModelConfig(factory="bagpipe.models:no_such_function"), "no function 'no_such_function'"),
+        (ModelConfig(factory="tests.test_models:returns_no_module"), "return a module, got int"),
         (ModelConfig(name="wide-deep", top_mlp=()), "model.top_mlp"),
+        (ModelConfig(name="towers", bottom_mlp=()), "model.bottom_mlp"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(config: ModelConfig, words: str) -> None:
     with pytest.raises(InputError, match=words):
         build_model(schema_of(4), config)
+
+
+def test_towers_share_the_features_between_seven_branches() -> None:
+    def widths(num_features: int) -> list[int]:
+        schema = schema_of(*[4] * num_features, dense=2)
+        model = build_model(schema, ModelConfig(name="towers", bottom_mlp=(8, 6)))
+        return [branch._mlp[0]._linear.in_features for branch in model.branches]
+
+    assert widths(3) == [2, 2, 6, 2, 6, 2, 6]
+    assert widths(15) == [10, 10, 10, 10, 10, 10, 14]
 
 
 def returns_no_module(schema: DataSchema, config: ModelConfig) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,12 +24,15 @@ from bagpipe.config import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 
-__all__ = ["MODELS", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
+__all__ = ["MODELS", "NUM_TOWERS", "Towers", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
 
 #: Layers and rank of DCN-v2's cross network, as in MLPerf's DLRM-DCNv2 reference (3 layers, rank 512), the rank capped
 #: by the width of the input.
 DCN_LAYERS = 3
 DCN_RANK = 512
+
+#: Dense branches of `Towers`, as in GraphPipe's DLRM (Jeon et al., ASPLOS 2025).
+NUM_TOWERS = 7
 
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
@@ -137,11 +141,47 @@ class WideDeep(nn.Module):
         return logits
 
 
+def _towers(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    _need_widths(config.bottom_mlp, "model.bottom_mlp", config)
+    _need_widths(config.top_mlp, "model.top_mlp", config)
+    return Towers(schema, config)
+
+
+class Towers(nn.Module):
+    """Parallel dense branches, each over the dense inputs and its share of the embeddings, then a joint tower.
+
+    Branch b reads the pooled vectors of features [F b / 7, F (b + 1) / 7) of the F there are, maybe none.
+    """
+
+    def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
+        super().__init__()
+        self.embeddings = embedding_bags(schema, config.embedding_dim)
+        dims = [table.embedding_dim for table in self.embeddings.embedding_bag_configs() for _ in table.feature_names]
+        bounds = [len(dims) * branch // NUM_TOWERS for branch in range(NUM_TOWERS + 1)]
+        self.widths = [sum(dims[start:end]) for start, end in pairwise(bounds)]
+        self.branches = nn.ModuleList(
+            MLP(num_dense_inputs(schema) + width, list(config.bottom_mlp)) for width in self.widths
+        )
+        self.top = MLP(NUM_TOWERS * config.bottom_mlp[-1], list(config.top_mlp))
+        self.head = nn.Linear(config.top_mlp[-1], 1)
+
+    def forward(self, dense: Tensor, sparse: Any) -> Tensor:
+        """Logits ``[num_examples, 1]``."""
+        pooled = torch.split(self.embeddings(sparse).values(), self.widths, dim=1)
+        outs = [
+            branch(torch.cat([dense, pooled[number]], dim=1) if self.widths[number] else dense)
+            for number, branch in enumerate(self.branches)
+        ]
+        logits: Tensor = self.head(self.top(torch.cat(outs, dim=1)))
+        return logits
+
+
 MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
     "dlrm": _dlrm,
     "dcnv2": _dcnv2,
     "deepfm": _deepfm,
     "wide-deep": _wide_deep,
+    "towers": _towers,
 }
 
 

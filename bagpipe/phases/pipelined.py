@@ -1,0 +1,92 @@
+"""Training with the dense part in stages: rows and updates as ever, the stages' own actions in the compute lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bagpipe.client.step import Step
+from bagpipe.phases.phase import WRITE_DEPTH, summed_loss
+from bagpipe.phases.training import Training, TrainingOfRanks
+from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.pipelined import pipelined
+from bagpipe.stages.batches import StageBatch
+from bagpipe.stages.pipeline import DensePipeline
+from bagpipe.stages.runtime import StageRuntime
+
+if TYPE_CHECKING:
+    from bagpipe.engine import Engine
+
+__all__ = ["PipelinedTraining", "PipelinedTrainingOfRanks"]
+
+#: Ops of the frame that the stages replace.
+_REPLACED = ("F", "B", "OPT")
+
+
+class PipelinedTraining(Training):
+    """All lanes of the pipeline in one process."""
+
+    def __init__(self, engine: Engine, steps: Iterator[Step]) -> None:
+        super().__init__(engine, steps)
+        assert engine.pipeline is not None, "one stage trains without"
+        self.pipeline: DensePipeline = engine.pipeline
+        self.batches: dict[int, StageBatch] = {}
+        self.runtime: StageRuntime = self.pipeline.runtime(self.batches.__getitem__, self.head_loss)
+
+    def loop(self) -> Loop:
+        return pipelined(super().loop(), self.pipeline.step, self.pipeline.process, read_ahead=self.read_ahead)
+
+    def handlers(self) -> Mapping[str, Callable[[int], None]]:
+        step, process = self.pipeline.step, self.pipeline.process
+        source = step.sources[process].number
+        frame = {op: handler for op, handler in super().handlers().items() if op not in _REPLACED}
+        own = {seat.stage: seat.number for seat in reversed(step.seats) if seat.process == process}
+        steps = {f"{number}OPT": self._of_batch(self.pipeline.optimize, stage) for stage, number in own.items()}
+        sums = {f"{number}REDUCE_GRAD": self._of_batch(self.reduce, stage) for stage, number in own.items()}
+        return {
+            **frame,
+            **self.runtime.handlers(),
+            f"{source}X_POOL": partial(self.pool, source),
+            f"{source}X_UNPOOL": partial(self.runtime.unpool, source),
+            **steps,
+            **({name: handler for name, handler in sums.items() if self._has_lane(name)}),
+        }
+
+    def read(self, b: int) -> None:
+        super().read(b)
+        self.batches.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
+        flight = self.flights[b]
+        self.batches[b] = self.pipeline.batch(flight.inputs, flight.step.num_global_examples)
+
+    def pool(self, source: int, b: int) -> None:
+        self.begin(self.flights[b].context)
+        self.runtime.pool(source, b)
+
+    def head_loss(self, head: int, logits: Tensor, labels: Tensor) -> Tensor:
+        """Every output of the model is taken for logits of the labels."""
+        return summed_loss(logits.reshape(-1), labels)
+
+    def reduce(self, stage: int) -> None:
+        """The stage's gradients become those of the whole global batch."""
+        if self.pipeline.reduce is not None:
+            self.pipeline.reduce(stage)
+        else:
+            self.runtime.sum_pipes(stage)
+
+    def total_loss(self) -> Tensor:
+        return self.runtime.loss_sum()
+
+    def _has_lane(self, text: str) -> bool:
+        actions = self.pipeline.step.program.lanes.get(f"reduce{self.pipeline.process}", ())
+        return any(text == f"{action.stage}{action.op}" for action in actions)
+
+    @staticmethod
+    def _of_batch(act: Callable[[int], None], stage: int) -> Callable[[int], None]:
+        return lambda b: act(stage)
+
+
+class PipelinedTrainingOfRanks(PipelinedTraining, TrainingOfRanks):
+    """The pipeline's lanes, and rows, in many processes."""

@@ -1,0 +1,79 @@
+"""`extract`: some nodes of a model as a module of their own, with tensors in and tensors out.
+
+    an input or output = one node, or several nodes' results side by side in a tensor ``[num_examples, sum of sizes]``
+
+Submodules, parameters and buffers are the model's own; numbers of examples are read off what the module is given.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import fx
+
+from bagpipe.stages.operators import Parts, is_glue
+
+__all__ = ["Bundle", "extract"]
+
+#: Nodes that travel as one tensor.
+Bundle = tuple[fx.Node, ...]
+
+
+def extract(
+    parts: Parts, name: str, nodes: Iterable[fx.Node], inputs: Sequence[Bundle], outputs: Sequence[Bundle]
+) -> fx.GraphModule:
+    """A module that takes `inputs` by position and returns the tuple of `outputs`.
+
+    Args:
+        parts: the model.
+        name: of the module's class.
+        nodes: in graph order; what they take is among them, or in `inputs`, or copied along (parameters, numbers).
+        inputs, outputs: bundles; those of several nodes hold tensors of the examples of one dtype.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    taken = [graph.placeholder(bundle[0].name) for bundle in inputs]
+    for bundle, tensor in zip(inputs, taken, strict=True):
+        copies.update(zip(bundle, _unpacked(parts, graph, bundle, tensor), strict=True))
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if is_glue(source) and source not in copies:
+                copies[source] = graph.node_copy(source, copies.__getitem__)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(_packed(parts, graph, bundle, [copies[node] for node in bundle]) for bundle in outputs))
+    module = fx.GraphModule(parts.traced.module, graph, class_name=name)
+    module.training = parts.traced.model.training
+    return module
+
+
+def _packed(parts: Parts, graph: fx.Graph, bundle: Bundle, tensors: Sequence[fx.Node]) -> fx.Node:
+    if len(bundle) == 1:
+        return tensors[0]
+    flat = []
+    for node, tensor in zip(bundle, tensors, strict=True):
+        dims = len(parts.facts[node].shape)
+        if dims == 0:
+            tensor = graph.call_method("unsqueeze", (tensor, 1))
+        elif dims > 1:
+            tensor = graph.call_method("flatten", (tensor, 1))
+        flat.append(tensor)
+    return graph.call_function(torch.cat, (flat, 1))
+
+
+def _unpacked(parts: Parts, graph: fx.Graph, bundle: Bundle, tensor: fx.Node) -> list[fx.Node]:
+    if len(bundle) == 1:
+        return [tensor]
+    # One `split` has one backward; slices would each make a gradient of the whole.
+    pieces = graph.call_function(torch.split, (tensor, [parts.facts[node].elements for node in bundle], 1))
+    found = []
+    for place, node in enumerate(bundle):
+        shape = parts.facts[node].shape
+        piece = graph.call_function(operator.getitem, (pieces, place))
+        if not shape:
+            piece = graph.call_method("squeeze", (piece, 1))
+        elif len(shape) > 1:
+            piece = graph.call_method("unflatten", (piece, 1, shape))
+        found.append(piece)
+    return found

@@ -1,0 +1,89 @@
+"""`mixing_operators`: does anything in a stage look across examples? Then micro-batches would change the model.
+
+    stage on 4 random examples ──compare, node by node──> the same stage on the first of them, and on the other three
+
+Batch norms are known by their class (`trace.batch_dependent_modules`); this finds the rest: a mean over the batch, a
+softmax along it, a division by its size. It is a test on random numbers: what mixes only sometimes may pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bagpipe.stages.operators import function_name
+from bagpipe.stages.split import RANDOM_FUNCTIONS
+from bagpipe.stages.staged import StagedModel
+from bagpipe.stages.trace import device_of
+
+__all__ = ["mixing_operators"]
+
+#: Examples of a batch and where it is cut.
+SIZE, CUT = 4, 1
+
+#: By element size of the dtype, how far apart results may lie, relative to the largest: sums may change their order.
+_TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 5e-2, 1: 2e-1}
+
+
+def mixing_operators(staged: StagedModel) -> tuple[str, ...]:
+    """Per stage that mixes examples, the first node that does, as ``stage: node``. Nothing of the model changes."""
+    return tuple(
+        f"{stage.name}: {found}"
+        for number, stage in enumerate(staged.stages)
+        if (found := _first_mixing(staged, number)) is not None
+    )
+
+
+def _first_mixing(staged: StagedModel, number: int) -> str | None:
+    stage = staged.stages[number]
+    assert isinstance(stage.module, fx.GraphModule)
+    draw = torch.Generator().manual_seed(number)
+    inputs = []
+    for n in stage.inputs:
+        value = staged.values[n]
+        drawn = torch.randn(SIZE, *value.shape, generator=draw)
+        inputs.append(drawn.to(device_of(staged.model), value.dtype))
+    whole = _results(stage.module, inputs)
+    first = _results(stage.module, [tensor[:CUT] for tensor in inputs])
+    rest = _results(stage.module, [tensor[CUT:] for tensor in inputs])
+    for node, result in whole.items():
+        if not isinstance(result, Tensor) or result.shape[:1] != (SIZE,):
+            continue
+        if not _near(result, torch.cat([first[node], rest[node]])):
+            return str(node.target) if node.op == "call_module" else node.name
+    return None
+
+
+class _Recorder(fx.Interpreter):
+    """Random functions pass on their input: they differ from call to call, and not because of other examples."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if function_name(n).rstrip("_") in RANDOM_FUNCTIONS:
+            return self.env[n.all_input_nodes[0]]
+        return super().run_node(n)
+
+
+def _results(module: fx.GraphModule, inputs: list[Tensor]) -> dict[fx.Node, Any]:
+    """Result of every node, in evaluation mode."""
+    modes: dict[nn.Module, bool] = {part: part.training for part in module.modules()}
+    recorder = _Recorder(module, garbage_collect_values=False)
+    try:
+        module.eval()
+        with torch.no_grad():
+            recorder.run(*(tensor.clone() for tensor in inputs), enable_io_processing=False)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    return {node: value for node, value in recorder.env.items() if node.op not in ("placeholder", "output")}
+
+
+def _near(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape:
+        return False
+    if not left.is_floating_point():
+        return bool(torch.equal(left, right))
+    scale = float(left.abs().nan_to_num(0).max()) if left.numel() else 0.0
+    tolerance = _TOLERANCES[left.element_size()] * scale
+    return bool(torch.allclose(left, right, rtol=0, atol=tolerance, equal_nan=True))

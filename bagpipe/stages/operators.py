@@ -1,0 +1,295 @@
+"""`Parts`: which nodes of a traced model belong to the source, and which operators the dense rest is made of.
+
+    sparse ──collections──> reshaping, selection, concatenation ──> source values ──┐
+    dense ──────────────────────────────────────────────────────────────────────────┴──> operators ──> outputs
+
+Rules. The *source* holds the collections and what only moves their vectors without making them larger, and whatever
+takes something that is no tensor of the examples (lists, ids, unpooled vectors). A source node has no parameters.
+An *operator* is a node with those nodes behind it that have no parameters, take nothing but its results, and are light;
+and with those before it that only move, for it alone, what others take too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from bagpipe.errors import InputError
+from bagpipe.stages.facts import Fact, find_facts, rows_of
+from bagpipe.stages.trace import Traced
+
+__all__ = ["Operator", "Parts", "find_parts", "function_name", "is_glue", "named_parameters", "operands"]
+
+#: Functions and methods that only move elements.
+_MOVES = frozenset(
+    {
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "hstack",
+        "reshape",
+        "view",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "permute",
+        "index_select",
+        "narrow",
+        "select",
+        "split",
+        "tensor_split",
+        "chunk",
+        "unbind",
+        "getitem",
+        "getattr",
+        "values",
+        "to_dict",
+        "contiguous",
+        "keys",
+        "to",
+    }
+)
+
+#: Functions without parameters that are an operator of their own nevertheless: their cost is that of a layer.
+_HEAVY = frozenset(
+    {
+        "matmul",
+        "bmm",
+        "mm",
+        "baddbmm",
+        "addmm",
+        "einsum",
+        "scaled_dot_product_attention",
+        "linear",
+        "conv1d",
+        "tensordot",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What is placed as one.
+
+    Attributes:
+        name: path of its first node.
+        nodes: in order.
+        inputs: numbers of the operators that feed it, ascending.
+    """
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """A traced model, sorted.
+
+    Attributes:
+        traced: the model; its graph holds tensors and what is made of ids only.
+        facts: per node.
+        dense: the node of the dense input.
+        source: nodes of the source, in order, without the inputs.
+        operators: of the dense part, in a topological order.
+        heads: the model's outputs.
+    """
+
+    traced: Traced
+    facts: Mapping[fx.Node, Fact]
+    dense: fx.Node
+    source: tuple[fx.Node, ...]
+    operators: tuple[Operator, ...]
+    heads: tuple[fx.Node, ...]
+
+    @property
+    def dense_nodes(self) -> tuple[fx.Node, ...]:
+        """Nodes of the operators, in graph order."""
+        mine = {node for item in self.operators for node in item.nodes}
+        return tuple(node for node in self.traced.graph.nodes if node in mine)
+
+
+def find_parts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> Parts:
+    """Sort a traced model's nodes.
+
+    Raises:
+        InputError: it cannot be run on a blank batch; parameters are applied to what is not pooled; an output does not
+            depend on the dense part, or is not a tensor of the examples.
+    """
+    facts = find_facts(traced, num_dense=num_dense, dtype=dtype)
+    dense, sparse = (node for node in traced.graph.nodes if node.op == "placeholder")
+    source = _source(traced, facts, dense, sparse)
+    heads = _heads(traced)
+    outside = {dense, sparse, *source}
+    operators = _operators(traced, facts, outside)
+    for number, head in enumerate(heads):
+        if head in outside:
+            raise InputError(f"output {number} of model {type(traced.model).__name__} depends on no dense operator")
+        if not facts[head].by_example:
+            raise InputError(
+                f"output {number} of model {type(traced.model).__name__} must be logits, one or more per example, got "
+                f"shape {facts[head].shape} from {traced.paths[head]}"
+            )
+    return Parts(traced=traced, facts=facts, dense=dense, source=tuple(source), operators=operators, heads=heads)
+
+
+def function_name(node: fx.Node) -> str:
+    """Name of the function or method that a node calls; empty: it calls none."""
+    if node.op == "call_method":
+        return str(node.target)
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def is_glue(node: fx.Node) -> bool:
+    """Copied to wherever it is used: parameters, buffers, numbers of examples."""
+    return node.op == "get_attr" or node.target is rows_of
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """Nodes whose results a node takes, also those it reads a number of examples off; no parameters or buffers."""
+    found: list[fx.Node] = []
+    for source in node.all_input_nodes:
+        found.extend(source.all_input_nodes if source.target is rows_of else [source])
+    return [source for source in dict.fromkeys(found) if source.op != "get_attr"]
+
+
+def named_parameters(traced: Traced, node: fx.Node) -> dict[str, nn.Parameter]:
+    """Name in the model and parameter, of all that a node applies."""
+    found = traced.parameters_of(node)
+    for attribute in node.all_input_nodes:
+        if attribute.op == "get_attr":
+            found |= traced.parameters_of(attribute)
+    return found
+
+
+def _source(traced: Traced, facts: Mapping[fx.Node, Fact], dense: fx.Node, sparse: fx.Node) -> tuple[fx.Node, ...]:
+    source = {sparse}
+    for node in traced.graph.nodes:
+        inputs = operands(node)
+        mine = [n for n in inputs if n in source]
+        if node.op in ("placeholder", "output") or is_glue(node) or not mine:
+            continue
+        loose = next((n for n in mine if not facts[n].by_example), None)
+        parameters = named_parameters(traced, node)
+        late = [n for n in inputs if n not in source and n is not dense]
+        if loose is not None and (parameters or late):
+            why = f"parameter {min(parameters)!r}" if parameters else f"{traced.paths[late[0]]} of the dense part"
+            raise InputError(
+                f"{traced.paths[node]}: combines {why} with {traced.paths.get(loose, loose.name)}, which has not one "
+                "row per example; pool embeddings and make them a tensor first"
+            )
+        moves = _is_move(node, facts) or not facts[node].is_tensor
+        if loose is not None or (not parameters and len(mine) == len(inputs) and moves):
+            source.add(node)
+    return tuple(node for node in traced.graph.nodes if node in source and node is not sparse)
+
+
+def _is_move(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
+    """Moves elements, makes a tensor of the examples of them, no larger than what it takes."""
+    fact = facts[node]
+    taken = sum(facts[n].elements for n in operands(node))
+    return function_name(node) in _MOVES and fact.by_example and fact.elements <= taken
+
+
+def _heads(traced: Traced) -> tuple[fx.Node, ...]:
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    result = output.args[0]
+    heads = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if not heads or not all(isinstance(head, fx.Node) for head in heads):
+        kind = "dict" if isinstance(result, dict) else type(result).__name__
+        raise InputError(f"model {type(traced.model).__name__} must return logits or a tuple of them, got {kind}")
+    return heads
+
+
+def _operators(traced: Traced, facts: Mapping[fx.Node, Fact], outside: set[fx.Node]) -> tuple[Operator, ...]:
+    """Group dense nodes; numbers follow the order of first nodes."""
+    owner: dict[fx.Node, int] = {}
+    members: dict[int, list[fx.Node]] = {}
+    handed: dict[fx.Node, fx.Node] = {}  # moves that go with their user -> what they move
+    for node in traced.graph.nodes:
+        if node in outside or node.op == "output" or is_glue(node):
+            continue
+        if _goes_with_user(node, facts, outside):
+            handed[node] = operands(node)[0]
+            continue
+        taken = [_behind(source, handed) for source in operands(node)]
+        inputs = [source for source in taken if source not in outside]
+        fed_by = {owner[source] for source in inputs}
+        loose = sorted({owner[source] for source in inputs if not facts[source].by_example})
+        light = not named_parameters(traced, node) and function_name(node) not in _HEAVY
+        if loose:
+            number = loose[0]
+            for other in loose[1:]:
+                members[number].extend(members.pop(other))
+                owner.update(dict.fromkeys(members[number], number))
+        elif light and len(fed_by) == 1 and len(inputs) == len(taken):
+            (number,) = fed_by
+        else:
+            number = len(owner)  # unused so far: there are no more groups than nodes
+        group = [node, *_handed_to(node, handed)]
+        owner.update(dict.fromkeys(group, number))
+        members.setdefault(number, []).extend(group)
+    position = {node: place for place, node in enumerate(traced.graph.nodes)}
+    groups = _topological(members, owner, position)
+    numbers = {group: number for number, group in enumerate(groups)}
+    return tuple(
+        Operator(
+            name=traced.paths[members[group][0]],
+            nodes=tuple(sorted(members[group], key=position.__getitem__)),
+            inputs=tuple(sorted(numbers[g] for g in _feeding(members, owner, group))),
+        )
+        for group in groups
+    )
+
+
+def _goes_with_user(node: fx.Node, facts: Mapping[fx.Node, Fact], outside: set[fx.Node]) -> bool:
+    """A move of what others take too, for one user: sent along with it, the same numbers would travel twice."""
+    taken = operands(node)
+    users = [user for user in node.users if user.op != "output"]
+    return (
+        function_name(node) in _MOVES
+        and len(taken) == 1 == len(users) == len(node.users)
+        and taken[0] not in outside
+        and len(taken[0].users) > 1
+        and facts[node].by_example
+        and facts[taken[0]].by_example
+        and not is_glue(users[0])
+    )
+
+
+def _behind(node: fx.Node, handed: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    while node in handed:
+        node = handed[node]
+    return node
+
+
+def _handed_to(node: fx.Node, handed: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """Moves made for a node, those made for them included."""
+    found = [source for source in operands(node) if source in handed]
+    return [*found, *(deeper for source in found for deeper in _handed_to(source, handed))]
+
+
+def _feeding(members: Mapping[int, list[fx.Node]], owner: Mapping[fx.Node, int], group: int) -> set[int]:
+    return {owner[n] for node in members[group] for n in operands(node) if n in owner} - {group}
+
+
+def _topological(
+    members: Mapping[int, list[fx.Node]], owner: Mapping[fx.Node, int], position: Mapping[fx.Node, int]
+) -> list[int]:
+    """Groups by first node, each after those that feed it."""
+    left = {group: _feeding(members, owner, group) for group in members}
+    order: list[int] = []
+    while left:
+        ready = [group for group, needs in left.items() if not needs.intersection(left)]
+        if not ready:
+            raise InputError("operators that share a result which is no tensor feed each other in a circle")
+        first = min(ready, key=lambda group: min(position[n] for n in members[group]))
+        order.append(first)
+        del left[first]
+    return order

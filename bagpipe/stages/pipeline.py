@@ -1,0 +1,183 @@
+"""`DensePipeline`: one rank's part of a dense pipeline: which stages it runs, with what optimizer, linked to whom.
+
+    rank = replica * num_processes + process        a replica runs the whole pipeline; replicas share the examples
+    StagedModel, StepProgram ──Mesh of W ranks──> who holds which stage, who reads which examples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bagpipe.errors import InputError
+from bagpipe.oracle.assign import share_bounds
+from bagpipe.peers.interface import StageLinks
+from bagpipe.peers.sharing import HeldStage
+from bagpipe.schedule.seats import StepProgram
+from bagpipe.stages.batches import StageBatch
+from bagpipe.stages.runtime import StageRuntime
+from bagpipe.stages.staged import StagedModel
+
+if TYPE_CHECKING:
+    from bagpipe.engine import ModelInputs
+
+__all__ = ["DensePipeline", "Mesh", "held_stages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Ranks of a job as replicas of a pipeline.
+
+    Attributes:
+        step: the pipeline of one replica.
+        world_size: ranks.
+
+    Raises:
+        InputError: the ranks are not whole replicas.
+    """
+
+    step: StepProgram
+    world_size: int
+
+    def __post_init__(self) -> None:
+        if self.world_size % self.step.num_processes:
+            raise InputError(
+                f"pipeline.schedule {self.step.schedule} with {self.step.graph.num_stages} stages: the number of ranks "
+                f"must be 1 or a multiple of {self.step.num_processes}, got {self.world_size}"
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        return self.world_size // self.step.num_processes
+
+    @property
+    def example_shares(self) -> tuple[int, ...]:
+        """By rank, its part of the examples: the pipes that begin there. Empty if all are equal."""
+        shares = tuple(len(source.pipes) for source in self.step.sources) * self.num_replicas
+        return () if len(set(shares)) == 1 else shares
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(replica, process) of a rank."""
+        return divmod(rank, self.step.num_processes)
+
+    def holders(self, stage: int) -> tuple[int, ...]:
+        """The ranks that hold a stage, ascending."""
+        processes = {seat.process for seat in self.step.seats if seat.stage == stage}
+        return tuple(
+            replica * self.step.num_processes + process
+            for replica in range(self.num_replicas)
+            for process in sorted(processes)
+        )
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages a rank holds, ascending."""
+        process = self.place(rank)[1]
+        return tuple(sorted({seat.stage for seat in self.step.seats if seat.process == process}))
+
+    def examples(self, replica: int, num_global_examples: int) -> tuple[int, int]:
+        """First and end of the examples of a batch that a replica trains on."""
+        bounds = share_bounds(num_global_examples, self.example_shares or (1,) * self.world_size)
+        first = replica * self.step.num_processes
+        return bounds[first], bounds[first + self.step.num_processes]
+
+
+def held_stages(staged: StagedModel, mesh: Mesh) -> tuple[HeldStage, ...]:
+    """Per stage the ranks that hold it, its parameters and buffers: for sums over ranks, and for sharing the model."""
+    return tuple(
+        HeldStage(
+            holders=mesh.holders(number),
+            parameters=tuple(staged.parameters_of(number)),
+            buffers=tuple(stage.module.buffers()),
+        )
+        for number, stage in enumerate(staged.stages)
+    )
+
+
+class DensePipeline:
+    """What one rank runs of the dense part.
+
+    Args:
+        staged: the model.
+        mesh: all ranks.
+        rank: this one.
+        make_optimizer: an optimizer for some of the model's parameters.
+        links: to the other processes of the replica; None if it has one.
+        reduce: sums a stage's gradients over the ranks that hold it; None: this rank alone does.
+        dtype, device: of the dense part.
+        seed: of dropout.
+
+    Attributes:
+        optimizers: per stage held here.
+    """
+
+    def __init__(
+        self,
+        *,
+        staged: StagedModel,
+        mesh: Mesh,
+        rank: int,
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        links: StageLinks | None = None,
+        reduce: Callable[[int], None] | None = None,
+    ) -> None:
+        self.staged = staged
+        self.mesh = mesh
+        self.step = mesh.step
+        self.replica, self.process = mesh.place(rank)
+        self.links = links
+        self.reduce = reduce
+        self._dtype = dtype
+        self._device = device
+        self._seed = seed
+        self.optimizers: Mapping[int, torch.optim.Optimizer] = {
+            stage: make_optimizer(parameters)
+            for stage in mesh.stages_of(rank)
+            if (parameters := [parameter for _, parameter in staged.parameters_of(stage)])
+        }
+
+    def batch(self, inputs: ModelInputs | None, num_global_examples: int) -> StageBatch:
+        """A batch as the runtime wants to know it.
+
+        Args:
+            inputs: of the examples that this rank reads, if any.
+            num_global_examples: of all ranks.
+        """
+        first, end = self.mesh.examples(self.replica, num_global_examples)
+        return StageBatch(
+            inputs=inputs, num_examples=end - first, num_global_examples=num_global_examples, first_example=first
+        )
+
+    def runtime(
+        self, batch: Callable[[int], StageBatch], loss: Callable[[int, Tensor, Tensor], Tensor]
+    ) -> StageRuntime:
+        """What executes the actions of one phase; see `StageRuntime`."""
+        return StageRuntime(
+            self.staged,
+            self.step,
+            process=self.process,
+            links=self.links,
+            batch=batch,
+            loss=loss,
+            dtype=self._dtype,
+            device=self._device,
+            seed=self._seed,
+        )
+
+    def optimize(self, stage: int) -> None:
+        """One dense optimizer step of a stage."""
+        optimizer = self.optimizers.get(stage)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def adopt(self, whole: torch.optim.Optimizer) -> None:
+        """Give the state of this rank's stages to an optimizer of the whole model."""
+        for optimizer in self.optimizers.values():
+            whole.state.update(optimizer.state)

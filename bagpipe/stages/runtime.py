@@ -1,0 +1,297 @@
+"""`StageRuntime`: the dense stages of one process, as handlers of a program's actions.
+
+    StepProgram ──> seats and sources of this process, a Channel for every edge that begins or ends here
+    X_POOL ─> SourceRunner.pool    F B I W REC ─> SeatRunner    SEND RECV ─> Channel    X_UNPOOL ─> SourceRunner.unpool
+
+The same handlers serve lanes in threads of one process (the runner), lanes in processes, and one thread that takes all
+actions in any order their dependencies allow (`interpret`): results are the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from bagpipe.errors import JobError
+from bagpipe.peers.interface import StageLinks
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.graph import partner
+from bagpipe.schedule.loop import Template
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.seats import Seat, StepProgram
+from bagpipe.stages.batches import Batches, StageBatch
+from bagpipe.stages.channel import Channel, Link
+from bagpipe.stages.seat import LossSum, SeatRunner, Wiring
+from bagpipe.stages.source import SourceRunner
+from bagpipe.stages.staged import StagedModel, StageValue
+
+__all__ = ["StageBatch", "StageRuntime"]
+
+_SEAT_ACTIONS: Mapping[str, Callable[[SeatRunner], Handler]] = {
+    "F": lambda seat: seat.forward,
+    "B": lambda seat: seat.backward,
+    "I": lambda seat: seat.backward_inputs,
+    "W": lambda seat: seat.backward_weights,
+    "REC": lambda seat: seat.recompute,
+}
+
+
+class StageRuntime:
+    """Runs the seats and sources of one process. Each lane's handlers are called by one thread.
+
+    Args:
+        staged: the model. Its parameters may be changed in place between batches, not exchanged for others.
+        step: the program of a batch.
+        process: position of this process in its replica.
+        links: to the other processes; None if there is only one.
+        batch: number -> the batch; asked by all lanes until the batch's actions are over.
+        loss: of a head's logits and labels, both of one micro-batch.
+        dtype, label_shape: of the labels; the shape without the examples' dimension.
+        device: of all tensors.
+        seed: of the stages' random numbers.
+
+    Raises:
+        JobError: several processes and no links between them.
+    """
+
+    def __init__(
+        self,
+        staged: StagedModel,
+        step: StepProgram,
+        *,
+        process: int,
+        links: StageLinks | None,
+        batch: Callable[[int], StageBatch],
+        loss: LossSum,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        seed: int,
+        label_shape: tuple[int, ...] = (),
+    ) -> None:
+        if links is None and step.num_processes > 1:
+            raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
+        self._staged = staged
+        self._step = step
+        self._process = process
+        self._device = torch.device(device)
+        self._labels = len(staged.values)
+        labels = StageValue(
+            name="labels",
+            producer=len(staged.stages),
+            consumers=(),
+            shape=label_shape,
+            dtype=dtype,
+            wants_grad=False,
+        )
+        self._values = (*staged.values, labels)
+        self._micro = step.program.micro_per_batch
+        self._seats = {seat.number: seat for seat in step.seats}
+        self._channels = {(c.sender, c.receiver): c for c in self._make_channels(links)}
+        self._batches = Batches(
+            batch,
+            num_pipes=step.num_pipes,
+            units={number: (seat.pipe, self._micro[number]) for number, seat in self._seats.items()},
+            channels=list(self._channels.values()),
+        )
+        recomputed = {atom.stage for atom in step.program.atoms() if atom.op == "REC"}
+        self._runners: dict[int, SeatRunner] = {}
+        self._parameters: dict[int, list[tuple[Parameter, ...]]] = {}
+        for seat in step.seats:
+            if seat.process == process:
+                self._runners[seat.number] = SeatRunner(
+                    seat=seat,
+                    stage=staged.stages[seat.stage],
+                    module=self._module_of(seat),
+                    wiring=self._wiring(seat.number),
+                    units=self._micro[seat.number],
+                    wanting=frozenset(n for n, value in enumerate(self._values) if value.wants_grad),
+                    labels=self._labels,
+                    keeps_inputs_only=seat.number in recomputed,
+                    batches=self._batches,
+                    loss=loss,
+                    device=self._device,
+                    seed=seed,
+                )
+        self._sources = {source.number: source for source in step.sources if source.process == process}
+        self._source_runners = {number: self._source_runner(number) for number in self._sources}
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Handlers of this process's F, B, I, W, REC, SEND and RECV actions, by the text of their templates."""
+        found: dict[str, Handler] = {}
+        for lane in self._step.lanes_of(self._process):
+            for atom in (atom for action in self._step.program.lanes[lane] for atom in action.atoms):
+                text = Template(op=atom.op, stage=atom.stage, peer=atom.peer).text
+                if text in found:
+                    continue
+                if atom.op in _SEAT_ACTIONS:
+                    found[text] = _SEAT_ACTIONS[atom.op](self._runners[atom.stage])
+                elif OPS[atom.op].role in ("send", "recv"):
+                    found[text] = self._transfer(atom)
+        return found
+
+    def pool(self, number: int, batch: int) -> None:
+        """X_POOL of a source: look up the batch's examples, whose rows are current, for the stages.
+
+        Raises:
+            JobError: the batch has not the examples of the source's pipes.
+        """
+        self._source_runners[number].pool(batch)
+
+    def unpool(self, number: int, batch: int) -> None:
+        """X_UNPOOL of a source, the last of the process's actions of a batch that moves tensors between processes.
+
+        The rows get their gradients. Then waits until everything that this process sent in the batch has left.
+        """
+        self._source_runners[number].unpool(batch)
+        for channel in self._channels.values():
+            if channel.link is not None:
+                channel.settle_all()
+
+    def parameters(self, stage: int) -> tuple[tuple[Parameter, ...], ...]:
+        """Of a stage that runs here, per pipe its trainable parameters, in the order of `StagedModel.parameters_of`.
+
+        The first pipe's are the model's own. Those of others share their values, but have gradients of their own.
+        """
+        return tuple(self._parameters[stage])
+
+    def sum_pipes(self, stage: int) -> None:
+        """Add the gradients of a stage's further pipes to the model's, in the order of the pipes, and drop them."""
+        own, *others = self._parameters[stage]
+        for other in others:
+            for parameter, twin in zip(own, other, strict=True):
+                if twin.grad is not None:
+                    parameter.grad = twin.grad if parameter.grad is None else parameter.grad.add_(twin.grad)
+                    twin.grad = None
+
+    def loss_sum(self) -> Tensor:
+        """float64, on the device: sum of the losses of all examples whose heads ran here, in the order of the seats."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for runner in self._runners.values():
+            total += runner.loss_sum
+        return total
+
+    def peak_live(self) -> Mapping[int, int]:
+        """Seat -> most micro-batches that were between their F and their B, or W, at a time."""
+        return {number: runner.peak_live for number, runner in self._runners.items()}
+
+    def _make_channels(self, links: StageLinks | None) -> Iterator[Channel]:
+        """One per edge and direction with an end in this process, numbered as they come."""
+        processes = {seat.number: seat.process for seat in self._step.seats}
+        processes |= {source.number: source.process for source in self._step.sources}
+        sources = {source.number for source in self._step.sources}
+        number = 0
+        for (sender, receiver), (pipe, numbers) in sorted(self._edges().items()):
+            ends = (processes[sender], processes[receiver])
+            if self._process not in ends:
+                continue
+            link = None
+            if ends[0] != ends[1]:
+                assert links is not None, "checked above"
+                link = Link(links, ends[ends[0] == self._process], sender * len(processes) + receiver)
+            pooled = sender in sources and link is None  # whole: every taker copies its share
+            yield Channel(
+                number=number,
+                sender=sender,
+                receiver=receiver,
+                pipe=pipe,
+                numbers=numbers,
+                values=tuple(self._values[n] for n in numbers),
+                units=1 if pooled else self._micro[sender],
+                receiver_units=1 if receiver in sources else self._micro[receiver],
+                copies=pooled,
+                link=link,
+                device=self._device,
+            )
+            number += 1
+
+    def _edges(self) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
+        """(sender, receiver) -> pipe and the values, or those whose gradients, pass."""
+        found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+        num_stages = len(self._staged.stages)
+        for seat in self._step.seats:
+            stage = self._staged.stages[seat.stage]
+            by_producer: dict[int, set[int]] = {}
+            for value in (*stage.inputs, *((self._labels,) if stage.heads else ())):
+                by_producer.setdefault(self._values[value].producer, set()).add(value)
+            for producer, values in by_producer.items():
+                if producer == num_stages:
+                    sender = self._step.source_of(seat.pipe).number
+                else:
+                    sender = seat.pipe * num_stages + producer
+                found[sender, seat.number] = (seat.pipe, tuple(sorted(values)))
+                graded = tuple(value for value in sorted(values) if self._values[value].wants_grad)
+                if graded:
+                    found[seat.number, sender] = (seat.pipe, graded)
+        return found
+
+    def _module_of(self, seat: Seat) -> nn.Module:
+        """The stage's module, or a copy that shares parameters' values and buffers if another seat here has that."""
+        module = self._staged.stages[seat.stage].module
+        own = tuple(parameter for _, parameter in self._staged.parameters_of(seat.stage))
+        known = self._parameters.setdefault(seat.stage, [])
+        if not known:
+            known.append(own)
+            return module
+        twins: dict[int, object] = {
+            id(p): Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
+        }
+        known.append(tuple(twins[id(p)] for p in own))  # type: ignore[misc]
+        return copy.deepcopy(module, {**twins, **{id(buffer): buffer for buffer in module.buffers()}})
+
+    def _is_forward(self, sender: int, receiver: int) -> bool:
+        """Whether the channel carries values; otherwise gradients."""
+        place = self._seats.get(sender)
+        taker = self._seats.get(receiver)
+        if place is None or taker is None:
+            return place is None
+        return (place.stage, taker.stage) in self._staged.edges
+
+    def _wiring(self, number: int) -> Wiring:
+        into = [c for (_, receiver), c in sorted(self._channels.items()) if receiver == number]
+        out = [c for (sender, _), c in sorted(self._channels.items()) if sender == number]
+        return Wiring(
+            inputs=tuple(c for c in into if self._is_forward(c.sender, number)),
+            outputs=tuple(c for c in out if self._is_forward(number, c.receiver)),
+            taken=tuple(c for c in into if not self._is_forward(c.sender, number)),
+            given=tuple(c for c in out if not self._is_forward(number, c.receiver)),
+        )
+
+    def _source_runner(self, number: int) -> SourceRunner:
+        source = self._sources[number]
+        own = sorted(self._channels.items())
+        return SourceRunner(
+            source=source,
+            module=self._staged.source,
+            numbers=self._staged.source_values,
+            labels=self._labels,
+            outputs={p: [c for (sender, _), c in own if sender == number and c.pipe == p] for p in source.pipes},
+            taken={p: [c for (_, receiver), c in own if receiver == number and c.pipe == p] for p in source.pipes},
+            batches=self._batches,
+        )
+
+    def _transfer(self, atom: Action) -> Handler:
+        """SEND or RECV; does nothing on an edge without values, or inside the process."""
+        if OPS[atom.op].role == "send":
+            other = partner(atom).stage
+            channel = self._channels.get((atom.stage, other))
+            return _nothing if channel is None or channel.link is None else channel.send
+        other = atom.peer if atom.peer is not None else atom.stage + (1 if atom.op == "RECV_B" else -1)
+        channel = self._channels.get((other, atom.stage))
+        return _nothing if channel is None or channel.link is None else partial(self._receive, channel)
+
+    def _receive(self, channel: Channel, index: int) -> None:
+        batch, unit = divmod(index, channel.units)
+        flow = self._batches.get(batch)[1].flows[channel.number]
+        num_examples = flow.starts[unit + 1] - flow.starts[unit]
+        if num_examples:
+            channel.receive(index, num_examples, flow.users[unit])
+
+
+def _nothing(index: int) -> None:
+    """For an action that moves no tensor."""

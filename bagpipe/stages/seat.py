@@ -1,0 +1,236 @@
+"""`SeatRunner`: forwards and backwards of one seat, a stage in one pipe.
+
+    F    take inputs ──> leaves ──module──> outputs ──> put to consumers; loss of its heads
+    B    take gradients, sum those of several consumers ──> backward ──> put the leaves' gradients to producers
+    I W  the halves of B        REC   the forward again, after a forward that kept its inputs only
+
+Gradients of an output add up in the order of its consumers' numbers, those of parameters in the order of the row. What
+a micro-batch made lives from its F to its B, or W. An empty micro-batch does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bagpipe.errors import JobError
+from bagpipe.schedule.seats import Seat
+from bagpipe.stages.backward import Graph, Kept, SplitBackward, backward
+from bagpipe.stages.batches import Batches, Shares, StageBatch
+from bagpipe.stages.channel import Channel, owned
+from bagpipe.stages.seeding import mixed_seed, seeded
+from bagpipe.stages.staged import StageModule
+
+__all__ = ["LossSum", "SeatRunner", "Wiring"]
+
+T = TypeVar("T")
+
+#: (head, logits, labels) -> sum of the losses of the examples.
+LossSum = Callable[[int, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """The channels of a seat, by ascending number of the other end.
+
+    Attributes:
+        inputs: from producers.
+        outputs: to consumers.
+        taken: gradients from consumers.
+        given: gradients to producers.
+    """
+
+    inputs: tuple[Channel, ...]
+    outputs: tuple[Channel, ...]
+    taken: tuple[Channel, ...]
+    given: tuple[Channel, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """One micro-batch between its F and its B, or W: inputs by value, the graph, what W needs of I."""
+
+    leaves: dict[int, Tensor]
+    graph: Graph | None = None
+    kept: Kept | None = None
+
+
+class SeatRunner:
+    """One seat. Its actions come from one thread.
+
+    Args:
+        seat: which.
+        stage: its stage.
+        module: the stage's module, or a copy with gradients of its own.
+        wiring: its channels.
+        units: its micro-batches per batch.
+        wanting: values that want a gradient.
+        labels: the number under which labels arrive.
+        keeps_inputs_only: forwards are followed by REC.
+        batches: of the process.
+        loss: of a head.
+        device, seed: of its random numbers.
+
+    Attributes:
+        peak_live: most micro-batches between F and B, or W, at a time.
+        loss_sum: float64, sum over all examples so far, on the device.
+    """
+
+    def __init__(
+        self,
+        *,
+        seat: Seat,
+        stage: StageModule,
+        module: nn.Module,
+        wiring: Wiring,
+        units: int,
+        wanting: frozenset[int],
+        labels: int,
+        keeps_inputs_only: bool,
+        batches: Batches,
+        loss: LossSum,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.seat = seat
+        self.module = module
+        self.peak_live = 0
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._stage = stage
+        self._wiring = wiring
+        self._units = units
+        self._wanting = wanting
+        self._labels = labels
+        self._keeps_inputs_only = keeps_inputs_only
+        self._batches = batches
+        self._loss = loss
+        self._device = device
+        self._seed = seed
+        self._live: dict[int, _Live] = {}
+        self._split: SplitBackward | None = None
+        self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
+        self._graded = sorted({number for channel in wiring.taken for number in channel.numbers})
+        answering = {channel.sender for channel in wiring.taken}
+        self._answered = [channel for channel in wiring.outputs if channel.receiver in answering]
+
+    def forward(self, index: int) -> None:
+        batch, unit = divmod(index, self._units)
+        given, shares = self._batches.get(batch)
+        starts = shares.seats[self.seat.number]
+        if starts[unit] == starts[unit + 1]:
+            return
+        torch.get_num_threads()  # a new thread takes over torch.set_num_threads only when asked; MKL does not ask
+        live = self._live[index] = _Live(self._take_inputs(shares, batch, unit))
+        self.peak_live = max(self.peak_live, len(self._live))
+        with torch.set_grad_enabled(not self._keeps_inputs_only):
+            outputs, total = self._run(live, given, shares, batch, unit)
+        if not self._keeps_inputs_only:
+            live.graph = self._graph(live, outputs, total, given)
+        if total is not None:
+            self.loss_sum += total.detach()
+        sent = {number: owned(outputs[number]) for number in self._sent}
+        for channel in self._wiring.outputs:
+            users = shares.flows[channel.number].users[unit]
+            channel.put(index, [sent[number] for number in channel.numbers], users)
+
+    def recompute(self, index: int) -> None:
+        live = self._live.get(index)
+        if live is not None:
+            batch, unit = divmod(index, self._units)
+            given, shares = self._batches.get(batch)
+            live.graph = self._graph(live, *self._run(live, given, shares, batch, unit), given)
+
+    def backward(self, index: int) -> None:
+        live = self._live.pop(index, None)
+        if live is not None:
+            backward(_present(live.graph), self._take_gradients(index))
+            self._give_gradients(index, live)
+
+    def backward_inputs(self, index: int) -> None:
+        live = self._live.get(index)
+        if live is not None:
+            if self._split is None:
+                self._split = SplitBackward([p for p in self.module.parameters() if p.requires_grad])
+            live.kept = self._split.inputs(_present(live.graph), self._take_gradients(index))
+            self._give_gradients(index, live)
+            live.graph, live.leaves = None, {}
+
+    def backward_weights(self, index: int) -> None:
+        live = self._live.pop(index, None)
+        if live is not None:
+            assert self._split is not None, "the schedule has been checked: I comes before W"
+            self._split.weights(_present(live.kept))
+
+    def _take_inputs(self, shares: Shares, batch: int, unit: int) -> dict[int, Tensor]:
+        leaves: dict[int, Tensor] = {}
+        for channel in self._wiring.inputs:
+            made = shares.flows[channel.number].made[unit]
+            for number, tensor in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
+                # A leaf of its own: another stage may take the same tensor.
+                leaf = tensor.detach()
+                leaves[number] = leaf.requires_grad_() if number in self._wanting else leaf
+        return leaves
+
+    def _run(
+        self, live: _Live, given: StageBatch, shares: Shares, batch: int, unit: int
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        """Outputs by value, and the sum of the examples' losses if there are heads."""
+        stage, leaves = self._stage, live.leaves
+        arguments = [leaves[number] for number in stage.inputs]
+        if stage.uses_random:
+            first = given.first_example + shares.pipes[self.seat.pipe] + shares.seats[self.seat.number][unit]
+            with seeded(mixed_seed(self._seed, batch, self.seat.stage, first), self._device):
+                results = self.module(*arguments)
+        else:
+            results = self.module(*arguments)
+        outputs: dict[int, Tensor] = dict(zip(stage.outputs, results, strict=True))
+        total: Tensor | None = None
+        for head, number in stage.heads:
+            term = self._loss(head, outputs[number], leaves[self._labels])
+            total = term if total is None else total + term
+        return outputs, total
+
+    def _graph(self, live: _Live, outputs: dict[int, Tensor], total: Tensor | None, given: StageBatch) -> Graph:
+        roots = [outputs[number] for number in self._graded]
+        if total is not None:
+            roots.append(total / given.num_global_examples)
+        return Graph([leaf for leaf in live.leaves.values() if leaf.requires_grad], roots)
+
+    def _take_gradients(self, index: int) -> list[Tensor]:
+        """One per output that gets any."""
+        if not self._wiring.taken:
+            return []
+        batch, unit = divmod(index, self._units)
+        shares = self._batches.get(batch)[1]
+        sums: dict[int, Tensor] = {}
+        for channel in self._wiring.taken:
+            made = shares.flows[channel.number].made[unit]
+            for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
+                sums[number] = sums[number] + gradient if number in sums else gradient
+        for channel in self._answered:
+            channel.settle(index)
+        return [sums[number] for number in self._graded]
+
+    def _give_gradients(self, index: int, live: _Live) -> None:
+        """Contiguous, as a message must be: that of a concatenation's input is a slice."""
+        if not self._wiring.given:
+            return
+        batch, unit = divmod(index, self._units)
+        shares = self._batches.get(batch)[1]
+        for channel in self._wiring.given:
+            gradients = []
+            for number in channel.numbers:
+                leaf = live.leaves[number]
+                gradients.append(torch.zeros_like(leaf) if leaf.grad is None else owned(leaf.grad))
+            channel.put(index, gradients, shares.flows[channel.number].users[unit])
+
+
+def _present(kept: T | None) -> T:
+    """What an earlier action of the same micro-batch left."""
+    if kept is None:
+        raise JobError("a backward came before its forward: the schedule was not checked")
+    return kept

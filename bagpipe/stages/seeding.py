@@ -1,0 +1,48 @@
+"""Random numbers of a stage's forward: a function of seed, batch, stage and example, not of who ran what before.
+
+A recomputed forward draws the same numbers, and so does the same micro-batch on another rank or in another thread. The
+generator belongs to the whole process, so only one seeded forward runs at a time, and leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["mixed_seed", "seeded"]
+
+_GENERATOR = threading.Lock()
+_MASK = (1 << 64) - 1
+
+
+def mixed_seed(*numbers: int) -> int:
+    """63 bits from the numbers, in which each of theirs counts (splitmix64's finaliser, Steele et al. 2014)."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, the default generator of the device starts from `seed`; afterwards it goes on as if nothing happened."""
+    with _GENERATOR:
+        if device.type == "cuda":
+            kept = torch.cuda.get_rng_state(device)
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        else:
+            kept = torch.get_rng_state()
+            torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(kept, device)
+            else:
+                torch.set_rng_state(kept)

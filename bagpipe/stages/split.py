@@ -1,0 +1,279 @@
+"""`split`: a model as a `StagedModel`: a source and stages that compute just what the model does, bit for bit.
+
+    model ──trace, find_parts──> Parts ──by_names or chain_names──> {node: stage} ──cut──> source and stage modules
+
+A value goes from the stage that computes it to every stage that uses it; what the source gives to the same stages goes
+side by side in one tensor. Modules and parameters are the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import fx, nn
+
+from bagpipe.errors import InputError
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.stages import StageGraph
+from bagpipe.stages.assign import by_names, chain_names
+from bagpipe.stages.extract import extract
+from bagpipe.stages.operators import Parts, find_parts, function_name, named_parameters, operands
+from bagpipe.stages.staged import StagedModel, StageModule, StageValue
+from bagpipe.stages.trace import Traced, trace
+
+__all__ = ["cut", "find_dense_parts", "split", "split_parts"]
+
+#: Functions that draw random numbers.
+RANDOM_FUNCTIONS = frozenset(
+    {
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "rand",
+        "randn",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "bernoulli",
+        "normal",
+        "multinomial",
+        "rrelu",
+        "scaled_dot_product_attention",
+        "gumbel_softmax",
+    }
+)
+_RANDOM_MODULES = (nn.modules.dropout._DropoutNd, nn.RReLU)
+
+
+def split(
+    model: nn.Module,
+    *,
+    stages: int | Mapping[str, int],
+    num_dense: int,
+    dtype: torch.dtype,
+    costs: Mapping[str, float] | None = None,
+) -> StagedModel:
+    """Cut a model.
+
+    Args:
+        model: called as ``model(dense, sparse)``; gives logits or a tuple of them. Its parameters are real.
+        stages: how many, as a chain of equal cost; or stage number by path of a module or operator (see `by_names`).
+        num_dense: columns of the dense input.
+        dtype: of the dense input, of embeddings and parameters.
+        costs: per operator, for a chain (default: by shapes, the same in every process).
+
+    Raises:
+        InputError: the model cannot be traced; names, numbers or costs do not fit it; the stages feed each other in a
+            circle, share a parameter, or would pass on something that is no tensor of the examples.
+    """
+    return split_parts(find_dense_parts(model, num_dense=num_dense, dtype=dtype), stages=stages, costs=costs)
+
+
+def split_parts(
+    parts: Parts, *, stages: int | Mapping[str, int], costs: Mapping[str, float] | None = None
+) -> StagedModel:
+    """`split` of a model whose parts are known, from having been measured, say.
+
+    Raises:
+        InputError: as for `split`.
+    """
+    if isinstance(stages, int):
+        names = chain_names(parts, stages, costs)
+        return cut(parts, by_names(parts, names), _chain_titles(names))
+    return cut(parts, by_names(parts, stages), _titles(stages))
+
+
+def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype) -> Parts:
+    """Source and operators of a model.
+
+    Raises:
+        InputError: as for `split`.
+    """
+    return find_parts(trace(model), num_dense=num_dense, dtype=dtype)
+
+
+def cut(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> StagedModel:
+    """Modules of the stages.
+
+    Args:
+        parts: the model.
+        stage_of: stage of every node of the dense part.
+        titles: names of the stages, by number.
+
+    Raises:
+        InputError: the stages feed each other in a circle, share a parameter, or pass on no tensor of the examples.
+    """
+    _check_parameters(parts, stage_of, titles)
+    _check_order(parts, stage_of, titles)
+    flows = _flows(parts, stage_of, len(titles))
+    from_source = [flow.nodes for flow in flows if flow.producer == len(titles)]
+    _, sparse = (node for node in parts.traced.graph.nodes if node.op == "placeholder")
+    return StagedModel(
+        model=parts.traced.model,
+        source=extract(parts, "Source", parts.source, [(parts.dense,), (sparse,)], from_source),
+        stages=tuple(_stage(parts, stage_of, flows, number, title) for number, title in enumerate(titles)),
+        values=tuple(_value(parts, flow) for flow in flows),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Flow:
+    """Nodes whose results leave their stage or the source, as one value."""
+
+    nodes: tuple[fx.Node, ...]
+    producer: int
+    consumers: tuple[int, ...]
+
+
+def _flows(parts: Parts, stage_of: Mapping[fx.Node, int], num_stages: int) -> list[_Flow]:
+    """Those of the source first, then in the order of the forward."""
+    takers: dict[fx.Node, set[int]] = {}
+    for node in parts.dense_nodes:
+        for source in operands(node):
+            if stage_of.get(source, num_stages) != stage_of[node]:
+                takers.setdefault(source, set()).add(stage_of[node])
+    for head in parts.heads:
+        takers.setdefault(head, set())
+    pooled: dict[object, list[fx.Node]] = {}
+    made: list[_Flow] = []
+    for node in (node for node in parts.traced.graph.nodes if node in takers):
+        fact, consumers = parts.facts[node], tuple(sorted(takers[node]))
+        if not fact.by_example:
+            raise InputError(
+                f"{parts.traced.paths[node]}: its result goes to stages {list(consumers)} but is no tensor "
+                "with one row per example; name its users together with it"
+            )
+        if node in stage_of:
+            made.append(_Flow(nodes=(node,), producer=stage_of[node], consumers=consumers))
+        else:
+            pooled.setdefault((consumers, fact.dtype, fact.wants_grad), []).append(node)
+    together = [
+        _Flow(nodes=tuple(nodes), producer=num_stages, consumers=tuple(sorted(takers[nodes[0]])))
+        for nodes in pooled.values()
+    ]
+    return together + made
+
+
+def _value(parts: Parts, flow: _Flow) -> StageValue:
+    first = parts.facts[flow.nodes[0]]
+    assert first.dtype is not None  # a tensor, by the check of flows
+    name = parts.traced.paths.get(flow.nodes[0], flow.nodes[0].name)
+    more = len(flow.nodes) - 1
+    return StageValue(
+        name=f"{name} and {more} more" if more else name,
+        producer=flow.producer,
+        consumers=flow.consumers,
+        shape=(sum(parts.facts[node].elements for node in flow.nodes),) if more else first.shape,
+        dtype=first.dtype,
+        wants_grad=first.wants_grad,
+    )
+
+
+def _stage(
+    parts: Parts, stage_of: Mapping[fx.Node, int], flows: Sequence[_Flow], number: int, title: str
+) -> StageModule:
+    nodes = [node for node in parts.dense_nodes if stage_of[node] == number]
+    inputs = [n for n, flow in enumerate(flows) if number in flow.consumers]
+    outputs = [n for n, flow in enumerate(flows) if flow.producer == number]
+    places = {flow.nodes[0]: n for n, flow in enumerate(flows)}
+    _check_in_place(parts, nodes, {node for n in inputs for node in flows[n].nodes}, title)
+    taken, given = ([flows[n].nodes for n in numbers] for numbers in (inputs, outputs))
+    return StageModule(
+        name=title,
+        module=extract(parts, f"Stage{number}", nodes, taken, given),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        heads=tuple((n, places[head]) for n, head in enumerate(parts.heads) if stage_of[head] == number),
+        uses_random=any(_is_random(parts.traced, node) for node in nodes),
+    )
+
+
+def _is_random(traced: Traced, node: fx.Node) -> bool:
+    module = traced.called(node)
+    if module is not None:
+        return any(
+            isinstance(part, _RANDOM_MODULES) or float(getattr(part, "dropout", 0) or 0) > 0
+            for part in module.modules()
+            if not callable(getattr(part, "dropout", None))
+        )
+    return function_name(node).rstrip("_") in RANDOM_FUNCTIONS
+
+
+def _check_parameters(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:
+    first: dict[int, int] = {}
+    for node in parts.dense_nodes:
+        for name, parameter in named_parameters(parts.traced, node).items():
+            stage = first.setdefault(id(parameter), stage_of[node])
+            if stage != stage_of[node]:
+                raise InputError(
+                    f"parameter {name!r} is used in stages {stage} ({titles[stage]}) and {stage_of[node]} "
+                    f"({titles[stage_of[node]]}); put its users into one stage"
+                )
+
+
+def _check_order(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:
+    edges = {
+        (stage_of[source], stage_of[node]): (source, node)
+        for node in parts.dense_nodes
+        for source in operands(node)
+        if source in stage_of and stage_of[source] != stage_of[node]
+    }
+    try:
+        StageGraph(micro_per_batch=(1,) * len(titles), edges=tuple(sorted(edges)))
+    except ScheduleError as error:
+        paths = parts.traced.paths
+        cycle = [int(stage) for stage in str(error).rpartition(": ")[2].split(" -> ")]
+        spelt = "; ".join(
+            f"{paths[edges[pair][0]]} of stage {pair[0]} feeds {paths[edges[pair][1]]} of stage {pair[1]}"
+            for pair in pairwise(cycle)
+        )
+        raise InputError(f"{error}: {spelt}") from None
+
+
+def _check_in_place(parts: Parts, nodes: Sequence[fx.Node], inputs: set[fx.Node], title: str) -> None:
+    for node in nodes:
+        changed = node.args[0] if node.args else None
+        if changed in inputs and _is_in_place(parts.traced, node):
+            raise InputError(
+                f"{parts.traced.paths[node]}: changes an input of stage {title} in place; "
+                "make it return a new tensor, or put it into the stage that computes its input"
+            )
+
+
+def _is_in_place(traced: Traced, node: fx.Node) -> bool:
+    name = function_name(node)
+    return (
+        bool(getattr(traced.called(node), "inplace", False))
+        or bool(node.kwargs.get("inplace", False))
+        or (name.endswith("_") and not name.endswith("__"))
+        or (getattr(node.target, "__module__", "") == "_operator" and name in _IN_PLACE_OPERATORS)
+    )
+
+
+_IN_PLACE_OPERATORS = frozenset(
+    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul", "setitem"}
+)
+
+
+def _titles(stages: Mapping[str, int]) -> list[str]:
+    """Names of one stage joined, by stage number."""
+    return [
+        "+".join(name for name, stage in stages.items() if stage == number)
+        for number in range(max(stages.values(), default=-1) + 1)
+    ]
+
+
+def _chain_titles(stages: Mapping[str, int]) -> list[str]:
+    """First to last operator's module at the top."""
+    titles = []
+    for number in range(max(stages.values()) + 1):
+        tops = [name.partition(".")[0] for name, stage in stages.items() if stage == number]
+        titles.append(tops[0] if tops[0] == tops[-1] else f"{tops[0]} to {tops[-1]}")
+    return titles

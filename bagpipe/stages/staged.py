@@ -1,0 +1,112 @@
+"""`StagedModel`: a model cut into a source and dense stages. What flows between them are tensors, example by example.
+
+    (dense, sparse) ──source──> values ──stage 0, 1, …──> values ──> outputs (logits) of the stages that have a loss
+
+Rule of this file: *the first dimension of every value is the examples'*, so that a micro-batch is a slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bagpipe.schedule.stages import StageGraph
+
+__all__ = ["StageModule", "StageValue", "StagedModel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageValue:
+    """One tensor that leaves a stage or the source.
+
+    Attributes:
+        name: as in the traced graph.
+        producer: stage number; the number of stages for the source.
+        consumers: stages that take it, ascending; empty for a model output that nobody else takes.
+        shape: without the examples' dimension.
+        dtype: of its elements.
+        wants_grad: consumers give a gradient back.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    wants_grad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageModule:
+    """One dense stage.
+
+    Attributes:
+        name: for people.
+        module: takes the inputs as positional arguments, returns a tuple with the outputs.
+        inputs, outputs: numbers of values, in the order of arguments and results.
+        heads: model outputs computed here: (position in the model's outputs, number of the value).
+        uses_random: its forward draws random numbers (dropout).
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    heads: tuple[tuple[int, int], ...] = ()
+    uses_random: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagedModel:
+    """A model in stages. Stage modules and source share parameters and submodules with `model`.
+
+    Attributes:
+        model: the whole model, called as ``model(dense, sparse)``.
+        source: ``source(dense, sparse)`` returns a tuple: the values whose producer is the source, in order.
+        stages: by number.
+        values: by number.
+    """
+
+    model: nn.Module
+    source: nn.Module
+    stages: tuple[StageModule, ...]
+    values: tuple[StageValue, ...]
+
+    @property
+    def source_values(self) -> tuple[int, ...]:
+        """Numbers of the values that the source makes."""
+        return tuple(n for n, value in enumerate(self.values) if value.producer == len(self.stages))
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """(producer, consumer) among the stages, sorted, each once."""
+        found = {(v.producer, c) for v in self.values for c in v.consumers if v.producer < len(self.stages)}
+        return tuple(sorted(found))
+
+    @property
+    def source_edges(self) -> tuple[tuple[int, bool], ...]:
+        """(stage, whether a gradient comes back) for every stage that takes values of the source; losses take labels."""
+        fed = {c for n in self.source_values for c in self.values[n].consumers}
+        graded = {c for n in self.source_values for c in self.values[n].consumers if self.values[n].wants_grad}
+        with_loss = {number for number, stage in enumerate(self.stages) if stage.heads}
+        return tuple((stage, stage in graded) for stage in sorted(fed | with_loss))
+
+    def graph(self, microbatches: int) -> StageGraph:
+        """The stages, each with as many micro-batches.
+
+        Raises:
+            ScheduleError: the number is below 1.
+        """
+        return StageGraph(
+            micro_per_batch=(microbatches,) * len(self.stages),
+            edges=self.edges,
+            names=tuple(stage.name for stage in self.stages),
+        )
+
+    def parameters_of(self, stage: int) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name in the whole model and parameter, for the trainable parameters of a stage, in the model's order."""
+        own = {id(parameter) for parameter in self.stages[stage].module.parameters()}
+        return ((name, p) for name, p in self.model.named_parameters() if id(p) in own and p.requires_grad)

@@ -1,0 +1,221 @@
+"""`trace`: a model's forward as an FX graph, with embedding collections and torch's own modules as single nodes.
+
+    model(dense, sparse) ──Tracer──> Traced: graph module, a path for every node, collections ──> facts, operators
+
+A node's path is where it was called: the module's path for a module, the caller's path and the node's name for a
+function. Tracing patches torch's module call while it runs, so no other thread may call a module meanwhile.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bagpipe.errors import InputError
+
+__all__ = ["Traced", "batch_dependent_modules", "device_of", "is_collection", "trace"]
+
+#: Modules whose output for an example depends on the other examples, by torch's class (subclasses included).
+_BATCH_DEPENDENT = (nn.modules.batchnorm._NormBase,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Traced:
+    """A traced model.
+
+    Attributes:
+        model: as given.
+        module: the graph and all modules, parameters and buffers it names, shared with the model.
+        paths: per node but placeholders and output, its path; different for all.
+        dead_paths: paths of nodes that no output depends on.
+    """
+
+    model: nn.Module
+    module: fx.GraphModule
+    paths: Mapping[fx.Node, str]
+    dead_paths: tuple[str, ...]
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+    def called(self, node: fx.Node) -> nn.Module | None:
+        """The module that a node calls; None: it calls none."""
+        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def is_collection(self, node: fx.Node) -> bool:
+        module = self.called(node)
+        return module is not None and is_collection(module)
+
+    def parameters_of(self, node: fx.Node) -> dict[str, nn.Parameter]:
+        """Name in the model and parameter, of what a node names itself; embedding rows are none."""
+        if node.op == "get_attr":
+            value = _attribute(self.module, str(node.target))
+            return {str(node.target): value} if isinstance(value, nn.Parameter) else {}
+        module = self.called(node)
+        if module is None or is_collection(module):
+            return {}
+        return {f"{node.target}.{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def trace(model: nn.Module) -> Traced:
+    """The forward of a model, as it is in training.
+
+    Args:
+        model: called as ``model(dense, sparse)``. Neither it nor its mode is changed.
+
+    Raises:
+        InputError: its forward cannot be followed: it looks at values, or walks over what an input holds.
+    """
+    modes = {module: module.training for module in model.modules()}
+    known = set(vars(model))
+    try:
+        model.train()
+        with _quiet(), _traceable_len(model):
+            graph = _Tracer().trace(model)
+        _check_inputs(graph, model)
+        module = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_refusal(model, error)) from error
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        for name in set(vars(model)) - known:
+            delattr(model, name)  # constants made in forward: the tracer hangs them on the model
+    dead = _remove_dead(graph)
+    module.recompile()
+    return Traced(model=model, module=module, paths=_paths(graph), dead_paths=dead)
+
+
+def is_collection(module: nn.Module) -> bool:
+    """Whether a module is an embedding collection: a cached one or torchrec's own, pooled or not."""
+    return hasattr(module, "embedding_bag_configs") or hasattr(module, "embedding_configs")
+
+
+def batch_dependent_modules(model: nn.Module) -> tuple[str, ...]:
+    """Paths of modules that mix examples in training, which a split into micro-batches would change: batch norms."""
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BATCH_DEPENDENT) and (module.track_running_stats or not _is_instance_norm(module))
+    )
+
+
+def _is_instance_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.instancenorm._InstanceNorm)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_collection(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what torch.fx says about names in torchrec and attributes of modules: nothing a user could change."""
+    logger = logging.getLogger("torch.fx._symbolic_trace")
+    was_disabled = logger.disabled
+    logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = was_disabled
+
+
+@contextmanager
+def _traceable_len(model: nn.Module) -> Iterator[None]:
+    """Record `len` of a traced value, which Python would want as an int at once, in every forward of the model."""
+
+    def recorded_len(value: Any) -> Any:
+        if isinstance(value, fx.Proxy):
+            return value.tracer.create_proxy("call_method", "size", (value, 0), {})
+        return len(value)
+
+    forwards = {id(scope): scope for module in model.modules() if (scope := _globals_of(module)) is not None}
+    scopes = [scope for scope in forwards.values() if "len" not in scope]
+    for scope in scopes:
+        scope["len"] = recorded_len
+    try:
+        yield
+    finally:
+        for scope in scopes:
+            del scope["len"]
+
+
+def _globals_of(module: nn.Module) -> dict[str, Any] | None:
+    """Names that a module's forward sees; None: torch's own modules are not walked into."""
+    function = inspect.unwrap(type(module).forward)
+    scope = getattr(function, "__globals__", None)
+    return None if scope is None or type(module).__module__.startswith("torch.nn") else scope
+
+
+def _check_inputs(graph: fx.Graph, model: nn.Module) -> None:
+    names = [node.name for node in graph.nodes if node.op == "placeholder"]
+    if len(names) != 2:
+        raise InputError(
+            f"model {type(model).__name__} must be called as model(dense, sparse), its forward takes {names}"
+        )
+
+
+def _refusal(model: nn.Module, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"model {type(model).__name__} cannot be cut into stages: its forward cannot be traced ({reason}); "
+        "move what depends on values into a module whose class fx takes as a leaf, or register it with torch.fx.wrap"
+    )
+
+
+def _remove_dead(graph: fx.Graph) -> tuple[str, ...]:
+    """Take out what no output depends on; returns its paths."""
+    paths = _paths(graph)
+    alive: set[fx.Node] = set()
+    todo = [node for node in graph.nodes if node.op == "output"]
+    while todo:
+        node = todo.pop()
+        if node not in alive:
+            alive.add(node)
+            todo.extend(node.all_input_nodes)
+    dead = [node for node in graph.nodes if node not in alive and node.op != "placeholder"]
+    for node in reversed(dead):
+        graph.erase_node(node)
+    return tuple(paths[node] for node in dead)
+
+
+def _paths(graph: fx.Graph) -> dict[fx.Node, str]:
+    paths: dict[fx.Node, str] = {}
+    taken: set[str] = set()
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        caller = stack[-1][0] if stack else ""
+        path = (
+            str(node.target) if node.op in ("call_module", "get_attr") else ".".join(filter(None, (caller, node.name)))
+        )
+        if path in taken:  # a module called again
+            path = f"{path}.{node.name}"
+        taken.add(path)
+        paths[node] = path
+    return paths
+
+
+def _attribute(module: nn.Module, target: str) -> Any:
+    parent, _, name = target.rpartition(".")
+    return getattr(module.get_submodule(parent), name)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a model computes: its first real parameter's device."""
+    return next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bagpipe.errors import InputError
+from bagpipe.partition.operators import Cost
+from bagpipe.schedule.actions import parse
+from bagpipe.schedule.simulate import simulate
+from bagpipe.schedule.stages import dense_program
+from bagpipe.stages import measure
+from bagpipe.stages.measure import operator_graph, stage_costs, time_stage
+from bagpipe.stages.split import find_dense_parts, split
+from tests.stages.test_split import TwoHeads
+from tests.stages.whole_models import NUM_DENSE, library_model
+
+
+def test_costs_are_those_the_simulator_takes() -> None:
+    staged = split(library_model("dlrm"), stages=2, num_dense=NUM_DENSE, dtype=torch.float64)
+    costs = stage_costs(staged, 4, repeats=2)
+    assert set(costs) == {f"{stage}{op}" for stage in range(2) for op in "FBIW"}
+    assert all(seconds > 0 for seconds in costs.values())
+    rows = [[parse(text) for text in row] for row in (("0F0", "0B0"), ("1F0", "1B0"))]
+    program = dense_program(staged.graph(1), rows)
+    assert simulate(program, costs).makespan == pytest.approx(sum(costs[key] for key in ("0F", "1F", "1B", "0B")))
+
+
+def test_measuring_changes_nothing() -> None:
+    model = TwoHeads()
+    staged = split(model, stages={"trunk": 0, "click": 1, "buy": 2}, num_dense=2, dtype=torch.float32)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    stage_costs(staged, 3, repeats=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_operator_graph_is_that_of_the_model_with_its_bytes() -> None:
+    parts = find_dense_parts(library_model("dlrm"), num_dense=NUM_DENSE, dtype=torch.float64)
+    graph = operator_graph(parts, examples=(2, 8), repeats=1)
+    assert [item.name for item in graph.operators] == [item.name for item in parts.operators]
+    assert graph.edges[:2] == (
+        ("dense_arch.model._mlp.0._linear", "dense_arch.model._mlp.1._linear"),
+        ("dense_arch.model._mlp.1._linear", "dense_arch.model._mlp.2._linear"),
+    )
+    first, last = graph.operators[0], graph.operators[-1]
+    assert first.param_bytes == 8 * (NUM_DENSE * 8 + 8)
+    assert first.output_bytes == 8 * 8
+    assert first.activation_bytes == 8 * 8  # relu keeps what it gives; the layer keeps its input only
+    assert last.output_bytes == 0
+    assert all(item.forward.at(8) > 0 and item.backward.at(8) > 0 for item in graph.operators)
+    again = type(graph).from_json(graph.to_json())
+    assert again.operators == graph.operators
+    assert [tuple(edge) for edge in again.edges] == list(graph.edges)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [
+        ((3.0, 5.0), Cost(fixed_s=1.0, per_example_s=1.0)),
+        ((5.0, 3.0), Cost(fixed_s=4.0)),
+        ((1.0, 3.0), Cost(per_example_s=(1.0 * 2 + 3.0 * 4) / 20)),
+    ],
+)
+def test_lines_have_no_part_below_zero(seconds: tuple[float, float], line: Cost) -> None:
+    assert measure._line((2, 4), seconds) == line
+
+
+def test_operators_alone_are_scaled_to_the_whole() -> None:
+    assert measure._scaled([[1.0, 2.0], [3.0, 6.0]], [2.0, 4.0]) == [[0.5, 1.0], [1.5, 3.0]]
+
+
+def test_sizes_that_show_nothing_are_refused() -> None:
+    parts = find_dense_parts(TwoHeads(), num_dense=2, dtype=torch.float32)
+    with pytest.raises(InputError, match=r"at least two sizes of a micro-batch to measure, got \[4, 4\]"):
+        operator_graph(parts, examples=(4, 4))
+    staged = split(TwoHeads(), stages=1, num_dense=2, dtype=torch.float32)
+    with pytest.raises(InputError, match="at least 1 example and 1 repeat, got 0 and 20"):
+        time_stage(staged, 0, 0)

@@ -1,0 +1,141 @@
+"""Every schedule on every shape of model equals one device; lanes, one thread, and ranks give the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.errors import JobError
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.check import in_flight
+from bagpipe.stages.runtime import StageRuntime
+from tests.peers.threads import run_threads
+from tests.stages.models import MODELS, make
+from tests.stages.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
+
+#: Models of four stages, which every schedule takes.
+OF_FOUR = ("chain4", "dropout", "diamond", "skips", "two-heads", "aside")
+SCHEDULES = tuple(DENSE_SCHEDULES)
+RANDOM = "dropout"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", [*OF_FOUR, "branches"])
+def test_a_schedule_equals_one_device_and_the_interpreter(model: str, schedule: str) -> None:
+    case = Case(model=model, schedule=schedule, micro=8, sizes=(16, 13))
+    result = run_in_process(case)
+    if model != RANDOM:
+        result.assert_close(reference(case))
+    one = Case(model=model, schedule=schedule, micro=8, sizes=(16,))
+    Worker(one, one.step()).interpret().assert_same(run_in_process(one))
+
+
+@pytest.mark.parametrize("model", OF_FOUR)
+def test_runs_are_the_same_bits_with_and_without_recomputation(model: str) -> None:
+    for schedule in ("1f1b", "zb-h1", "chimera"):
+        case = Case(model=model, schedule=schedule, micro=4, sizes=(16, 13))
+        again = Case(model=model, schedule=schedule, micro=4, sizes=(16, 13), recompute=True)
+        run_in_process(again).assert_same(run_in_process(case))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_micro_batches_may_be_ragged_or_empty(schedule: str) -> None:
+    case = Case(model="diamond", schedule=schedule, micro=8, sizes=(5, 1, 16, 3))
+    run_in_process(case).assert_close(reference(case))
+
+
+@settings(max_examples=12)
+@given(
+    model=st.sampled_from(["diamond", "skips", "two-heads", "aside"]),
+    micro=st.tuples(*[st.integers(1, 6)] * 4),
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=3),
+)
+def test_stages_may_differ_in_micro_batches(model: str, micro: tuple[int, ...], sizes: list[int]) -> None:
+    case = Case(model=model, schedule="graph", micro=micro, sizes=tuple(sizes))
+    result = run_in_process(case)
+    result.assert_close(reference(case))
+    run_in_process(case).assert_same(result)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_live_activations_are_those_of_the_schedule(schedule: str) -> None:
+    case = Case(model="chain4", schedule=schedule, micro=8, sizes=(16,))
+    result, step = run_in_process(case), case.step()
+    for number, actions in enumerate(step.program.lanes[lane] for lane in step.lanes_of(0)):
+        own = {seat.number for seat in step.seats if seat.position == number}
+        assert max(result.peak_live[seat] for seat in own) <= in_flight(actions)
+        assert sum(result.peak_live[seat] for seat in own) >= in_flight(actions)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_ranks_give_the_bits_of_one_process(schedule: str) -> None:
+    cases = [
+        Case(model="skips", schedule=schedule, micro=4, sizes=(16, 3)),
+        Case(model=RANDOM, schedule=schedule, micro=4, sizes=(9, 8), recompute=True),
+    ]
+    count = cases[0].num_ranks
+    for case in cases:
+        ended = run_threads(count, run_ranks_of, [case], count, timeout_s=30)
+        assert not any(end.error for end in ended), ended
+        result = merge(case, [end.value[0] for end in ended], count)
+        if schedule == "chimera":  # a row's gradient comes from two sources, so sums are bracketed differently
+            result.assert_close(run_in_process(case))
+        else:
+            result.assert_same(run_in_process(case))
+
+
+@pytest.mark.parametrize("schedule", ["graph", "1f1b"])
+def test_branches_of_different_sizes_over_ranks(schedule: str) -> None:
+    micro = (2, 2, 4, 4, 1, 2, 2, 8) if schedule == "graph" else 4
+    case = Case(model="branches", schedule=schedule, micro=micro, sizes=(16, 7))
+    ended = run_threads(8, run_ranks_of, [case], 8, timeout_s=30)
+    assert not any(end.error for end in ended), ended
+    merge(case, [end.value[0] for end in ended], 8).assert_same(run_in_process(case))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "zb-v"])
+def test_replicas_share_the_examples(schedule: str) -> None:
+    case = Case(model="chain4" if schedule == "zb-v" else "chain2", schedule=schedule, micro=4, sizes=(17, 4))
+    ended = run_threads(4, run_ranks_of, [case], 2, timeout_s=30)
+    assert not any(end.error for end in ended), ended
+    merge(case, [end.value[0] for end in ended], 2).assert_close(reference(case))
+
+
+@pytest.mark.parametrize("model", ["one", "chain2", "plain2"])
+def test_few_stages_are_a_pipeline_too(model: str) -> None:
+    case = Case(model=model, schedule="1f1b", micro=3, sizes=(16, 13))
+    run_in_process(case).assert_close(reference(case))
+
+
+def test_a_second_pipe_has_gradients_but_not_values_of_its_own() -> None:
+    case = Case(model="chain2", schedule="chimera")
+    worker = Worker(case, case.step())
+    own, twin = worker.runtime.parameters(1)
+    assert all(a is not b and a.data_ptr() == b.data_ptr() for a, b in zip(own, twin, strict=True))
+    assert {id(p) for p in own} == {id(p) for _, p in worker.staged.parameters_of(1)}
+    twin[0].grad = torch.ones_like(twin[0])
+    worker.runtime.sum_pipes(1)
+    assert torch.equal(own[0].grad, torch.ones_like(own[0]))
+    assert twin[0].grad is None
+
+
+def test_several_processes_need_links() -> None:
+    case = Case(model="chain2", schedule="1f1b")
+    with pytest.raises(JobError, match="2 processes run stages of a replica, but no links"):
+        StageRuntime(
+            make("chain2"),
+            case.step(2),
+            process=0,
+            links=None,
+            batch=lambda number: pytest.fail("asked"),
+            loss=loss_sum,
+            dtype=torch.float64,
+            device="cpu",
+            seed=0,
+        )
+
+
+def test_all_models_are_covered() -> None:
+    assert {*OF_FOUR, "branches", "one", "chain2", "plain2", "plain4"} == set(MODELS)

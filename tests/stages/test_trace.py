@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.errors import InputError
+from bagpipe.stages.trace import batch_dependent_modules, is_collection, trace
+from tests.stages.whole_models import library_model
+
+
+class Branching(nn.Module):
+    """Its forward asks for a value: which branch it takes cannot be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        if dense.sum() > 0:
+            return dense
+        logits: Tensor = self.layer(dense)
+        return logits
+
+
+class ThreeInputs(nn.Module):
+    def forward(self, dense: Tensor, sparse: object, more: Tensor) -> Tensor:
+        return dense
+
+
+class Repeated(nn.Module):
+    """One layer called twice, a constant made in forward, and something that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        self.unused(dense)
+        logits: Tensor = self.layer(torch.relu(self.layer(dense))) + torch.arange(2)
+        return logits
+
+
+def test_paths_are_those_of_modules_and_callers() -> None:
+    traced = trace(library_model("dlrm"))
+    paths = list(traced.paths.values())
+    assert len(set(paths)) == len(paths)
+    assert "over_arch.model.1" in paths
+    assert "inter_arch.bmm" in paths
+    (collection,) = (node for node in traced.graph.nodes if traced.is_collection(node))
+    assert traced.paths[collection] == "sparse_arch.embedding_bag_collection"
+    assert traced.parameters_of(collection) == {}
+
+
+def test_a_module_called_twice_has_two_paths_and_dead_code_is_gone() -> None:
+    model = Repeated()
+    traced = trace(model)
+    assert [path for path in traced.paths.values() if path.startswith("layer")] == ["layer", "layer.layer_1"]
+    assert traced.dead_paths == ("unused",)
+    assert set(vars(model)) == set(vars(Repeated()))
+    dense = torch.randn(3, 2)
+    assert torch.equal(traced.module(dense, None), model(dense, None))
+
+
+def test_a_model_in_evaluation_is_traced_as_in_training() -> None:
+    model = Repeated().eval()
+    assert not trace(model).model.training
+    assert not model.layer.training
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Branching(), r"model Branching cannot be cut into stages: .*control flow.*; move what depends on values"),
+        (ThreeInputs(), r"must be called as model\(dense, sparse\), its forward takes \['dense', 'sparse', 'more'\]"),
+    ],
+)
+def test_a_model_that_cannot_be_followed_is_refused_in_one_line(model: nn.Module, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        trace(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_batch_norms_are_named() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Sequential(nn.BatchNorm1d(2), nn.LayerNorm(2))})
+    model["c"] = nn.InstanceNorm1d(2)
+    assert batch_dependent_modules(model) == ("b.0",)
+
+
+def test_collections_are_known_by_their_shape() -> None:
+    class Bags(nn.Module):
+        def embedding_bag_configs(self) -> list[object]:
+            return []
+
+    assert is_collection(Bags())
+    assert not is_collection(nn.EmbeddingBag(2, 2))

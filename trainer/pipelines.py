@@ -1,0 +1,101 @@
+"""A job's dense pipeline from its configuration: which stages, in which order, on which ranks.
+
+pipeline.* ─> split(model) ─> StagedModel ─┬─> step_program ─> Mesh of the job's ranks ─> example shares for the cacher
+                                            └─> DensePipeline of this rank, linked to the others
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from bagpipe.cache.initial import TORCH_DTYPE
+from bagpipe.config import Config, PipelineConfig
+from bagpipe.errors import InputError
+from bagpipe.models import num_dense_inputs
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.step_program import find_schedule, step_program
+from bagpipe.schema import DataSchema
+from bagpipe.stages.balance import graph_names
+from bagpipe.stages.operators import Parts
+from bagpipe.stages.pipeline import Mesh
+from bagpipe.stages.split import find_dense_parts, split_parts
+from bagpipe.stages.staged import StagedModel
+from bagpipe.stages.trace import batch_dependent_modules
+
+__all__ = ["StagedJob", "stage_model"]
+
+#: What a job without a schedule runs if its batches are split: one stage, each micro-batch forward and backward.
+_ONE_STAGE = "1f1b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedJob:
+    """A model in stages, and who runs them."""
+
+    staged: StagedModel
+    mesh: Mesh
+
+
+def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> StagedJob | None:
+    """The stages of a model; None: it is trained whole.
+
+    Args:
+        model: its embedding collections converted.
+        data: columns of the data.
+        config: the job.
+        world_size: its ranks.
+
+    Raises:
+        InputError: the model cannot be cut so, mixes examples, or the ranks are not whole replicas of the pipeline.
+    """
+    pipeline = config.pipeline
+    if pipeline.schedule == "none" and pipeline.microbatches == 1:
+        return None
+    mixing = batch_dependent_modules(model)
+    if mixing and pipeline.microbatches > 1:
+        raise InputError(
+            f"pipeline.microbatches must be 1 for a model whose examples depend on each other ({mixing[0]}), "
+            f"got {pipeline.microbatches}"
+        )
+    schedule = _ONE_STAGE if pipeline.schedule == "none" else pipeline.schedule
+    chunks = pipeline.chunks or None
+    num_ranks = find_schedule(schedule).num_ranks(pipeline.stages, chunks)
+    if world_size > 1 and world_size % num_ranks:
+        raise InputError(
+            f"pipeline.stages: {schedule} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so the job "
+            f"must have 1 rank or a multiple of {num_ranks}, got {world_size}"
+        )
+    parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
+    staged = split_parts(parts, stages=_partition(parts, pipeline))
+    step = step_program(
+        staged.graph(pipeline.microbatches),
+        staged.source_edges,
+        schedule,
+        chunks=chunks,
+        num_processes=num_ranks if world_size > 1 else 1,
+        replicas=world_size // num_ranks or 1,
+        recompute=pipeline.recompute,
+    )
+    return StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
+
+
+def _partition(parts: Parts, pipeline: PipelineConfig) -> int | dict[str, int]:
+    """A number of stages, which then form a chain, or the stage of each module or operator that is named."""
+    if pipeline.partition == "auto":
+        if DENSE_SCHEDULES.get(pipeline.schedule) is None or DENSE_SCHEDULES[pipeline.schedule].linear:
+            return pipeline.stages
+        return graph_names(parts, pipeline.stages, pipeline.microbatches)
+    named = {}
+    for part in pipeline.partition.split(","):
+        name, _, stage = part.partition("=")
+        if name in named:
+            raise InputError(f"pipeline.partition names {name} twice")
+        named[name] = int(stage)
+    if set(named.values()) != set(range(pipeline.stages)):
+        raise InputError(
+            f"pipeline.partition must use the stages 0 to {pipeline.stages - 1} (pipeline.stages), "
+            f"got {sorted(set(named.values()))}"
+        )
+    return named
