@@ -1,0 +1,209 @@
+"""Partitions of a topological order into runs, the stages of a plain pipeline: dynamic programming on a chain.
+
+    order ──cut into runs──> stage 0 -> stage 1 -> …        what a later stage needs is relayed by every stage between
+
+    PipeDream: the least bottleneck               Alpa: the least sum of the stages + (M - 1) times the bottleneck
+
+Stage number s from the end has s micro-batches in flight. With ``relay=False`` the same runs are stages of a graph:
+tensors go straight to who needs them. All tables are computed for all runs (start, end) at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.partition.bisect import Layout
+from bagpipe.partition.cost import CostModel, Placed, Totals
+from bagpipe.partition.operators import members
+
+__all__ = ["ChainSearch", "live_bytes"]
+
+_Table = NDArray[np.float64]
+
+
+def live_bytes(model: CostModel, order: Sequence[int]) -> list[float]:
+    """Bytes per example that cross each boundary of a chain: tensors made before it and needed after it.
+
+    Boundary n lies before the n-th operator of `order`; there are ``len(order) + 1``.
+    """
+    graph = model.graph
+    crossing, before = [0.0], 0
+    for operator in order:
+        before |= 1 << operator
+        alive = (n for n in members(before) if graph.consumers[n] & ~before)
+        crossing.append(math.fsum(graph.operators[n].output_bytes for n in alive))
+    return crossing
+
+
+class ChainSearch:
+    """All runs of a topological order, priced.
+
+    Args:
+        model: prices the stages.
+        replicas: replica counts a stage may have.
+        microbatches: micro-batches per batch of every stage.
+        relay: a stage also passes on what stages after it need.
+        order: topological; default: the graph's.
+    """
+
+    def __init__(
+        self,
+        model: CostModel,
+        replicas: Sequence[int],
+        microbatches: int,
+        *,
+        relay: bool = True,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.replicas = np.array(sorted(r for r in replicas if r <= model.cluster.devices), dtype=np.int64)
+        self.microbatches = microbatches
+        self.order = tuple(model.graph.order if order is None else order)
+        self.sums = self._sums(relay)
+        self.times = self._times()
+        self.max_stages = min(len(self.order), model.cluster.devices)
+        # With unbounded memory a stage's place does not matter, and one table serves all places.
+        places = self.max_stages if model.cluster.memory_bytes < math.inf else 1
+        self.fits = np.stack([self._fits(place) for place in range(places)])
+
+    def _sums(self, relay: bool) -> dict[str, _Table]:
+        """Per field of `Totals`: [starts, ends], 0 where a run would end before it starts."""
+        size = len(self.order)
+        sums = {name: np.zeros((size, size + 1)) for name in Totals.__slots__}
+        live = live_bytes(self.model, self.order)
+        for start in range(size):
+            mask = 0
+            for end in range(start + 1, size + 1):
+                mask |= 1 << self.order[end - 1]
+                totals = self.model.totals(mask)
+                for name, table in sums.items():
+                    table[start, end] = getattr(totals, name)
+                if relay:
+                    sums["transfer_bytes"][start, end] = live[start] + live[end]
+        return sums
+
+    def _times(self) -> _Table:
+        """[replica choices, starts, ends]: `CostModel.time_per_example` of all runs at once; inf: no run."""
+        batch, cluster, sums = self.model.batch_examples, self.model.cluster, self.sums
+        d = self.replicas[:, None, None]
+        compute = sums["fixed_s"] * self.microbatches / batch + sums["per_example_s"] / d
+        transfer = sums["transfer_bytes"] / (cluster.bandwidth_bytes_per_s * d)
+        sync = 2 * (d - 1) / d * sums["param_bytes"] / cluster.bandwidth_bytes_per_s + 2 * (d - 1) * cluster.latency_s
+        times: _Table = np.maximum(compute, transfer) + sync / batch
+        times[:, ~np.triu(np.ones(times.shape[1:], dtype=np.bool_), 1)] = np.inf
+        return times
+
+    def _fits(self, place: int) -> NDArray[np.bool_]:
+        """[replica choices, starts, ends]: the run fits with `place` stages after it."""
+        count, batch = self.microbatches, self.model.batch_examples
+        examples = -(min(place + 1, count) * batch // -count)
+        cluster, sums = self.model.cluster, self.sums
+        activations = examples / self.replicas[:, None, None] * sums["activation_bytes"]
+        fits: NDArray[np.bool_] = cluster.weight_copies * sums["param_bytes"] + activations <= cluster.memory_bytes
+        return fits
+
+    def solve(self, target: float) -> Layout | None:
+        """The runs that keep every stage to `target` seconds per example with the fewest stages that the devices allow.
+
+        None: there are none.
+        """
+        if not self.replicas.size:
+            return None
+        devices_of = self._devices(target)
+        size = len(self.order)
+        # tables[s][n]: fewest devices for the operators from n on in at most s stages; cuts: where its first run ends
+        used = np.full(size + 1, np.inf)
+        used[size] = 0
+        tables, cuts = [used], []
+        for place in range(self.max_stages):
+            through = devices_of[min(place, len(devices_of) - 1)] + tables[-1][None, :]
+            cut = through.argmin(axis=1)
+            best = np.append(through[np.arange(size), cut], 0)
+            keep = tables[-1] <= best  # fewer stages do as well
+            tables.append(np.where(keep, tables[-1], best))
+            cuts.append(np.where(keep, -1, np.append(cut, -1)))
+            if tables[-1][0] <= self.model.cluster.devices:
+                return self._layout(cuts, devices_of)
+        return None
+
+    def _devices(self, target: float) -> _Table:
+        """[places, starts, ends]: fewest replicas with which a run keeps to the target and fits; inf: none."""
+        good = (np.isfinite(self.times) & (self.times <= target))[None] & self.fits
+        first = good.argmax(axis=1)
+        return np.where(good.any(axis=1), self.replicas[first], np.inf)
+
+    def _layout(self, cuts: Sequence[NDArray[np.int64]], devices_of: _Table) -> Layout:
+        stages, start = [], 0
+        for place in reversed(range(len(cuts))):
+            end = int(cuts[place][start])
+            if end >= 0:
+                devices = int(devices_of[min(place, len(devices_of) - 1)][start, end])
+                stages.append(self._placed(start, end, devices))
+                start = end
+        return tuple(stages)
+
+    def _placed(self, start: int, end: int, replicas: int) -> Placed:
+        mask = 0
+        for operator in self.order[start:end]:
+            mask |= 1 << operator
+        return Placed(mask, replicas, self.microbatches)
+
+    def bottleneck(self, layout: Layout) -> float:
+        """Seconds per example of the slowest stage of a layout of runs, what is relayed included."""
+        ends = np.cumsum([stage.mask.bit_count() for stage in layout]).tolist()
+        choice = {int(replicas): number for number, replicas in enumerate(self.replicas)}
+        runs = zip([0, *ends[:-1]], ends, layout, strict=True)
+        return max(float(self.times[choice[stage.replicas], start, end]) for start, end, stage in runs)
+
+    def least_total(self) -> tuple[float, Layout] | None:
+        """Alpa's objective, sum of the stages + (M - 1) times the slowest, in seconds of a step; and the best runs.
+
+        Every bottleneck that occurs is tried in ascending order, until (M - 1) times it is no better than the best.
+        """
+        micro_examples = self.model.batch_examples / self.microbatches
+        best: tuple[float, Layout] | None = None
+        for target in np.unique(self.times[np.isfinite(self.times)]).tolist():
+            if best is not None and self.microbatches * target * micro_examples >= best[0]:
+                break
+            found = self._least_sum(target)
+            if found is not None:
+                layout = found[1]
+                total = (found[0] + (self.microbatches - 1) * self.bottleneck(layout)) * micro_examples
+                if best is None or total < best[0]:
+                    best = total, layout
+        return best
+
+    def _least_sum(self, target: float) -> tuple[float, Layout] | None:
+        """Least sum of stage times with every stage at most `target`: a table over (stages, devices, start)."""
+        size, most = len(self.order), self.model.cluster.devices
+        allowed = np.where((self.times <= target)[None] & self.fits, self.times[None], np.inf)
+        none = np.full((most + 1, size + 1), np.inf)
+        none[:, size] = 0
+        tables, choices = [none], []
+        for place in range(self.max_stages):
+            new, choice = tables[-1].copy(), np.full((most + 1, size + 1, 2), -1)
+            times = allowed[min(place, len(allowed) - 1)]
+            for number, replicas in enumerate(self.replicas.tolist()):
+                for devices in range(replicas, most + 1):
+                    through = times[number] + tables[-1][devices - replicas][None, :]
+                    cut = through.argmin(axis=1)
+                    value = through[np.arange(size), cut]
+                    better = np.flatnonzero(value < new[devices, :size])
+                    new[devices, better] = value[better]
+                    choice[devices, better, 0] = cut[better]
+                    choice[devices, better, 1] = replicas
+            tables.append(new)
+            choices.append(choice)
+        if not np.isfinite(tables[-1][most, 0]):
+            return None
+        stages, start, devices = [], 0, most
+        for choice in reversed(choices):
+            end, replicas = choice[devices, start].tolist()
+            if end >= 0:
+                stages.append(self._placed(start, end, replicas))
+                start, devices = end, devices - replicas
+        return float(tables[-1][most, 0]), tuple(stages)

@@ -1,0 +1,208 @@
+"""What a stage costs: time per example, memory, and traffic; one model for all searches, so that they compare.
+
+    compute  = (M fixed + B per_example / d) / B          d replicas share every micro-batch; M micro-batches of B / M
+    transfer = (bytes in + bytes out) / (bandwidth d)     on a link, each way: activations in, gradients of outputs in;
+                                                          overlaps compute
+    sync     = (2 (d-1)/d params / bandwidth + 2 (d-1) latency) / B                 ring all-reduce after the batch
+    time per example = max(compute, transfer) + sync
+    memory   = weight_copies params + in-flight examples / d * activation bytes     of one device
+
+A tensor counts once where it is made and once in every stage that takes it. A chain also relays what later stages need.
+In flight: a stage has one micro-batch more than the deepest of its consumers (1F1B on a graph); for different sizes the
+least common multiple of both, and one more of its own where the consumer's are smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bagpipe.errors import InputError
+from bagpipe.partition.operators import OperatorGraph, members
+
+__all__ = ["Cluster", "CostModel", "Placed", "Totals", "in_flight_units"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The devices, all alike.
+
+    Attributes:
+        devices: how many.
+        memory_bytes: of each; infinite: not checked.
+        bandwidth_bytes_per_s: of each device's link, each way.
+        latency_s: from one device to another.
+        weight_copies: memory of a parameter in multiples of its size: 2 is the parameter and its gradient, 3 with
+            Adagrad's or momentum's state, 4 with Adam's.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    devices: int
+    memory_bytes: float = math.inf
+    bandwidth_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+    weight_copies: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise InputError(f"devices must be at least 1, got {self.devices}")
+        for name in ("memory_bytes", "bandwidth_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("latency_s", "weight_copies"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over the operators of a stage, forward and backward together; bytes and seconds are per example but for
+    the fixed seconds (per micro-batch) and the parameters."""
+
+    fixed_s: float
+    per_example_s: float
+    param_bytes: float
+    activation_bytes: float
+    transfer_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A stage as the searches know it: operators (a mask), data-parallel replicas, micro-batches per batch."""
+
+    mask: int
+    replicas: int
+    microbatches: int
+
+
+class CostModel:
+    """Costs of sets of operators of one graph on one cluster; sums are remembered.
+
+    Args:
+        graph: the operators.
+        cluster: the devices.
+        batch_examples: examples of a batch.
+
+    Raises:
+        InputError: the batch is empty.
+    """
+
+    def __init__(self, graph: OperatorGraph, cluster: Cluster, batch_examples: int) -> None:
+        if batch_examples < 1:
+            raise InputError(f"the batch must have at least 1 example, got {batch_examples}")
+        self.graph = graph
+        self.cluster = cluster
+        self.batch_examples = batch_examples
+        self._totals: dict[int, Totals] = {}
+
+    def totals(self, mask: int) -> Totals:
+        """Sums over the operators in `mask`."""
+        found = self._totals.get(mask)
+        if found is None:
+            own = [self.graph.operators[n] for n in members(mask)]
+            found = self._totals[mask] = Totals(
+                fixed_s=math.fsum(op.forward.fixed_s + op.backward.fixed_s for op in own),
+                per_example_s=math.fsum(op.forward.per_example_s + op.backward.per_example_s for op in own),
+                param_bytes=math.fsum(op.param_bytes for op in own),
+                activation_bytes=math.fsum(op.activation_bytes for op in own),
+                transfer_bytes=self._transfer_bytes(mask),
+            )
+        return found
+
+    def _transfer_bytes(self, mask: int) -> float:
+        graph = self.graph
+        taken = 0
+        leaving = []
+        for n in members(mask):
+            taken |= graph.producers[n]
+            if graph.consumers[n] & ~mask:
+                leaving.append(n)
+        crossing = [*leaving, *members(taken & ~mask)]
+        return math.fsum(graph.operators[n].output_bytes for n in crossing)
+
+    def time_per_example(self, totals: Totals, replicas: int, microbatches: int) -> float:
+        """Seconds per example of a stage; the slowest stage sets the pace."""
+        batch, bandwidth = self.batch_examples, self.cluster.bandwidth_bytes_per_s
+        compute = totals.fixed_s * microbatches / batch + totals.per_example_s / replicas
+        transfer = totals.transfer_bytes / (bandwidth * replicas)
+        return max(compute, transfer) + self.sync_s(totals, replicas) / batch
+
+    def sync_s(self, totals: Totals, replicas: int) -> float:
+        """Seconds to add up the gradients of the replicas, once per batch."""
+        if replicas == 1:
+            return 0.0
+        share = 2 * (replicas - 1) / replicas * totals.param_bytes / self.cluster.bandwidth_bytes_per_s
+        return share + 2 * (replicas - 1) * self.cluster.latency_s
+
+    def memory_bytes(self, totals: Totals, replicas: int, in_flight_examples: float) -> float:
+        """Bytes on each device of a stage."""
+        activations = in_flight_examples / replicas * totals.activation_bytes
+        return self.cluster.weight_copies * totals.param_bytes + activations
+
+    def fits(self, totals: Totals, replicas: int, in_flight_examples: float) -> bool:
+        """Whether a stage fits its devices."""
+        return self.memory_bytes(totals, replicas, in_flight_examples) <= self.cluster.memory_bytes
+
+    def least_replicas(
+        self, mask: int, microbatches: int, in_flight_examples: float, target: float, choices: Sequence[int]
+    ) -> int | None:
+        """The fewest of the ascending `choices` with which a stage meets `target` seconds per example and fits."""
+        totals = self.totals(mask)
+        if totals.fixed_s * microbatches / self.batch_examples > target:
+            return None
+        for replicas in choices:
+            if totals.per_example_s > target * replicas:
+                continue  # cheaper than the whole test; most masks fail here
+            if self.time_per_example(totals, replicas, microbatches) > target:
+                continue
+            if self.fits(totals, replicas, in_flight_examples):
+                return replicas
+        return None
+
+    def bottleneck(self, layout: Iterable[Placed]) -> float:
+        """Seconds per example of the slowest stage."""
+        return max(self.time_per_example(self.totals(s.mask), s.replicas, s.microbatches) for s in layout)
+
+    def in_flight(self, layout: Sequence[Placed]) -> list[int]:
+        """Examples in flight per stage of a layout in topological order: longest path to the end, no more than a batch.
+
+        A fraction of an example counts as one.
+        """
+        whole = math.lcm(*(stage.microbatches for stage in layout))
+        units = [0] * len(layout)
+        for number in reversed(range(len(layout))):
+            fed = 0
+            for operator in members(layout[number].mask):
+                fed |= self.graph.consumers[operator]
+            below = [
+                (units[later], layout[later].microbatches)
+                for later in range(number + 1, len(layout))
+                if fed & layout[later].mask
+            ]
+            units[number] = in_flight_units(layout[number].microbatches, below, whole)
+        return [-(n * self.batch_examples // -whole) for n in units]
+
+    def fits_all(self, layout: Sequence[Placed]) -> bool:
+        """Whether every stage of a layout in topological order fits its devices."""
+        in_flight = self.in_flight(layout)
+        return all(self.fits(self.totals(s.mask), s.replicas, n) for s, n in zip(layout, in_flight, strict=True))
+
+
+def in_flight_units(microbatches: int, below: Iterable[tuple[int, int]], whole: int) -> int:
+    """How much a stage has in flight, in parts of a batch cut into `whole`.
+
+    Args:
+        microbatches: micro-batches per batch of the stage; divides `whole`.
+        below: (units in flight, micro-batches) of the stages it feeds; none: a last stage.
+        whole: a common multiple of all micro-batch counts.
+    """
+    size = whole // microbatches
+    most = size
+    for units, other in below:
+        other_size = whole // other
+        more = size if other_size < size else 0
+        most = max(most, units + math.lcm(size, other_size) + more)
+    return min(whole, -(most // -size) * size)

@@ -1,0 +1,83 @@
+"""The oracle of the searches: every partition of a small graph, each with every choice of replicas and micro-batches.
+
+Nothing is shared with the searches but the price of one stage. Bell(8) = 4140 partitions of 8 operators.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from bagpipe.partition.bisect import Layout
+from bagpipe.partition.cost import CostModel, Placed
+from bagpipe.partition.operators import OperatorGraph
+
+__all__ = ["MAX_OPERATORS", "best_of_all", "orderings"]
+
+MAX_OPERATORS = 8
+
+
+def best_of_all(model: CostModel, replicas: Sequence[int], microbatches: Sequence[int]) -> tuple[float, Layout] | None:
+    """The least bottleneck of all valid layouts and one that has it, or None if none is valid.
+
+    Raises:
+        ValueError: more than `MAX_OPERATORS` operators.
+    """
+    if model.graph.size > MAX_OPERATORS:
+        raise ValueError(f"expected at most {MAX_OPERATORS} operators, got {model.graph.size}")
+    best: tuple[float, Layout] | None = None
+    choices = list(itertools.product(sorted(replicas), microbatches))
+    for masks in orderings(model.graph):
+        for layout in _choices(masks, choices, model.cluster.devices):
+            bottleneck = model.bottleneck(layout)
+            if (best is None or bottleneck < best[0]) and model.fits_all(layout):
+                best = bottleneck, layout
+    return best
+
+
+def _choices(
+    masks: tuple[int, ...], choices: Sequence[tuple[int, int]], devices: int, done: Layout = ()
+) -> Iterator[Layout]:
+    if len(done) == len(masks):
+        yield done
+        return
+    later = len(masks) - len(done) - 1
+    for replicas, count in choices:
+        if replicas + later <= devices:
+            yield from _choices(masks, choices, devices - replicas, (*done, Placed(masks[len(done)], replicas, count)))
+
+
+def orderings(graph: OperatorGraph) -> Iterator[tuple[int, ...]]:
+    """Every partition into stages that can be put in order, in one such order."""
+    for blocks in _partitions(graph.size):
+        ordered = _in_order(graph, blocks)
+        if ordered is not None:
+            yield ordered
+
+
+def _partitions(size: int) -> Iterator[list[int]]:
+    """All partitions of 0 … size-1 into masks."""
+    if size == 0:
+        yield []
+        return
+    for blocks in _partitions(size - 1):
+        for number in range(len(blocks)):
+            yield [*blocks[:number], blocks[number] | 1 << (size - 1), *blocks[number + 1 :]]
+        yield [*blocks, 1 << (size - 1)]
+
+
+def _in_order(graph: OperatorGraph, blocks: list[int]) -> tuple[int, ...] | None:
+    """The blocks so that each takes only from itself and those before it; None: they feed each other in a circle."""
+    left, done, ordered = list(blocks), 0, []
+    while left:
+        ready = next((b for b in left if all(not graph.producers[n] & ~(done | b) for n in _bits(b))), None)
+        if ready is None:
+            return None
+        left.remove(ready)
+        ordered.append(ready)
+        done |= ready
+    return tuple(ordered)
+
+
+def _bits(mask: int) -> list[int]:
+    return [n for n in range(mask.bit_length()) if mask >> n & 1]

@@ -1,0 +1,261 @@
+"""`OperatorGraph`: what a model computes and what each part costs, the only thing a partitioner needs to know of it.
+
+    JSON file or measurement ──> OperatorGraph ──> partitioners        sets of operators are bit masks of their numbers
+
+Costs are straight lines in the number of examples: a call has a fixed price (kernel starts) and one per example.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bagpipe.errors import InputError
+
+__all__ = ["Cost", "Operator", "OperatorGraph", "members", "union"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one call with n examples: ``fixed_s + n * per_example_s``."""
+
+    fixed_s: float = 0.0
+    per_example_s: float = 0.0
+
+    def at(self, examples: float) -> float:
+        """Seconds of a call with `examples` examples."""
+        return self.fixed_s + examples * self.per_example_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator; a stage takes it whole.
+
+    Attributes:
+        name: unique in its graph.
+        forward, backward: cost of one micro-batch; a full backward, of inputs and weights.
+        param_bytes: bytes of its parameters.
+        activation_bytes: bytes per example kept from forward to backward.
+        output_bytes: bytes per example of what its consumers take.
+    """
+
+    name: str
+    forward: Cost
+    backward: Cost
+    param_bytes: float = 0
+    activation_bytes: float = 0
+    output_bytes: float = 0
+
+
+#: Key in JSON -> must it be there.
+_NUMBERS: Mapping[str, bool] = {
+    "forward_fixed_s": False,
+    "forward_per_example_s": True,
+    "backward_fixed_s": False,
+    "backward_per_example_s": True,
+    "param_bytes": False,
+    "activation_bytes": False,
+    "output_bytes": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorGraph:
+    """Operators and which feeds which.
+
+    Attributes:
+        operators: in the order of their numbers.
+        edges: (producer, consumer) names.
+
+    Raises:
+        InputError: no operator, a name twice, an edge twice or to an unknown operator, or a cycle, spelt.
+    """
+
+    operators: tuple[Operator, ...]
+    edges: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.operators:
+            raise InputError("an operator graph needs at least one operator, got none")
+        names: set[str] = set()
+        for operator in self.operators:
+            if operator.name in names:
+                raise InputError(f"operator {operator.name!r} appears twice")
+            names.add(operator.name)
+        seen: set[tuple[str, str]] = set()
+        for edge in self.edges:
+            unknown = next((name for name in edge if name not in names), None)
+            if unknown is not None:
+                known = ", ".join(op.name for op in self.operators[:8])
+                raise InputError(f"edge {edge[0]} -> {edge[1]}: unknown operator {unknown!r}; known: {known}, …")
+            if edge in seen:
+                raise InputError(f"edge {edge[0]} -> {edge[1]} appears twice")
+            seen.add(edge)
+        self.order  # noqa: B018  (raises for a cycle)
+
+    @property
+    def size(self) -> int:
+        return len(self.operators)
+
+    @property
+    def everything(self) -> int:
+        """The mask of all operators."""
+        return (1 << self.size) - 1
+
+    @cached_property
+    def consumers(self) -> tuple[int, ...]:
+        """Per operator, the mask of those it feeds."""
+        return self._neighbours(0)
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        """Per operator, the mask of those that feed it."""
+        return self._neighbours(1)
+
+    def _neighbours(self, near: int) -> tuple[int, ...]:
+        number = {operator.name: n for n, operator in enumerate(self.operators)}
+        masks = [0] * self.size
+        for edge in self.edges:
+            masks[number[edge[near]]] |= 1 << number[edge[1 - near]]
+        return tuple(masks)
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """A topological order that finishes a branch before it starts the next (depth first).
+
+        Raises:
+            InputError: there is none; the message spells the cycle.
+        """
+        missing = [mask.bit_count() for mask in self.producers]
+        ready = [n for n in reversed(range(self.size)) if not missing[n]]
+        order: list[int] = []
+        while ready:
+            operator = ready.pop()
+            order.append(operator)
+            for consumer in reversed(members(self.consumers[operator])):
+                missing[consumer] -= 1
+                if not missing[consumer]:
+                    ready.append(consumer)
+        if len(order) < self.size:
+            raise InputError(f"the operator graph has a cycle: {self._spell_cycle(order)}")
+        return tuple(order)
+
+    def _spell_cycle(self, done: list[int]) -> str:
+        left = self.everything & ~union(1 << n for n in done)
+        path = [members(left)[0]]
+        while path[-1] not in path[:-1]:
+            path.append(members(self.producers[path[-1]] & left)[0])
+        cycle = path[path.index(path[-1]) :][::-1]
+        return " -> ".join(self.operators[n].name for n in cycle)
+
+    @cached_property
+    def descendants(self) -> tuple[int, ...]:
+        """Per operator, the mask of all that depend on it."""
+        reached = [0] * self.size
+        for operator in reversed(self.order):
+            for consumer in members(self.consumers[operator]):
+                reached[operator] |= 1 << consumer | reached[consumer]
+        return tuple(reached)
+
+    @property
+    def is_chain(self) -> bool:
+        """Every operator depends on all before it: there is nothing to run side by side."""
+        return all(
+            self.descendants[operator].bit_count() == self.size - 1 - place for place, operator in enumerate(self.order)
+        )
+
+    def names(self, mask: int) -> tuple[str, ...]:
+        """Names of a set of operators, in topological order."""
+        return tuple(self.operators[n].name for n in self.order if mask >> n & 1)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "operator graph") -> OperatorGraph:
+        """The graph a JSON text holds; for the form see docs/partition.md.
+
+        Raises:
+            InputError: not JSON, a key unknown or missing, a cost that is no number of at least 0, or a bad graph.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{source}: not JSON: {error}") from None
+        if not isinstance(data, dict) or set(data) - {"operators", "edges"} or "operators" not in data:
+            raise InputError(f"{source}: expected an object with 'operators' and 'edges'")
+        rows, edges = data["operators"], data.get("edges", [])
+        if not isinstance(rows, list) or not isinstance(edges, list):
+            raise InputError(f"{source}: 'operators' and 'edges' must be lists")
+        try:
+            operators = tuple(_operator(row, number) for number, row in enumerate(rows))
+            return cls(operators=operators, edges=tuple(_edge(edge) for edge in edges))
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
+
+    def to_json(self) -> str:
+        """The text `from_json` reads."""
+        rows = [
+            {
+                "name": op.name,
+                "forward_fixed_s": op.forward.fixed_s,
+                "forward_per_example_s": op.forward.per_example_s,
+                "backward_fixed_s": op.backward.fixed_s,
+                "backward_per_example_s": op.backward.per_example_s,
+                "param_bytes": op.param_bytes,
+                "activation_bytes": op.activation_bytes,
+                "output_bytes": op.output_bytes,
+            }
+            for op in self.operators
+        ]
+        return json.dumps({"operators": rows, "edges": self.edges}, indent=1) + "\n"
+
+
+def _operator(row: Any, number: int) -> Operator:
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        raise InputError(f"operator {number}: expected an object with a 'name'")
+    name = row["name"]
+    unknown = next((key for key in row if key != "name" and key not in _NUMBERS), None)
+    if unknown is not None:
+        raise InputError(f"operator {name!r}: unknown key {unknown!r}; known: name, {', '.join(_NUMBERS)}")
+    values: dict[str, float] = {}
+    for key, required in _NUMBERS.items():
+        if required and key not in row:
+            raise InputError(f"operator {name!r}: {key} is missing")
+        value = row.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InputError(f"operator {name!r}: {key} must be a number of at least 0, got {value!r}")
+        values[key] = value
+    return Operator(
+        name=name,
+        forward=Cost(fixed_s=values["forward_fixed_s"], per_example_s=values["forward_per_example_s"]),
+        backward=Cost(fixed_s=values["backward_fixed_s"], per_example_s=values["backward_per_example_s"]),
+        param_bytes=values["param_bytes"],
+        activation_bytes=values["activation_bytes"],
+        output_bytes=values["output_bytes"],
+    )
+
+
+def _edge(edge: Any) -> tuple[str, str]:
+    if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(name, str) for name in edge):
+        raise InputError(f"expected an edge as [producer, consumer], got {edge!r}")
+    return edge[0], edge[1]
+
+
+def members(mask: int) -> list[int]:
+    """Numbers of the operators in a mask, ascending."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def union(masks: Iterable[int]) -> int:
+    """All operators of several masks."""
+    result = 0
+    for mask in masks:
+        result |= mask
+    return result

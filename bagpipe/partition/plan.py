@@ -1,0 +1,234 @@
+"""`make_plan`: from operators and devices to stages, a schedule and a step time, beside what could be done instead.
+
+    for replicas d, micro-batches M: find ──layouts──> estimate ──the best few──> predict ──least step_s──> Plan
+                                     ChainSearch ──> gpipe, 1f1b, eager-1f1b  ┐
+                                     one stage: one device, or all as replicas ┴──> alternatives
+
+The search minimises the bottleneck, the slowest stage's time per example. A step also has to fill and drain the
+pipeline, so the layouts that the search met are compared by simulation; the plan has the least step time, and says how
+far its bottleneck is from the least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bagpipe.errors import InputError
+from bagpipe.partition.bisect import Layout, least_bottleneck
+from bagpipe.partition.chain import ChainSearch
+from bagpipe.partition.cost import Cluster, CostModel, Placed
+from bagpipe.partition.operators import OperatorGraph
+from bagpipe.partition.predict import Prediction, micro_seconds, predict, stage_graph
+from bagpipe.partition.result import Alternative, Partition, Plan, StagePlan
+from bagpipe.partition.search import Found, find
+
+__all__ = ["LINEAR_SCHEDULES", "Replicas", "make_plan"]
+
+#: How stages may be replicated: not at all; all alike, which is what ``torchrun … -m trainer`` runs; each by itself.
+Replicas = Literal["none", "same", "each"]
+
+#: Plain pipelines that a plan is compared with; one stage per rank. On a graph's stages they hold more in flight than
+#: `graph` does, which hides slow links.
+LINEAR_SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
+
+#: Layouts of a kind that are simulated: those with the best estimates.
+_SIMULATED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    layout: Layout
+    bottleneck_s: float
+    schedule: str = "graph"
+    relay: bool = False
+
+
+def make_plan(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    batch_examples: int,
+    *,
+    microbatches: int | None = None,
+    replicas: Replicas = "same",
+    mixed_sizes: bool = False,
+) -> Plan:
+    """Choose stages, micro-batches and replicas.
+
+    Args:
+        graph: the operators.
+        cluster: the devices.
+        batch_examples: examples per batch, over all replicas.
+        microbatches: per batch; None: powers of two are tried.
+        replicas: see `Replicas`.
+        mixed_sizes: stages of one partition may differ in micro-batches, where the exact search is used.
+
+    Raises:
+        InputError: nothing fits the memory, or there are more micro-batches than examples.
+    """
+    model = CostModel(graph, cluster, batch_examples)
+    if microbatches is not None and not 1 <= microbatches <= batch_examples:
+        raise InputError(f"microbatches must be 1 to {batch_examples}, the examples of a batch, got {microbatches}")
+    counts = _counts(batch_examples, cluster.devices) if microbatches is None else [microbatches]
+    choices = _replica_choices(replicas, cluster.devices)
+    found = list(_found(model, counts, choices, mixed_sizes))
+    chains = list(_chains(model, counts, choices))
+    best = _least_step(model, _candidates(model, found, chains)) if found else None
+    if best is None:
+        raise InputError(_does_not_fit(model, counts, replicas))
+    one_device = _whole(model, 1, counts)
+    if one_device is not None and one_device.step_s <= best.step_s:
+        best = one_device
+    return Plan(
+        partition=best,
+        least_bottleneck_s=min(each.bottleneck_s for each in found),
+        least_chain_bottleneck_s=min((chain.bottleneck_s for chain in chains), default=None),
+        exact=all(each.exact for each in found),
+        one_device=one_device,
+        alternatives=tuple(_alternatives(model, counts, choices, chains)),
+    )
+
+
+def _counts(batch_examples: int, devices: int) -> list[int]:
+    """Powers of two up to the batch, and up to what fills a pipeline over all devices four times."""
+    most = min(batch_examples, max(16, 4 * devices))
+    return [1 << bits for bits in range(most.bit_length())]
+
+
+def _replica_choices(replicas: Replicas, devices: int) -> list[tuple[int, ...]]:
+    """Sets of replica counts; a partition takes all of its counts from one of them."""
+    if replicas == "each":
+        # Without replicas the search is another one: what it finds is often shallower.
+        return [tuple(range(1, devices + 1)), (1,)][:devices]
+    if replicas == "none":
+        return [(1,)]
+    return [(count,) for count in range(1, devices + 1) if devices % count == 0]
+
+
+def _found(
+    model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]], mixed_sizes: bool
+) -> Iterator[Found]:
+    groups = [(count,) for count in counts] + ([tuple(counts)] if mixed_sizes and len(counts) > 1 else [])
+    for allowed in choices:
+        for group in groups:
+            found = find(model, allowed, group)
+            if found is not None:
+                yield found
+
+
+def _candidates(model: CostModel, found: Sequence[Found], chains: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """What is worth simulating: the best estimates, the least bottleneck, the best chains without relays."""
+    estimates = {layout: _estimate(model, layout) for each in found for layout in each.layouts}
+    in_order = sorted(estimates, key=lambda layout: estimates[layout])
+    # Each search sends one as well: the best estimates of all are often alike.
+    first = sorted((min(each.layouts, key=lambda x: estimates[x]) for each in found), key=lambda x: estimates[x])
+    likely = [*in_order[:_SIMULATED], *first[:_SIMULATED], min(estimates, key=model.bottleneck)]
+    linear = _promising(model, [chain.layout for chain in chains])
+    for layout in dict.fromkeys([*likely, *linear]):
+        equal = len({stage.microbatches for stage in layout}) == 1
+        schedules = LINEAR_SCHEDULES if layout in linear else ("gpipe", "eager-1f1b")
+        for schedule in ("graph", *(schedules if equal and len(layout) > 1 else ())):
+            yield _Candidate(layout=layout, bottleneck_s=model.bottleneck(layout), schedule=schedule)
+
+
+def _promising(model: CostModel, layouts: Iterable[Layout]) -> list[Layout]:
+    return sorted(layouts, key=lambda layout: _estimate(model, layout))[:_SIMULATED]
+
+
+def _estimate(model: CostModel, layout: Layout) -> float:
+    """Seconds of a step if every stage were the slowest: (M + depth - 1) micro-batches, and delays of the hops."""
+    cluster = model.cluster
+    smallest = model.batch_examples / max(stage.microbatches for stage in layout)
+    fill = max(model.in_flight(layout)) - smallest  # examples that pass before the last stage begins
+    link_s = max(model.totals(s.mask).transfer_bytes / s.replicas for s in layout) / cluster.bandwidth_bytes_per_s
+    hops = fill / smallest
+    return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * hops * (cluster.latency_s + smallest * link_s)
+
+
+def _chains(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Iterator[_Candidate]:
+    """The best chain of each choice, as PipeDream would cut it."""
+    for allowed in choices:
+        for count in counts:
+            search = ChainSearch(model, allowed, count)
+            layout = least_bottleneck(search.bottleneck, search.solve)
+            if layout is not None:
+                yield _Candidate(layout=layout, bottleneck_s=search.bottleneck(layout), relay=True)
+
+
+def _alternatives(
+    model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]], chains: Sequence[_Candidate]
+) -> Iterator[Alternative]:
+    devices = model.cluster.devices
+    if devices > 1 and any(devices in allowed for allowed in choices):
+        whole = _whole(model, devices, counts)
+        if whole is not None:
+            yield Alternative(name="data parallel", partition=whole)
+    promising = _promising(model, [chain.layout for chain in chains])
+    for schedule in LINEAR_SCHEDULES:
+        linear = [
+            _Candidate(layout=chain.layout, bottleneck_s=chain.bottleneck_s, schedule=schedule, relay=True)
+            for chain in chains
+            if chain.layout in promising
+        ]
+        best = _least_step(model, linear)
+        if best is not None:
+            yield Alternative(name=f"chain, {schedule}", partition=best)
+
+
+def _whole(model: CostModel, replicas: int, counts: Sequence[int]) -> Partition | None:
+    """Everything in one stage."""
+    layouts = [(Placed(model.graph.everything, replicas, count),) for count in counts]
+    return _least_step(model, [_Candidate(layout=x, bottleneck_s=model.bottleneck(x)) for x in layouts])
+
+
+def _least_step(model: CostModel, candidates: Iterable[_Candidate]) -> Partition | None:
+    """The candidate with the least step time among those that fit."""
+    best: tuple[_Candidate, Prediction] | None = None
+    for candidate in candidates:
+        predicted = predict(model, candidate.layout, candidate.schedule, relay=candidate.relay)
+        if predicted.fits and (best is None or predicted.step_s < best[1].step_s):
+            best = candidate, predicted
+    return None if best is None else _partition(model, *best)
+
+
+def _partition(model: CostModel, candidate: _Candidate, predicted: Prediction) -> Partition:
+    stages = []
+    for stage, in_flight in zip(candidate.layout, predicted.in_flight, strict=True):
+        totals = model.totals(stage.mask)
+        forward_s, backward_s = micro_seconds(model, stage)
+        examples = -(in_flight * model.batch_examples // -stage.microbatches)
+        stages.append(
+            StagePlan(
+                operators=model.graph.names(stage.mask),
+                replicas=stage.replicas,
+                microbatches=stage.microbatches,
+                in_flight=in_flight,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                time_per_example_s=model.time_per_example(totals, stage.replicas, stage.microbatches),
+                memory_bytes=model.memory_bytes(totals, stage.replicas, examples),
+            )
+        )
+    return Partition(
+        stages=tuple(stages),
+        graph=stage_graph(model, candidate.layout, relay=candidate.relay),
+        schedule=candidate.schedule,
+        bottleneck_s=candidate.bottleneck_s,
+        step_s=predicted.step_s,
+        bubble=predicted.bubble,
+    )
+
+
+def _does_not_fit(model: CostModel, counts: Sequence[int], replicas: Replicas) -> str:
+    examples = -(model.batch_examples // -max(counts))
+    needs = {
+        operator.name: model.memory_bytes(model.totals(1 << n), 1, examples)
+        for n, operator in enumerate(model.graph.operators)
+    }
+    largest = max(needs, key=lambda name: needs[name])
+    return (
+        f"no partition over {model.cluster.devices} devices with replicas={replicas} fits "
+        f"{model.cluster.memory_bytes:.4g} bytes each; operator {largest!r} alone needs {needs[largest]:.4g} with "
+        f"{examples} examples in flight"
+    )

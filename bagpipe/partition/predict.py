@@ -1,0 +1,130 @@
+"""What a step of a layout takes: the schedule's program run on paper with the stages' costs and the links' delays.
+
+layout ──stage_graph──> StageGraph ──schedule──> Program ──simulate──> step_s, in flight per stage
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bagpipe.partition.bisect import Layout
+from bagpipe.partition.chain import live_bytes
+from bagpipe.partition.cost import CostModel, Placed
+from bagpipe.partition.operators import members
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.simulate import simulate
+from bagpipe.schedule.stages import StageGraph
+
+__all__ = ["Prediction", "edge_bytes", "micro_seconds", "predict", "stage_graph"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One step on paper.
+
+    Attributes:
+        step_s: seconds of one batch, gradients of replicas summed up.
+        bubble: idle share of the busiest stage's time, as `Simulation.bubble`.
+        in_flight: per stage, micro-batches whose backward is not done, at most.
+        fits: they fit the memory.
+    """
+
+    step_s: float
+    bubble: float
+    in_flight: tuple[int, ...]
+    fits: bool
+
+
+def edge_bytes(model: CostModel, layout: Sequence[Placed], *, relay: bool = False) -> dict[tuple[int, int], float]:
+    """(producing stage, consuming stage) -> bytes per example.
+
+    Args:
+        model: knows the tensors.
+        layout: stages in topological order.
+        relay: a chain: only neighbours are connected, and pass on what later stages need.
+    """
+    graph = model.graph
+    if relay:
+        order = [n for stage in layout for n in graph.order if stage.mask >> n & 1]
+        live, place, found = live_bytes(model, order), 0, {}
+        for number, stage in enumerate(layout[:-1]):
+            place += stage.mask.bit_count()
+            found[number, number + 1] = live[place]
+        return found
+    found = {}
+    for number, stage in enumerate(layout):
+        for later in range(number + 1, len(layout)):
+            crossing = [n for n in members(stage.mask) if graph.consumers[n] & layout[later].mask]
+            if crossing:
+                found[number, later] = math.fsum(graph.operators[n].output_bytes for n in crossing)
+    return found
+
+
+def stage_graph(model: CostModel, layout: Sequence[Placed], *, relay: bool = False) -> StageGraph:
+    """The stages and what feeds what; a stage is named for its first operator and how many more there are."""
+    names = [model.graph.names(stage.mask) for stage in layout]
+    return StageGraph(
+        micro_per_batch=tuple(stage.microbatches for stage in layout),
+        edges=tuple(sorted(edge_bytes(model, layout, relay=relay))),
+        names=tuple(own[0] if len(own) == 1 else f"{own[0]} +{len(own) - 1}" for own in names),
+    )
+
+
+def micro_seconds(model: CostModel, stage: Placed) -> tuple[float, float]:
+    """Seconds of a stage's forward and backward of one micro-batch, on each of its replicas."""
+    examples = model.batch_examples / stage.microbatches / stage.replicas
+    own = [model.graph.operators[n] for n in members(stage.mask)]
+    return math.fsum(op.forward.at(examples) for op in own), math.fsum(op.backward.at(examples) for op in own)
+
+
+def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay: bool = False) -> Prediction:
+    """Simulate one batch.
+
+    Args:
+        model: prices.
+        layout: stages in topological order, one device (with replicas) each.
+        schedule: a name in `DENSE_SCHEDULES` that puts one stage on a rank.
+        relay: see `edge_bytes`.
+
+    Raises:
+        ScheduleError: the schedule does not allow these stages or micro-batches.
+    """
+    sizes = edge_bytes(model, layout, relay=relay)
+    graph = StageGraph(micro_per_batch=tuple(s.microbatches for s in layout), edges=tuple(sorted(sizes)))
+    seconds = [dict(zip("FB", micro_seconds(model, stage), strict=True)) for stage in layout]
+    delays = _delays(model, layout, sizes)
+
+    def latency(source: Action, target: Action) -> float:
+        pair = (source.stage, target.stage) if source.op == "F" else (target.stage, source.stage)
+        return delays[pair]
+
+    program = DENSE_SCHEDULES[schedule].build(graph)
+    done = simulate(program, lambda action: seconds[action.stage][action.op], latency=latency)
+    finish = [0.0] * len(layout)
+    for timed in done.timed:
+        for atom in timed.action.atoms:
+            finish[atom.stage] = max(finish[atom.stage], timed.finish)
+    totals = [model.totals(stage.mask) for stage in layout]
+    step_s = max(end + model.sync_s(own, s.replicas) for end, own, s in zip(finish, totals, layout, strict=True))
+    in_flight = tuple(done.lanes[f"rank{number}"].peak_in_flight for number in range(len(layout)))
+    fits = all(
+        model.fits(own, stage.replicas, -(live * model.batch_examples // -stage.microbatches))
+        for own, stage, live in zip(totals, layout, in_flight, strict=True)
+    )
+    return Prediction(step_s=step_s, bubble=done.bubble, in_flight=in_flight, fits=fits)
+
+
+def _delays(
+    model: CostModel, layout: Sequence[Placed], sizes: Mapping[tuple[int, int], float]
+) -> dict[tuple[int, int], float]:
+    """Seconds that one micro-batch of the larger-grained stage needs from stage to stage."""
+    cluster, delays = model.cluster, {}
+    for (producer, consumer), size in sizes.items():
+        pair = layout[producer], layout[consumer]
+        examples = model.batch_examples / min(stage.microbatches for stage in pair)
+        links = min(stage.replicas for stage in pair)
+        delays[producer, consumer] = cluster.latency_s + size * examples / (cluster.bandwidth_bytes_per_s * links)
+    return delays

@@ -1,0 +1,143 @@
+"""`Plan`: stages, schedule and predicted times, as plain data and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bagpipe.schedule.stages import StageGraph
+
+__all__ = ["Alternative", "Partition", "Plan", "StagePlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage.
+
+    Attributes:
+        operators: names, in topological order.
+        replicas: devices that share each of its micro-batches.
+        microbatches: per batch.
+        in_flight: micro-batches alive at once, at most.
+        forward_s, backward_s: of one micro-batch.
+        time_per_example_s: what the search compares.
+        memory_bytes: on each device.
+    """
+
+    operators: tuple[str, ...]
+    replicas: int
+    microbatches: int
+    in_flight: int
+    forward_s: float
+    backward_s: float
+    time_per_example_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Stages and their schedule.
+
+    Attributes:
+        stages: in topological order; the numbers of `graph`.
+        graph: what feeds what, and micro-batches per stage.
+        schedule: a name in ``DENSE_SCHEDULES``.
+        bottleneck_s: seconds per example of the slowest stage; in a chain, what it passes on included.
+        step_s: seconds per batch, simulated.
+        bubble: as the simulator's: step time over the busiest stage's time, minus 1; gradients' sums not counted.
+    """
+
+    stages: tuple[StagePlan, ...]
+    graph: StageGraph
+    schedule: str
+    bottleneck_s: float
+    step_s: float
+    bubble: float
+
+    @property
+    def devices(self) -> int:
+        """Devices used."""
+        return sum(stage.replicas for stage in self.stages)
+
+    def summary(self) -> dict[str, Any]:
+        """The partition for JSON."""
+        return {
+            "schedule": self.schedule,
+            "devices": self.devices,
+            "step_s": self.step_s,
+            "bottleneck_s_per_example": self.bottleneck_s,
+            "bubble": self.bubble,
+            "edges": [list(edge) for edge in self.graph.edges],
+            "stages": [
+                {
+                    "stage": number,
+                    "operators": list(stage.operators),
+                    "replicas": stage.replicas,
+                    "microbatches": stage.microbatches,
+                    "in_flight": stage.in_flight,
+                    "forward_s": stage.forward_s,
+                    "backward_s": stage.backward_s,
+                    "time_per_example_s": stage.time_per_example_s,
+                    "memory_bytes": stage.memory_bytes,
+                }
+                for number, stage in enumerate(self.stages)
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Something else one could do.
+
+    Attributes:
+        name: for people.
+        partition: its stages.
+    """
+
+    name: str
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        partition: what has the least step time of all that was looked at.
+        least_bottleneck_s: the least bottleneck met, at any of the micro-batch counts and replicas tried.
+        least_chain_bottleneck_s: the same for chains with relays; None: no chain fits.
+        exact: no partition has a smaller bottleneck than `least_bottleneck_s`.
+        one_device: everything on one device, with its best micro-batches; None: it does not fit.
+        alternatives: chains and data parallelism, each with its best micro-batches and replicas.
+    """
+
+    partition: Partition
+    least_bottleneck_s: float
+    least_chain_bottleneck_s: float | None
+    exact: bool
+    one_device: Partition | None
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def one_device_wins(self) -> bool:
+        return len(self.partition.stages) == 1 and self.partition.devices == 1
+
+    @property
+    def speedup(self) -> float | None:
+        """Step time of one device over that of the plan; None: one device does not fit, or a step takes no time."""
+        if self.one_device is None or not self.partition.step_s:
+            return None
+        return self.one_device.step_s / self.partition.step_s
+
+    def summary(self) -> dict[str, Any]:
+        """The plan for JSON."""
+        return {
+            **self.partition.summary(),
+            "one_device_step_s": None if self.one_device is None else self.one_device.step_s,
+            "one_device_wins": self.one_device_wins,
+            "speedup": self.speedup,
+            "least_bottleneck_s_per_example": self.least_bottleneck_s,
+            "least_chain_bottleneck_s_per_example": self.least_chain_bottleneck_s,
+            "exact": self.exact,
+            "alternatives": [{"name": other.name, **other.partition.summary()} for other in self.alternatives],
+        }

@@ -1,0 +1,81 @@
+"""`find`: the best partition for one set of choices, by whichever search suits the graph.
+
+    few closed sets   CutSearch: the optimum of all partitions, series-parallel or not
+    many              the better of TreeSearch (shallow: branch beside branch) and ChainSearch with relay=False
+                      (runs of one order as stages of the graph: the stages may mix branches, the pipeline is deeper)
+
+In both cases the result is never worse than the best chain partition of the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagpipe.partition.bisect import Layout, probes
+from bagpipe.partition.chain import ChainSearch
+from bagpipe.partition.cost import CostModel
+from bagpipe.partition.cuts import CutSearch, closed_sets
+from bagpipe.partition.decompose import decompose
+from bagpipe.partition.series_parallel import TreeSearch
+
+__all__ = ["EXACT_LIMIT", "Found", "find"]
+
+#: Closed sets up to which the exact search is used: 8 operators have at most 256.
+EXACT_LIMIT = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        best: the layout with the least bottleneck.
+        bottleneck_s: its seconds per example.
+        layouts: all layouts met on the way, `best` among them: worse bottlenecks, often fewer or shallower stages.
+        exact: no partition has a smaller bottleneck, to 1e-12 of it.
+    """
+
+    best: Layout
+    bottleneck_s: float
+    layouts: tuple[Layout, ...]
+    exact: bool
+
+
+def find(
+    model: CostModel, replicas: Sequence[int], microbatches: Sequence[int], *, exact_limit: int = EXACT_LIMIT
+) -> Found | None:
+    """Search the partitions of `model`'s graph over its devices.
+
+    Args:
+        model: prices the stages.
+        replicas: replica counts each stage may choose from.
+        microbatches: micro-batch counts each stage may choose from. Different counts in one partition are only tried
+            where the exact search is used.
+        exact_limit: closed sets up to which it is.
+
+    Returns:
+        None if no partition fits the memory.
+    """
+    allowed = sorted(r for r in set(replicas) if r <= model.cluster.devices)
+    if not allowed:
+        return None
+    sets = closed_sets(model.graph, exact_limit)
+    if sets is not None:
+        layouts = list(probes(model.bottleneck, CutSearch(model, allowed, microbatches, sets).solve))
+        return _found(model, layouts, exact=True)
+    layouts = []
+    tree = decompose(model.graph)
+    for count in microbatches:
+        layouts += probes(model.bottleneck, TreeSearch(model, allowed, count, tree).solve, exact=False)
+        layouts += probes(model.bottleneck, ChainSearch(model, allowed, count, relay=False).solve)
+    return _found(model, layouts, exact=False)
+
+
+def _found(model: CostModel, layouts: Sequence[Layout], *, exact: bool) -> Found | None:
+    if not layouts:
+        return None
+    # Of equal bottlenecks, the shallower.
+    best = min(layouts, key=lambda layout: (model.bottleneck(layout), max(model.in_flight(layout)), len(layout)))
+    unique = tuple(dict.fromkeys(layouts))
+    return Found(best=best, bottleneck_s=model.bottleneck(best), layouts=unique, exact=exact)

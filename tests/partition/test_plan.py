@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from bagpipe.errors import InputError
+from bagpipe.partition.cost import Cluster, CostModel
+from bagpipe.partition.exhaustive import best_of_all
+from bagpipe.partition.operators import Cost, Operator, OperatorGraph
+from bagpipe.partition.plan import LINEAR_SCHEDULES, make_plan
+from tests.partition.graphs import graph, models, towers
+
+LINKED = Cluster(devices=8, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9, latency_s=1e-5)
+
+
+def test_towers_on_eight_devices():
+    """Seven branches, side by side; nothing beats it, neither one device nor a chain under any linear schedule."""
+    plan = make_plan(towers(7, 4), LINKED, 4096)
+    best = plan.partition
+    assert not plan.one_device_wins
+    assert plan.one_device is not None
+    assert plan.speedup == pytest.approx(plan.one_device.step_s / best.step_s)
+    assert plan.speedup is not None
+    assert plan.speedup > 4
+    assert max(best.graph.depths) == 2
+    assert best.devices == 8
+    assert all(other.partition.step_s > 1.05 * best.step_s for other in plan.alternatives)
+    assert {other.name for other in plan.alternatives} == {
+        "data parallel",
+        *(f"chain, {schedule}" for schedule in LINEAR_SCHEDULES),
+    }
+    assert plan.least_chain_bottleneck_s is not None
+    assert plan.least_bottleneck_s <= plan.least_chain_bottleneck_s
+    assert plan.least_bottleneck_s <= best.bottleneck_s
+
+
+@given(models(6))
+def test_nothing_else_is_faster(model: CostModel):
+    """A chain's stages without its relays are a candidate too."""
+    try:
+        plan = make_plan(model.graph, model.cluster, model.batch_examples)
+    except InputError:
+        return
+    others = [other.partition for other in plan.alternatives] + ([plan.one_device] if plan.one_device else [])
+    assert all(plan.partition.step_s <= other.step_s * (1 + 1e-9) for other in others)
+
+
+def test_stages_say_what_they_hold():
+    plan = make_plan(towers(2, 2), LINKED, 1024, microbatches=8, replicas="none")
+    names = [name for stage in plan.partition.stages for name in stage.operators]
+    assert sorted(names) == sorted(operator.name for operator in towers(2, 2).operators)
+    for stage, depth in zip(plan.partition.stages, plan.partition.graph.depths, strict=True):
+        assert stage.microbatches == 8
+        assert stage.replicas == 1
+        assert stage.in_flight >= min(depth, 8)
+        assert 0 < stage.memory_bytes <= LINKED.memory_bytes
+    assert plan.partition.bottleneck_s == max(stage.time_per_example_s for stage in plan.partition.stages)
+
+
+def test_small_work_stays_on_one_device():
+    """When a hop takes longer than the whole step, one device wins, and the plan says so."""
+    small = graph(["ab", "bc"], dict.fromkeys("abc", 1e-9))
+    plan = make_plan(small, Cluster(devices=4, latency_s=1e-3), 64)
+    assert plan.one_device_wins
+    assert plan.partition == plan.one_device
+    assert plan.speedup == 1
+
+
+def test_work_that_does_not_fit_one_device():
+    heavy = graph(["ab", "bc", "cd"], param_bytes=10)
+    plan = make_plan(heavy, Cluster(devices=4, memory_bytes=70), 64)
+    assert plan.one_device is None
+    assert plan.speedup is None
+    assert not plan.one_device_wins
+    assert len(plan.partition.stages) >= 2
+
+
+def test_replicas_alike_divide_the_devices():
+    plan = make_plan(graph(["ab"], {"a": 1, "b": 1}), Cluster(devices=4), 64, replicas="same")
+    assert len({stage.replicas for stage in plan.partition.stages}) == 1
+    assert 4 % plan.partition.stages[0].replicas == 0
+
+
+def test_replicas_of_each_stage():
+    """3 : 1 over 4 devices with 1 : 1 replicas is bound by 3, with 3 : 1 by 1; one micro-batch size either way."""
+    uneven = graph(["ab"], {"a": 3, "b": 1})
+    each = make_plan(uneven, Cluster(devices=4), 64, replicas="each", microbatches=16)
+    assert each.least_bottleneck_s == pytest.approx(1.0)
+    none = make_plan(uneven, Cluster(devices=4), 64, replicas="none", microbatches=16)
+    assert none.least_bottleneck_s == pytest.approx(3.0)
+
+
+def test_mixed_sizes_serve_stages_with_and_without_overhead():
+    """b has a fixed cost and wants few micro-batches; a has much memory per example and needs many."""
+    operators = OperatorGraph(
+        operators=(
+            Operator(name="a", forward=Cost(per_example_s=1), backward=Cost(per_example_s=2), activation_bytes=2),
+            Operator(name="b", forward=Cost(fixed_s=8, per_example_s=1), backward=Cost(), activation_bytes=0),
+        ),
+        edges=(("a", "b"),),
+    )
+    cluster = Cluster(devices=2, memory_bytes=2 * 16)
+    mixed = make_plan(operators, cluster, 16, replicas="none", mixed_sizes=True)
+    equal = make_plan(operators, cluster, 16, replicas="none")
+    assert mixed.least_bottleneck_s <= equal.least_bottleneck_s
+    assert mixed.partition.step_s <= equal.partition.step_s
+
+
+@settings(max_examples=25)
+@given(models(5))
+def test_the_least_bottleneck_is_that_of_all_partitions(model: CostModel):
+    expected = best_of_all(model, [1], [4])
+    try:
+        plan = make_plan(model.graph, model.cluster, model.batch_examples, microbatches=4, replicas="none")
+    except InputError:
+        assert expected is None
+        return
+    assert expected is not None
+    assert plan.exact
+    assert plan.least_bottleneck_s == pytest.approx(expected[0], rel=1e-9)
+    assert plan.partition.bottleneck_s >= plan.least_bottleneck_s * (1 - 1e-9)
+    if plan.one_device is not None:
+        assert plan.partition.step_s <= plan.one_device.step_s
+
+
+def test_too_little_memory_is_one_line_with_both_numbers():
+    with pytest.raises(InputError, match=r"fits 20 bytes each; operator 'a' alone needs 30 with 1 examples") as error:
+        make_plan(graph(["ab"], param_bytes=10), Cluster(devices=2, memory_bytes=20), 4)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("microbatches", [0, 5])
+def test_micro_batches_are_1_to_the_batch(microbatches: int):
+    with pytest.raises(InputError, match=f"microbatches must be 1 to 4, the examples of a batch, got {microbatches}"):
+        make_plan(graph(["ab"]), Cluster(devices=2), 4, microbatches=microbatches)
+
+
+def test_without_cost_everything_is_free():
+    free = graph(["ab"], {"a": 0, "b": 0})
+    plan = make_plan(free, Cluster(devices=2), 4)
+    assert plan.one_device_wins
+    assert plan.partition.step_s == 0
+    assert plan.speedup is None
