@@ -20,9 +20,10 @@ from bagpipe.partition.bisect import Layout, least_bottleneck
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.operators import OperatorGraph
-from bagpipe.partition.predict import Prediction, micro_seconds, predict, stage_graph
+from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph
 from bagpipe.partition.result import Alternative, Partition, Plan, StagePlan
 from bagpipe.partition.search import Found, find
+from bagpipe.schedule.cover import check_cover
 
 __all__ = ["LINEAR_SCHEDULES", "Replicas", "make_plan"]
 
@@ -193,6 +194,8 @@ def _least_step(model: CostModel, candidates: Iterable[_Candidate]) -> Partition
 
 
 def _partition(model: CostModel, candidate: _Candidate, predicted: Prediction) -> Partition:
+    if not candidate.relay:
+        check_cover(cover(model, candidate.layout))
     stages = []
     for stage, in_flight in zip(candidate.layout, predicted.in_flight, strict=True):
         totals = model.totals(stage.mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from bagpipe.partition.bisect import Layout
 from bagpipe.partition.chain import live_bytes
@@ -15,10 +16,11 @@ from bagpipe.partition.cost import CostModel, Placed
 from bagpipe.partition.operators import members
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.cover import Cover
 from bagpipe.schedule.simulate import simulate
 from bagpipe.schedule.stages import StageGraph
 
-__all__ = ["Prediction", "edge_bytes", "micro_seconds", "predict", "stage_graph"]
+__all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "stage_graph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,18 @@ def stage_graph(model: CostModel, layout: Sequence[Placed], *, relay: bool = Fal
         micro_per_batch=tuple(stage.microbatches for stage in layout),
         edges=tuple(sorted(edge_bytes(model, layout, relay=relay))),
         names=tuple(own[0] if len(own) == 1 else f"{own[0]} +{len(own) - 1}" for own in names),
+    )
+
+
+def cover(model: CostModel, layout: Sequence[Placed]) -> Cover:
+    """Which operators and devices each stage has, for `check_cover`; without relays."""
+    first = list(accumulate((stage.replicas for stage in layout), initial=0))
+    return Cover(
+        graph=stage_graph(model, layout),
+        operators=tuple(frozenset(members(stage.mask)) for stage in layout),
+        num_operators=model.graph.size,
+        operator_edges=tuple((src, dst) for src, mask in enumerate(model.graph.consumers) for dst in members(mask)),
+        devices=tuple(frozenset(range(begin, end)) for begin, end in pairwise(first)),
     )
 
 

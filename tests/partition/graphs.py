@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from bagpipe.partition.cost import Cluster, CostModel
+from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
+from bagpipe.partition.predict import cover
+from bagpipe.schedule.cover import check_cover
 
 
 def operator(name: str, seconds: float = 1.0, **facts: float) -> Operator:
@@ -88,16 +90,8 @@ def models(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> CostModel
     return CostModel(draw(operator_graphs(max_size, chains=chains)), cluster, draw(st.sampled_from([16, 10])))
 
 
-def valid(model: CostModel, layout: Sequence[object]) -> bool:
+def valid(model: CostModel, layout: Sequence[Placed]) -> bool:
     """Every operator once, each stage only after what feeds it, devices and memory suffice."""
-    done = 0
-    for stage in layout:
-        mask = stage.mask  # type: ignore[attr-defined]
-        if mask & done or not mask:
-            return False
-        for number, producers in enumerate(model.graph.producers):
-            if mask >> number & 1 and producers & ~(done | mask):
-                return False
-        done |= mask
-    devices = sum(stage.replicas for stage in layout)  # type: ignore[attr-defined]
-    return done == model.graph.everything and devices <= model.cluster.devices and model.fits_all(layout)  # type: ignore[arg-type]
+    check_cover(cover(model, layout))
+    devices = sum(stage.replicas for stage in layout)
+    return all(stage.mask for stage in layout) and devices <= model.cluster.devices and model.fits_all(layout)

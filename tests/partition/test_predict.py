@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.partition.cost import Cluster, CostModel, Placed
-from bagpipe.partition.predict import edge_bytes, micro_seconds, predict, stage_graph
+from bagpipe.partition.predict import cover, edge_bytes, micro_seconds, predict, stage_graph
+from bagpipe.schedule.cover import check_cover
 from bagpipe.schedule.errors import ScheduleError
 from tests.partition.graphs import graph, towers
 
@@ -85,3 +86,14 @@ def test_seconds_of_a_micro_batch():
     forward, backward = micro_seconds(model, Placed(0b0011, 2, 4))
     assert forward == pytest.approx(2 * (3e-5 + 8 * 4e-6))
     assert backward == pytest.approx(2 * forward)
+
+
+def test_a_cover_tells_a_wrong_layout():
+    model = CostModel(graph(["ab", "bc"]), Cluster(devices=4), 8)
+    check_cover(cover(model, (Placed(0b011, 2, 1), Placed(0b100, 1, 1))))
+    with pytest.raises(ScheduleError, match="partition: operator 1 is in no stage"):
+        check_cover(cover(model, (Placed(0b001, 1, 1), Placed(0b100, 1, 1))))
+    with pytest.raises(ScheduleError, match="edges: operator 1 feeds 2, but there is no edge 1-0"):
+        check_cover(cover(model, (Placed(0b100, 1, 1), Placed(0b011, 1, 1))))
+    with pytest.raises(ScheduleError, match="convex: stage 0"):
+        check_cover(cover(model, (Placed(0b101, 1, 1), Placed(0b010, 1, 1))))

@@ -1,0 +1,247 @@
+"""`python -m bagpipe plan`: read or measure a model's operators, partition them, print stages, schedule and step time.
+
+--model FILE.json ──OperatorGraph.from_json──┐
+--model NAME or MODULE:FUNCTION ──measure────┴──> make_plan ──> table, or JSON
+
+Nothing here needs torch unless a model is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from bagpipe.config import ModelConfig
+from bagpipe.errors import InputError
+from bagpipe.partition.cost import Cluster
+from bagpipe.partition.operators import OperatorGraph
+from bagpipe.partition.result import Partition, Plan
+from bagpipe.schema import DataSchema, Feature, Table
+
+__all__ = ["add_arguments", "run"]
+
+_SIZE = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?) ?([kKMGT]?)(i?)B?")
+
+#: Operators of a stage that the table names before it says "and n more".
+_NAMED_OPERATORS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.description = "Choose stages, schedule and micro-batches for a model, and say when one device is faster."
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="FILE|NAME|MODULE:FUNCTION",
+        help="a .json operator graph, or a model to trace and measure on this machine",
+    )
+    parser.add_argument("--devices", type=int, required=True, metavar="N", help="devices, all alike")
+    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="examples per batch; default: 1024")
+    parser.add_argument("--microbatches", type=int, metavar="M", help="per batch; default: powers of two are tried")
+    parser.add_argument(
+        "--replicas",
+        choices=("none", "same", "each"),
+        default="same",
+        help="none: one device per stage; same: all stages alike, as the trainer runs them; each: any; default: same",
+    )
+    parser.add_argument(
+        "--mixed-sizes", action="store_true", help="stages may differ in micro-batches (tried on small graphs only)"
+    )
+    parser.add_argument(
+        "--memory", default="inf", metavar="BYTES", help="of a device, such as 16GiB; default: unlimited"
+    )
+    parser.add_argument(
+        "--link-bandwidth", default="inf", metavar="BYTES", help="per second and direction; default: unlimited"
+    )
+    parser.add_argument("--link-latency", default="0", metavar="SECONDS", help="device to device; default: 0")
+    parser.add_argument(
+        "--weight-copies",
+        default="3",
+        metavar="X",
+        help="memory of a parameter with gradient and optimizer state, in multiples of it; default: 3",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--save-operators", metavar="FILE", help="write the operator graph, to plan with elsewhere")
+    defaults = ModelConfig()
+    measured = parser.add_argument_group("models that are measured", "ignored with a .json operator graph")
+    measured.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where; default: cpu")
+    measured.add_argument("--columns", default="13,26", metavar="D,S", help="dense and sparse; default: 13,26 (Criteo)")
+    measured.add_argument("--embedding-dim", type=int, default=defaults.embedding_dim, metavar="N")
+    measured.add_argument("--bottom-mlp", default=_joined(defaults.bottom_mlp), metavar="N,…")
+    measured.add_argument("--top-mlp", default=_joined(defaults.top_mlp), metavar="N,…")
+
+
+def _joined(widths: tuple[int, ...]) -> str:
+    return ",".join(map(str, widths))
+
+
+def run(flags: argparse.Namespace) -> str:
+    """The plan as text or JSON.
+
+    Raises:
+        InputError: a bad flag, file or graph, or nothing fits the memory.
+    """
+    from bagpipe.partition.plan import make_plan  # with numpy, which the other commands do without
+
+    cluster = Cluster(
+        devices=flags.devices,
+        memory_bytes=_bytes("--memory", flags.memory),
+        bandwidth_bytes_per_s=_bytes("--link-bandwidth", flags.link_bandwidth),
+        latency_s=_number("--link-latency", flags.link_latency),
+        weight_copies=_number("--weight-copies", flags.weight_copies),
+    )
+    if flags.batch_size < 1:
+        raise InputError(f"--batch-size must be at least 1, got {flags.batch_size}")
+    graph = _operators(flags)
+    if flags.save_operators:
+        try:
+            Path(flags.save_operators).write_text(graph.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--save-operators: cannot write {flags.save_operators}: {error}") from None
+    plan = make_plan(
+        graph,
+        cluster,
+        flags.batch_size,
+        microbatches=flags.microbatches,
+        replicas=flags.replicas,
+        mixed_sizes=flags.mixed_sizes,
+    )
+    if flags.json:
+        return json.dumps({"batch_size": flags.batch_size, **plan.summary()}, indent=2) + "\n"
+    return "\n".join(_table(plan, flags.batch_size)) + "\n"
+
+
+def _operators(flags: argparse.Namespace) -> OperatorGraph:
+    model: str = flags.model
+    if not model.endswith(".json"):
+        return _measured(flags)
+    try:
+        text = Path(model).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--model: cannot read {model}: {error}") from None
+    return OperatorGraph.from_json(text, source=model)
+
+
+def _measured(flags: argparse.Namespace) -> OperatorGraph:
+    """Build the model, trace it, and time its operators at the micro-batch sizes that matter."""
+    with warnings.catch_warnings():  # what torchrec's dependencies say about themselves as they are imported
+        warnings.simplefilter("ignore")
+        import torch
+
+        from bagpipe.models import build_model, num_dense_inputs
+        from bagpipe.stages.measure import operator_graph
+        from bagpipe.stages.split import find_dense_parts
+
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device: cuda was asked for, and there is no CUDA device")
+    num_dense, num_sparse = _integers("--columns", flags.columns, 2)
+    names = [f"C{number}" for number in range(1, num_sparse + 1)]
+    schema = DataSchema(
+        label="label",
+        dense=tuple(f"I{number}" for number in range(1, num_dense + 1)),
+        features=tuple(Feature(name=name, table=name) for name in names),
+        tables=tuple(Table(name=name) for name in names),
+    )
+    is_factory = ":" in flags.model
+    config = ModelConfig(
+        name="" if is_factory else flags.model,
+        factory=flags.model if is_factory else "",
+        embedding_dim=flags.embedding_dim,
+        bottom_mlp=_integers("--bottom-mlp", flags.bottom_mlp),
+        top_mlp=_integers("--top-mlp", flags.top_mlp),
+    )
+    with torch.device(flags.device):  # embedding rows stay on the meta device: they belong to the store
+        model = build_model(schema, config)
+    parts = find_dense_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
+    batch = flags.batch_size
+    return operator_graph(parts, examples=sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)}))
+
+
+def _integers(flag: str, text: str, count: int | None = None) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if not all(n.isascii() and n.isdecimal() for n in numbers) or (count is not None and len(numbers) != count):
+        expected = "numbers" if count is None else f"{count} numbers"
+        raise InputError(f"{flag}: expected {expected} with commas between, got {text!r}")
+    return tuple(map(int, numbers))
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(f"{flag}: expected a number of at least 0, got {text!r}")
+    return value
+
+
+def _bytes(flag: str, text: str) -> float:
+    if text == "inf":
+        return math.inf
+    match = _SIZE.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError
+        value = float(match[1]) * float((1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))
+    except ValueError:
+        raise InputError(f"{flag}: expected bytes such as 16e9, 16GB or 16GiB, got {text!r}") from None
+    if not 0 < value < math.inf:
+        raise InputError(f"{flag}: expected more than 0 bytes, got {text!r}")
+    return value
+
+
+def _table(plan: Plan, batch_size: int) -> Iterator[str]:
+    best = plan.partition
+    rows = [("stage", "feeds", "replicas", "micro", "in flight", "F ms", "B ms", "MB", "operators")]
+    for number, stage in enumerate(best.stages):
+        more = len(stage.operators) - _NAMED_OPERATORS
+        rows.append(
+            (
+                str(number),
+                ",".join(map(str, best.graph.consumers[number])) or "-",
+                str(stage.replicas),
+                str(stage.microbatches),
+                str(stage.in_flight),
+                f"{stage.forward_s * 1e3:.4g}",
+                f"{stage.backward_s * 1e3:.4g}",
+                f"{stage.memory_bytes / 1e6:.4g}",
+                ", ".join(stage.operators[:_NAMED_OPERATORS]) + (f" and {more} more" if more > 0 else ""),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+    counts = sorted({stage.microbatches for stage in best.stages})
+    yield f"schedule          {best.schedule} on {_devices(best)}, micro-batches {', '.join(map(str, counts))}"
+    yield f"step              {best.step_s * 1e3:.4g} ms for {batch_size} examples, bubble {best.bubble:.3g}"
+    optimum = (
+        ", the least of all partitions" if plan.exact and _same(best.bottleneck_s, plan.least_bottleneck_s) else ""
+    )
+    yield f"bottleneck        {best.bottleneck_s * 1e6:.4g} us per example{optimum}"
+    if not _same(best.bottleneck_s, plan.least_bottleneck_s):
+        yield f"least bottleneck  {plan.least_bottleneck_s * 1e6:.4g} us per example, in a longer step"
+    if plan.one_device is None:
+        yield "one device        does not fit"
+    else:
+        yield f"one device        {plan.one_device.step_s * 1e3:.4g} ms, {plan.speedup:.3g} times the plan's step"
+    for other in plan.alternatives:
+        step = f"{other.partition.step_s * 1e3:.4g} ms on {_devices(other.partition)}"
+        yield f"{other.name:17} {step}, bottleneck {other.partition.bottleneck_s * 1e6:.4g} us per example"
+    if plan.one_device_wins:
+        yield "one device wins: no partition has a shorter step"
+    elif len(best.stages) == 1:
+        yield "data parallelism wins: no pipeline has a shorter step"
+
+
+def _devices(partition: Partition) -> str:
+    return f"{partition.devices} device{'s' * (partition.devices != 1)}"
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-9)

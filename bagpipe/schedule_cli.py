@@ -1,0 +1,164 @@
+"""`python -m bagpipe schedule NAME`: build, check, simulate and print a schedule.
+
+flags ──SCHEDULES──> Program ──--lower──check──> csv
+                                          └─simulate(--cost, --latency)──> grid, svg, perfetto, json
+
+``--cost`` is ``F=1,2B=3`` or a .json file with the same keys; a file must know every stage's compute, since a
+measurement that lacks some was made of something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bagpipe.errors import InputError
+from bagpipe.schedule import render
+from bagpipe.schedule.actions import parse
+from bagpipe.schedule.catalog import SCHEDULES, Schedule
+from bagpipe.schedule.check import check
+from bagpipe.schedule.costs import measured_costs
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.lower import PASSES
+from bagpipe.schedule.ops import OPS, Role
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.simulate import Simulation, simulate
+
+__all__ = ["FORMATS", "add_arguments", "run"]
+
+
+def _json(simulation: Simulation) -> str:
+    return json.dumps(render.summary(simulation), indent=2) + "\n"
+
+
+#: Formats that show the simulation; csv shows the program as it is.
+_DRAWN: Mapping[str, Callable[[Simulation], str]] = {"json": _json, **render.RENDERERS}
+
+FORMATS = ("csv", *_DRAWN)
+
+#: The passes by their short names.
+_LOWERINGS: Mapping[str, Callable[..., Program]] = {
+    name.removeprefix("add-"): lowering for name, lowering in PASSES.items()
+}
+
+#: What a cost file must know.
+_COMPUTE: frozenset[Role] = frozenset({"forward", "backward", "input_grad", "weight_grad"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the schedules, each with its flags."""
+    names = parser.add_subparsers(dest="schedule", metavar="NAME", required=True)
+    for schedule in SCHEDULES.values():
+        child = names.add_parser(schedule.name, help=schedule.summary, description=schedule.summary, allow_abbrev=False)
+        _option_arguments(child, schedule)
+        child.add_argument(
+            "--cost", default="", metavar="OP=N,…", help="durations, such as X_GET=2,F=3,1B=4, or a .json file of them"
+        )
+        child.add_argument(
+            "--latency", default="0", metavar="N", help="added to every dependency between lanes; default: 0"
+        )
+        child.add_argument(
+            "--lower", default="", metavar="PASS,…",
+            help=f"what is added for the ranks to run it, in this order, each lane a process: {', '.join(_LOWERINGS)}",
+        )  # fmt: skip
+        child.add_argument("--format", choices=FORMATS, default="grid", help="default: grid")
+
+
+def _option_arguments(parser: argparse.ArgumentParser, schedule: Schedule) -> None:
+    for option in schedule.options:
+        flag = "--" + option.name.replace("_", "-")
+        if isinstance(option.default, bool):
+            parser.add_argument(flag, dest=option.name, action="store_true", help=option.help)
+            continue
+        default = f"; default: {option.default}" if option.default != "" else ""
+        parser.add_argument(
+            flag, dest=option.name, type=type(option.default), default=option.default,
+            metavar="N" if isinstance(option.default, int) else "N,…", help=option.help + default,
+        )  # fmt: skip
+
+
+def run(flags: argparse.Namespace) -> str:
+    """The schedule as text in the format asked for.
+
+    Raises:
+        InputError: the schedule does not allow the options, a pass is unknown or does not apply, or a cost or the
+            latency is no number of at least 0.
+    """
+    schedule = SCHEDULES[flags.schedule]
+    program = schedule.build({option.name: getattr(flags, option.name) for option in schedule.options})
+    program = _lowered(program, flags.lower)
+    check(program)
+    costs = _cost_file(Path(flags.cost), program) if flags.cost.endswith(".json") else _costs(flags.cost)
+    latency = _amount("--latency", flags.latency)
+    if flags.format == "csv":
+        return render.csv(program)
+    return _DRAWN[flags.format](simulate(program, costs, latency=latency))
+
+
+def _lowered(program: Program, names: str) -> Program:
+    """The program after the passes ``sends,reduce-grad,…``."""
+    home = {lane: process for process, lane in enumerate(program.lanes)}
+    for name in filter(None, names.split(",")):
+        if name not in _LOWERINGS:
+            raise InputError(f"--lower: unknown pass {name!r}; there are {', '.join(_LOWERINGS)}")
+        needs = {"recompute": [stage.number for stage in program.stages], "sends": home, "defer-receives": home}
+        program = _LOWERINGS[name](program, *([needs[name]] if name in needs else []))
+    return program
+
+
+def _costs(text: str) -> dict[str, float]:
+    """``X_GET=2,0F=3`` -> costs."""
+    costs: dict[str, float] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        _check_key("--cost", key)
+        if not equals:
+            raise InputError(f"--cost: expected {key}=NUMBER, got {item!r}")
+        costs[key] = _amount(f"--cost: {key}", value)
+    return costs
+
+
+def _cost_file(path: Path, program: Program) -> dict[str, float]:
+    """Keys as in `_costs`; values are durations, or lists of measured ones, of which the median counts."""
+    where = f"--cost {path}"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: expected an object of durations by action, stage and op, or op")
+    durations: dict[str, list[float]] = {}
+    for key, value in values.items():
+        _check_key(where, key)
+        numbers = value if isinstance(value, list) else [value]
+        durations[key] = [_amount(f"{where}: {key}", json.dumps(number)) for number in numbers]
+    costs = measured_costs(durations)
+    for action in (action for actions in program.lanes.values() for action in actions):
+        for atom in () if {action.text, action.op} & costs.keys() else action.atoms:
+            key = f"{atom.stage}{atom.op}"
+            if OPS[atom.op].role in _COMPUTE and not {atom.text, key, atom.op} & costs.keys():
+                raise InputError(f"{where}: no duration for stage {atom.stage}: expected {key} or {atom.op}")
+    return costs
+
+
+def _check_key(where: str, key: str) -> None:
+    """A key is an op (``F``), stage and op (``0F``), or an action (``0F3``)."""
+    if key in OPS or key.lstrip("0123456789") in OPS:
+        return
+    try:
+        parse(key)
+    except ScheduleError:
+        raise InputError(f"{where}: unknown op {key!r}; known ops: {', '.join(OPS)}") from None
+
+
+def _amount(what: str, text: str) -> float:
+    try:
+        value = int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise InputError(f"{what}: expected a number, got {text!r}") from None
+    if not 0 <= value < math.inf:
+        raise InputError(f"{what}: expected a number of at least 0, got {text}")
+    return value

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagpipe.cli import main
+from bagpipe.partition.operators import OperatorGraph
+from tests.partition.graphs import graph, towers
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "towers.json"
+    path.write_text(towers(3, 2).to_json(), encoding="utf-8")
+    return str(path)
+
+
+LINK = ["--link-bandwidth", "12.5GB", "--link-latency", "1e-5", "--memory", "16GiB", "--batch-size", "2048"]
+
+
+def test_text(model: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--model", model, "--devices", "4", *LINK]) == 0
+    text = capsys.readouterr().out
+    assert " ".join(text.splitlines()[0].split()) == "stage feeds replicas micro in flight F ms B ms MB operators"
+    for start in ("schedule ", "step ", "bottleneck ", "one device ", "data parallel ", "chain, 1f1b "):
+        assert any(line.startswith(start) for line in text.splitlines()), start
+    assert "one device wins" not in text
+
+
+def test_json(model: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--model", model, "--devices", "4", "--microbatches", "8", "--json", *LINK]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["batch_size"] == 2048
+    assert {stage["microbatches"] for stage in answer["stages"]} <= {1, 8}
+    assert answer["step_s"] < answer["one_device_step_s"]
+
+
+def test_it_says_when_one_device_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "small.json"
+    path.write_text(graph(["ab"], {"a": 1e-9, "b": 1e-9}).to_json(), encoding="utf-8")
+    assert main(["plan", "--model", str(path), "--devices", "4", "--link-latency", "1e-3"]) == 0
+    assert capsys.readouterr().out.endswith("one device wins: no partition has a shorter step\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices", "0"], "devices must be at least 1, got 0"),
+        (["--devices", "2", "--memory", "much"], "--memory: expected bytes such as 16e9, 16GB or 16GiB, got 'much'"),
+        (["--devices", "2", "--memory", "1..2"], "--memory: expected bytes"),
+        (["--devices", "2", "--link-bandwidth", "0"], "--link-bandwidth: expected more than 0 bytes, got '0'"),
+        (["--devices", "2", "--link-latency", "-1"], "--link-latency: expected a number of at least 0, got '-1'"),
+        (["--devices", "2", "--weight-copies", "nan"], "--weight-copies: expected a number of at least 0, got 'nan'"),
+        (["--devices", "2", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (
+            ["--devices", "2", "--microbatches", "2000"],
+            "microbatches must be 1 to 1024, the examples of a batch, got 2000",
+        ),
+        (["--devices", "2", "--memory", "1MB"], "no partition over 2 devices with replicas=same fits 1e+06 bytes each"),
+    ],
+)
+def test_bad_flags_are_one_line(model: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--model", model, *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["--devices", "two"], ["--devices", "2", "--replicas", "some"], ["--device", "2"]])
+def test_what_argparse_refuses_is_one_line_too(model: str, flags: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--model", model, *flags])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--model", str(tmp_path / "none.json"), "--devices", "2"]) == 2
+    assert "--model: cannot read" in capsys.readouterr().err
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"operators": [{"name": "a"}]}', encoding="utf-8")
+    assert main(["plan", "--model", str(broken), "--devices", "2"]) == 2
+    assert f"{broken}: operator 'a': forward_per_example_s is missing" in capsys.readouterr().err
+
+
+def test_a_file_needs_no_torch(model: str):
+    code = (
+        "import sys\nfrom bagpipe.cli import main\n"
+        f"assert main(['plan', '--model', {model!r}, '--devices', '2']) == 0\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "operators.json"
+    flags = [
+        "--model",
+        "deepfm",
+        "--devices",
+        "2",
+        "--batch-size",
+        "8",
+        "--columns",
+        "3,2",
+        "--save-operators",
+        str(path),
+    ]
+    assert main(["plan", *flags, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    operators = OperatorGraph.from_json(path.read_text(encoding="utf-8"))
+    names = [name for stage in answer["stages"] for name in stage["operators"]]
+    assert sorted(names) == sorted(operator.name for operator in operators.operators)
+    assert answer["step_s"] > 0
+    assert main(["plan", "--model", str(path), "--devices", "2", "--batch-size", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "resnet"], "model.name must be one of dlrm, "),
+        (["--model", "nowhere:build"], "no module 'nowhere' on the path"),
+        (["--model", "dlrm", "--columns", "13"], "--columns: expected 2 numbers with commas between, got '13'"),
+        (["--model", "dlrm", "--top-mlp", "8,x"], "--top-mlp: expected numbers with commas between, got '8,x'"),
+    ],
+)
+def test_bad_models(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--devices", "2", *flags]) == 2
+    assert message in capsys.readouterr().err
