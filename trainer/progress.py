@@ -23,11 +23,13 @@ class ProgressReporter:
     Args:
         tensorboard_dir: where scalars go; empty: none.
         label: what the bar begins with.
+        shows_loss: False where other ranks compute losses: this one's sum says nothing then.
     """
 
-    def __init__(self, tensorboard_dir: str, label: str = "train") -> None:
+    def __init__(self, tensorboard_dir: str, label: str = "train", *, shows_loss: bool = True) -> None:
         self._tensorboard_dir = tensorboard_dir
         self._label = label
+        self._shows_loss = shows_loss
         self._bar: tqdm[Any] | None = None
         self._writer: Any = None
         self._last_s = 0.0
@@ -63,18 +65,21 @@ class ProgressReporter:
         if self._bar is None or progress.samples == self._last_samples:
             return
         samples_per_s = (progress.samples - self._last_samples) / max(now_s - self._last_s, 1e-9)
-        loss = float(progress.loss_sum) / progress.samples
         exposed = progress.exposed_s / progress.elapsed_s if progress.elapsed_s else 0.0
         self._bar.update(progress.samples - self._last_samples)
-        self._bar.set_postfix_str(f"loss {loss:.4f}, hits {progress.hit_rate:.1%}, exposed {exposed:.1%}")
+        scalars = {
+            "train/samples_per_s": samples_per_s,
+            "cache/hit_rate": progress.hit_rate,
+            "cache/exposed_share": exposed,
+            "store/rows_fetched": progress.rows_fetched,
+            "store/rows_written": progress.rows_written,
+        }
+        words = [f"hits {progress.hit_rate:.1%}", f"exposed {exposed:.1%}"]
+        if self._shows_loss:
+            scalars["train/loss"] = loss = float(progress.loss_sum) / progress.samples
+            words.insert(0, f"loss {loss:.4f}")
+        self._bar.set_postfix_str(", ".join(words))
         if self._writer is not None:
-            for name, value in (
-                ("train/loss", loss),
-                ("train/samples_per_s", samples_per_s),
-                ("cache/hit_rate", progress.hit_rate),
-                ("cache/exposed_share", exposed),
-                ("store/rows_fetched", progress.rows_fetched),
-                ("store/rows_written", progress.rows_written),
-            ):
+            for name, value in scalars.items():
                 self._writer.add_scalar(name, value, progress.steps)
         self._last_s, self._last_samples = now_s, progress.samples

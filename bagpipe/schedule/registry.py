@@ -31,6 +31,7 @@ class DenseSchedule:
         fixed_chunks: it takes no other number.
         num_pipes: directions in which micro-batches travel; every rank then holds that many stages.
         linear: stages must be numbered so that every edge leads to a higher number; False: any order.
+        ranks: ranks that it is made for, whatever the stages per rank; None: stages / chunks.
     """
 
     name: str
@@ -40,6 +41,7 @@ class DenseSchedule:
     fixed_chunks: bool = True
     num_pipes: int = 1
     linear: bool = True
+    ranks: int | None = None
 
     def num_ranks(self, num_stages: int, chunks: int | None = None) -> int:
         """Ranks that hold `num_stages` stages.
@@ -50,6 +52,8 @@ class DenseSchedule:
         per_rank = self.chunks_or_default(chunks)
         if num_stages < 1:
             raise ScheduleError(f"stages must be at least 1, got {num_stages}")
+        if self.ranks is not None:
+            return self.ranks
         if num_stages % per_rank:
             raise ScheduleError(f"{self.name}: stages must be a multiple of {per_rank} chunks, got {num_stages}")
         return num_stages // per_rank

@@ -11,11 +11,11 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
-from xml.sax.saxutils import escape
 
 from bagpipe.schedule.actions import Action, parse, torch_reads
+from bagpipe.schedule.drawing import MESSAGE_FILLS, Drawing, fill_of
 from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS, Role
+from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.program import Program
 from bagpipe.schedule.simulate import Simulation
 from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
@@ -112,42 +112,8 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-#: Fill by op: forwards blue, backwards green, rows by direction, messages light, the rest grey.
-_FILLS: Mapping[str, str] = {
-    "F": "#9ecae1",
-    "REC": "#c6dbef",
-    "B": "#a1d99b",
-    "I": "#a1d99b",
-    "W": "#c7e9c0",
-    "OVERLAP_F_B": "#9fd2be",
-    "OPT": "#bcbddc",
-    "REDUCE_GRAD": "#dadaeb",
-    "X_POOL": "#fdd0a2",
-    "X_UNPOOL": "#fcbba1",
-    "X_UPDATE": "#bcbddc",
-    "X_UPDATE_LATE": "#dadaeb",
-    "X_PREPULL": "#fee391",
-    "X_PULL": "#fec44f",
-    "X_PUSH": "#fec44f",
-    "X_PUSH_LATE": "#fee391",
-    "X_GET": "#fdd0a2",
-    "X_PUT": "#fdd0a2",
-    "X_EVICT": "#fcbba1",
-    "X_STORE": "#fcbba1",
-}
-#: The same for pipes other than the first: a set of its own, so that the directions of a bidirectional schedule differ.
-_OTHER_PIPE_FILLS: Mapping[str, str] = {"F": "#fdae6b", "B": "#bc80bd", "I": "#bc80bd", "W": "#e5c6e6"}
-_MESSAGE_FILLS: Mapping[Role, str] = {"send": "#e6550d", "recv": "#3182bd"}
-_OTHER_FILL = "#d9d9d9"
 #: Width of an action that takes no time but should be seen.
 _TICK_PX = 1.5
-
-
-def _fill(action: Action) -> str:
-    message = _MESSAGE_FILLS.get(OPS[action.op].role)
-    pipes = {atom.pipe for atom in action.atoms}
-    other = None if 0 in pipes else _OTHER_PIPE_FILLS.get(action.op)
-    return message or other or _FILLS.get(action.op, _OTHER_FILL)
 
 
 def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> str:
@@ -158,31 +124,28 @@ def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> st
     margin_px = 12 + 8 * max((len(lane) for lane in simulation.lanes), default=0)
     scale = (width_px - margin_px - 10) / simulation.makespan if simulation.makespan else 0
     height_px = row_px * len(simulation.lanes) + 30
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width_px}" height="{height_px}" '
-        f'viewBox="0 0 {width_px} {height_px}" font-family="monospace" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
+    drawing = Drawing(width_px, height_px)
     top = {lane: 5 + row_px * number for number, lane in enumerate(simulation.lanes)}
     for lane, y in top.items():
-        parts.append(f'<text x="6" y="{y + row_px / 2 + 2:g}">{escape(lane)}</text>')
+        drawing.text(6, y + row_px / 2 + 2, lane)
     for timed in simulation.timed:
-        x, box_px = margin_px + timed.start * scale, (timed.finish - timed.start) * scale
+        box_px = (timed.finish - timed.start) * scale
         if box_px <= 0:
-            if OPS[timed.action.op].role not in _MESSAGE_FILLS:
+            if OPS[timed.action.op].role not in MESSAGE_FILLS:
                 continue
             box_px = _TICK_PX
-        text, y = escape(timed.action.text), top[timed.lane]
-        fill = _fill(timed.action)
-        label = f'<text x="{x + 2:.2f}" y="{y + row_px / 2 + 2:g}">{text}</text>' if box_px > 7 * len(text) else ""
-        parts.append(
-            f'<g><title>{text}: {timed.start:g} to {timed.finish:g}</title><rect x="{x:.2f}" y="{y}" '
-            f'width="{box_px:.2f}" height="{row_px - 4}" fill="{fill}" stroke="#555" stroke-width="0.5"/>{label}</g>'
+        text = timed.action.text
+        drawing.box(
+            margin_px + timed.start * scale,
+            top[timed.lane],
+            box_px,
+            row_px - 4,
+            fill=fill_of(timed.action),
+            title=f"{text}: {timed.start:g} to {timed.finish:g}",
+            labels=(text,),
         )
-    foot = f"makespan {simulation.makespan:g}, bubble {simulation.bubble:.1%}"
-    parts.append(f'<text x="{margin_px}" y="{height_px - 8}">{foot}</text>')
-    parts.append("</svg>\n")
-    return "\n".join(parts)
+    drawing.text(margin_px, height_px - 8, f"makespan {simulation.makespan:g}, bubble {simulation.bubble:.1%}")
+    return str(drawing)
 
 
 def spans(simulation: Simulation, *, unit_ns: int = 1_000_000) -> list[Span]:
@@ -203,7 +166,7 @@ def _category(action: Action) -> str:
     """``action``, ``send`` or ``recv``, and the pipe if it is not the first: trace viewers filter by it."""
     role = OPS[action.op].role
     pipes = sorted({atom.pipe for atom in action.atoms} - {0})
-    return ",".join([role if role in _MESSAGE_FILLS else "action", *(f"pipe{pipe}" for pipe in pipes)])
+    return ",".join([role if role in MESSAGE_FILLS else "action", *(f"pipe{pipe}" for pipe in pipes)])
 
 
 def perfetto(simulation: Simulation) -> str:

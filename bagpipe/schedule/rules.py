@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from bagpipe.schedule.actions import Action
@@ -48,12 +48,12 @@ def _complete(program: Program) -> Iterator[str]:
         if atom.index is not None:
             indices[atom.stage, atom.pipe, atom.op, atom.peer][atom.index] += 1
     for (stage, pipe, op, peer), counts in indices.items():
-        where = f"{stage}{op}" + ("" if peer is None else f":{peer}") + (f"~{pipe}" if pipe else "")
+        first = Action(stage, op, 0, peer=peer, pipe=pipe)
         twice = next((index for index, count in sorted(counts.items()) if count > 1), None)
         if twice is not None:
-            yield f"{where}{twice} appears {counts[twice]} times"
+            yield f"{replace(first, index=twice).text} appears {counts[twice]} times"
         if op not in ("B", "I", "W"):  # a micro-batch may take either form of backward; counted together below
-            yield from _gap(where, set(counts), num_batches * units_per_batch(micro, (stage, op), peer))
+            yield from _gap(first, set(counts), num_batches * units_per_batch(micro, (stage, op), peer))
     if program.semantics == "partial":
         return
     trained = {(stage, pipe) for stage, pipe, op, _ in indices if op in ("B", "I", "W")}
@@ -67,10 +67,11 @@ def _complete(program: Program) -> Iterator[str]:
                 yield f"stage {stage}: micro-batch {min((full | done) ^ forwards)} must have F and either B or I and W"
 
 
-def _gap(where: str, found: set[int], expected: int) -> Iterator[str]:
+def _gap(first: Action, found: set[int], expected: int) -> Iterator[str]:
     missing = sorted(set(range(expected)) - found)
     if missing:
-        yield f"{where}{missing[0]} is missing; expected {where}0 to {where}{expected - 1}"
+        lacking, last = (replace(first, index=index).text for index in (missing[0], expected - 1))
+        yield f"{lacking} is missing; expected {first.text} to {last}"
 
 
 _ORDER = (("F", "B"), ("F", "I"), ("F", "REC"), ("REC", "B"), ("REC", "I"), ("I", "W"))

@@ -26,7 +26,7 @@ __all__ = ["find_schedule", "step_program"]
 def step_program(
     graph: StageGraph,
     source_edges: Sequence[tuple[int, bool]],
-    schedule: str,
+    schedule: str | DenseSchedule,
     *,
     chunks: int | None = None,
     num_processes: int = 1,
@@ -38,7 +38,7 @@ def step_program(
     Args:
         graph: the stages.
         source_edges: (stage, whether it gives a gradient back) of the stages that take values of the source.
-        schedule: name of a dense schedule.
+        schedule: a dense schedule, or the name of one.
         chunks: stages per rank; None: the schedule's own number.
         num_processes: of a replica: 1, which runs all lanes, or one per pipeline rank.
         replicas: replicas of the whole pipeline.
@@ -47,11 +47,11 @@ def step_program(
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, or the processes do not fit.
     """
-    found = find_schedule(schedule)
+    found = find_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = found.num_ranks(graph.num_stages, chunks)
     if num_processes not in (1, num_ranks):
         raise ScheduleError(
-            f"{schedule}: {num_ranks} pipeline ranks need 1 or {num_ranks} processes, got {num_processes}"
+            f"{found.name}: {num_ranks} pipeline ranks need 1 or {num_ranks} processes, got {num_processes}"
         )
     dense = found.build(graph, chunks)
     check(dense)
@@ -66,7 +66,7 @@ def step_program(
     check(program)
     return StepProgram(
         graph=graph,
-        schedule=schedule,
+        schedule=found.name,
         program=program,
         seats=seats,
         sources=sources,

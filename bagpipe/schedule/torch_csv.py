@@ -19,9 +19,13 @@ from bagpipe.schedule.check import check
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.program import Program
-from bagpipe.schedule.stages import chain, dense_program
+from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.stages import StageGraph, chain, dense_program
 
-__all__ = ["from_torch", "to_torch", "torch_cells"]
+__all__ = ["from_torch", "table_schedule", "to_torch", "torch_cells"]
+
+#: What is added to the compute actions when a schedule is lowered.
+_LOWERED = ("send", "recv", "weights")
 
 #: In tables of the zero-bubble papers B is the input half of a backward and BW all of it.
 _OTHER_NAMES = "tables that call the input half B, and the whole BW, must be renamed: B to I, then BW to B"
@@ -73,6 +77,29 @@ def from_torch(text: str, *, num_stages: int, microbatches: int) -> Program:
     program = dense_program(chain(num_stages, microbatches), rows)
     check(program)
     return program
+
+
+def table_schedule(name: str, text: str) -> DenseSchedule:
+    """A table as a schedule that dense stages can be trained by. Its messages are dropped: lowering makes its own.
+
+    Args:
+        name: of the schedule, in messages.
+        text: the table.
+
+    Raises:
+        ScheduleError: it is none of PyTorch's. What does not fit the stages is found when the schedule is built.
+    """
+    cells = torch_cells(text)
+
+    def build(graph: StageGraph, chunks: int) -> Program:
+        try:
+            program = from_torch(text, num_stages=graph.num_stages, microbatches=graph.microbatches)
+        except ScheduleError as error:
+            raise ScheduleError(f"{name}: {error}") from None
+        rows = [[a for a in row if OPS[a.op].role not in _LOWERED] for row in program.lanes.values()]
+        return dense_program(graph, rows)
+
+    return DenseSchedule(name=name, summary="a table of PyTorch's", builder=build, ranks=len(cells))
 
 
 def _refuse_other_names(rows: Sequence[Sequence[Action]]) -> None:

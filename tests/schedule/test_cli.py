@@ -78,6 +78,9 @@ def test_there_are_golden_tables() -> None:
         ("schedule chimera --stages 3", "chimera: stages must be a multiple of 2, got 3"),
         ("schedule graph --edges 0-1,1-0", "the stage graph has a cycle: 0 -> 1 -> 0"),
         ("schedule 1f1b --cost no-such-file.json", "No such file"),
+        ("schedule 1f1b --lower sends,reduce", "--lower: unknown pass 'reduce'; there are flatten-pipes, recompute,"),
+        ("schedule 1f1b --lower sends,sends", "0SENDX_F0:1 appears 2 times"),
+        ("schedule prefetch --lower sends", "only outputs and gradients pass between processes"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -177,6 +180,26 @@ def test_a_bad_cost_file_is_one_line(
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_schedule_prints_in_every_form(name: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", name, "--format", form]) == 0
+    assert capsys.readouterr().out
+
+
+def test_a_lowered_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    command = (
+        "schedule 1f1b --stages 2 --microbatches 2 --format csv --lower reduce-grad,optimizer,sends,defer-receives"
+    )
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == (
+        "#resource=rank0,rank1\n"
+        "0F0,0SENDX_F0:1,0F1,0SENDX_F1:1,0RECVX_B0:1,0B0,0RECVX_B1:1,0B1,0REDUCE_GRAD0,0OPT0\n"
+        "1RECVX_F0:0,1F0,1B0,1SENDX_B0:0,1RECVX_F1:0,1F1,1B1,1SENDX_B1:0,1REDUCE_GRAD0,1OPT0\n"
+    )
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "prefetch"])
+def test_every_schedule_can_be_lowered(name: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    passes = "flatten-pipes,recompute,merge-input-weight,unshard-reshard,reduce-grad,optimizer,sends,defer-receives"
+    assert main(["schedule", name, "--format", form, "--lower", passes]) == 0
     assert capsys.readouterr().out
 
 

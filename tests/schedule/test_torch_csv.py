@@ -13,8 +13,8 @@ from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.program import Edge, Program, Stage
-from bagpipe.schedule.stages import StageGraph, dense_program
-from bagpipe.schedule.torch_csv import from_torch, to_torch, torch_cells
+from bagpipe.schedule.stages import StageGraph, chain, dense_program
+from bagpipe.schedule.torch_csv import from_torch, table_schedule, to_torch, torch_cells
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
 
@@ -134,3 +134,21 @@ def test_weight_actions_lose_their_index() -> None:
     program = lower.add_reduce_grad(dense("gpipe", 2, 1))
     assert to_torch(program) == "0F0,0B0,0REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD\n"
     check(program)
+
+
+def test_a_table_is_a_schedule_for_stages_that_feed_each_other_otherwise() -> None:
+    schedule = table_schedule(
+        "mine.csv",
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+    )
+    graph = StageGraph(micro_per_batch=(2, 2), edges=())
+    program = schedule.build(graph)
+    assert schedule.num_ranks(2) == 2
+    assert [action.text for action in program.lanes["rank0"]] == ["0F0", "0F1", "0B0", "0B1"]
+    assert not any(edge.src_stage != edge.dst_stage for edge in program.edges)
+
+
+def test_a_table_that_deadlocks_is_refused_with_its_cycle() -> None:
+    schedule = table_schedule("mine.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    with pytest.raises(ScheduleError, match=r"mine.csv: deadlock: 0B0 waits for 1B0 waits for 1F1 waits for 0F1"):
+        schedule.build(chain(2, 2))

@@ -20,6 +20,7 @@ from bagpipe.config import Config
 from bagpipe.config_cli import parse_config
 from tests.system.jobs import change, run_job
 from tests.system.programs import Done, await_gone, run_forked, run_program
+from tools.trace_picture import picture, read_tracks
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -143,6 +144,9 @@ def test_the_trace_can_be_read_and_has_every_lane(tmp_path: Path) -> None:
             for key in (("oracle", f"0X_PLAN{batch}"), ("data", f"0X_READ{batch}"), ("compute", f"0F{batch}"))
         )
         assert planned["ts"] + planned["dur"] <= read["ts"] + read["dur"] <= forward["ts"]
+    drawing = picture(read_tracks([trace]), first=9, batches=1)
+    assert ">rank 0<" in drawing
+    assert "0F9 (batch 9)" in drawing
 
 
 def test_tensorboard_files_hold_the_end_of_the_run(tmp_path: Path) -> None:

@@ -5,21 +5,62 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from bagpipe.config import CacheConfig, Config, DataConfig, PipelineConfig, RunConfig
+from bagpipe.config import CacheConfig, Config, DataConfig, RunConfig
 from bagpipe.errors import CapacityError, InputError
-from trainer.job import check_supported, run_job
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.step_program import step_program
+from bagpipe.stages.pipeline import Mesh
+from bagpipe.stages.staged import StagedModel, StageModule, StageValue
+from trainer.job import check_supported, has_losses, run_job
+from trainer.pipelines import StagedJob
 from trainer.ranks import Ranks
 
 
 def test_settings_of_later_versions_are_refused_not_ignored() -> None:
     check_supported(Config())
-    with pytest.raises(InputError, match=r"pipeline.schedule"):
-        check_supported(Config(pipeline=PipelineConfig(schedule="1f1b")))
     with pytest.raises(InputError, match=r"cache.dtype"):
         check_supported(
             Config(run=RunConfig(dtype="float64"), cache=dataclasses.replace(Config().cache, dtype="float32"))
         )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "heads", "world_size", "ranks"),
+    [
+        ("1f1b", {1: 1}, 1, {0}),
+        ("1f1b", {1: 1}, 4, {1, 3}),
+        ("1f1b", {0: 1, 1: 1}, 2, set()),  # each computes one of two losses
+        ("chimera", {1: 2}, 2, {0, 1}),
+    ],
+)
+def test_which_ranks_have_losses_to_show(
+    schedule: str, heads: dict[int, int], world_size: int, ranks: set[int]
+) -> None:
+    hidden = StageValue(name="hidden", producer=0, consumers=(1,), shape=(2,), dtype=torch.float32, wants_grad=True)
+    stages = tuple(
+        StageModule(
+            name="",
+            module=nn.Identity(),
+            inputs=(0,) * stage,
+            outputs=(0,) * (1 - stage),
+            heads=tuple((n, n) for n in range(heads.get(stage, 0))),
+        )
+        for stage in range(2)
+    )
+    staged = StagedModel(model=nn.Identity(), source=nn.Identity(), stages=stages, values=(hidden,))
+    step = step_program(
+        staged.graph(2),
+        [(0, True)],
+        DENSE_SCHEDULES[schedule],
+        num_processes=min(world_size, 2),
+        replicas=max(1, world_size // 2),
+    )
+    job = StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
+    assert {rank for rank in range(world_size) if has_losses(job, rank)} == ranks
+    assert has_losses(None, 0)
 
 
 class _Told(Ranks):

@@ -1,0 +1,311 @@
+"""Draw a trace for people without a viewer: ``python -m tools.trace_picture TRACE… --from BATCH --out FILE.svg``.
+
+files of `--run.trace`, one per rank ──read_tracks──> Track per lane ──picture, cut to some batches──> SVG
+
+Time runs from the first action of a batch in a lane that computes to that of the batch behind the window. Actions on
+micro-batches are labelled as `python -m bagpipe schedule` prints them for one batch; waits are hatched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bagpipe.errors import InputError
+from bagpipe.schedule.actions import Action, parse
+from bagpipe.schedule.drawing import LETTER_PX, Drawing, fill_of
+from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.spans import Span
+
+__all__ = ["Clock", "Mark", "Track", "picture", "read_tracks"]
+
+_WIDTH_PX, _ROW_PX, _HEAD_PX, _LEGEND_PX = 1200, 22, 20, 18
+_QUIET, _LIGHT = "#777", "#bbb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A span, and what it shows if that is an action with an index."""
+
+    span: Span
+    action: Action | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """One lane of one process, from the run's start to the end of training."""
+
+    process: str
+    lane: str
+    marks: tuple[Mark, ...]
+
+    @property
+    def computes(self) -> bool:
+        """Whether forwards run here."""
+        return any(mark.action is not None and mark.action.op == "F" for mark in self.marks)
+
+
+def read_tracks(paths: Sequence[Path]) -> list[Track]:
+    """The lanes of trace files, in the files' order.
+
+    Raises:
+        InputError: a file cannot be read or is no trace.
+    """
+    return [track for path in paths for track in _tracks_of(path)]
+
+
+def _tracks_of(path: Path) -> Iterator[Track]:
+    process, lanes, marks = path.name, dict[int, str](), dict[int, list[Mark]]()
+    try:
+        for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
+            if event["name"] == "process_name":
+                process = event["args"]["name"]
+            elif event["name"] == "thread_name":
+                lanes[event["tid"]] = event["args"]["name"]
+            elif event["ph"] == "X":
+                marks.setdefault(event["tid"], []).append(_mark(event, lanes[event["tid"]]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: expected a trace file of --run.trace ({type(error).__name__}: {error})") from None
+    # Training and evaluation both begin by reading a batch 0.
+    reads = sorted(mark.span.start_ns for found in marks.values() for mark in found if mark.span.name == "0X_READ0")
+    end_ns = reads[1] if len(reads) > 1 else math.inf
+    for row, lane in lanes.items():
+        kept = tuple(mark for mark in marks.get(row, ()) if mark.span.start_ns < end_ns)
+        yield Track(process=process, lane=lane, marks=kept)
+
+
+def _mark(event: Mapping[str, Any], lane: str) -> Mark:
+    start_ns, end_ns = round(event["ts"] * 1e3), round((event["ts"] + event["dur"]) * 1e3)
+    span = Span(lane=lane, name=event["name"], start_ns=start_ns, end_ns=end_ns, category=event["cat"])
+    try:
+        action = parse(span.name) if span.category != "wait" else None
+    except ScheduleError:
+        action = None
+    return Mark(span=span, action=action if action is not None and action.index is not None else None)
+
+
+class Clock:
+    """Which batch an action belongs to, and when the batches were trained.
+
+    Args:
+        tracks: of all ranks.
+
+    Raises:
+        InputError: nothing was trained.
+    """
+
+    def __init__(self, tracks: Sequence[Track]) -> None:
+        self._units = _units([mark.action for track in tracks for mark in track.marks if mark.action is not None])
+        #: Process -> batch -> start, in the order of the batches.
+        self.starts_ns: dict[str, dict[int, int]] = {}
+        self._end_ns = 0
+        for track in (track for track in tracks if track.computes):
+            starts_ns = self.starts_ns.setdefault(track.process, {})
+            for mark in track.marks:
+                if mark.action is not None:
+                    batch, start_ns = self.place(mark.action)[0], mark.span.start_ns
+                    starts_ns[batch] = min(start_ns, starts_ns.get(batch, start_ns))
+                    self._end_ns = max(self._end_ns, mark.span.end_ns)
+        if not self.starts_ns:
+            raise InputError("the trace has no forward of any batch")
+
+    def place(self, action: Action) -> tuple[int, int]:
+        """(batch, micro-batch in it) of an action with an index; micro-batch 0 for those of a whole batch."""
+        index = action.index or 0
+        return (index, 0) if OPS[action.op].unit == "batch" else divmod(index, self._units[_counting_stage(action)])
+
+    def window_ns(self, first: int, batches: int) -> tuple[int, int]:
+        """From the start of batch `first` to that of the batch behind the last, or to the end of training.
+
+        Raises:
+            InputError: the trace lacks one of the batches.
+        """
+        known = sorted({batch for found in self.starts_ns.values() for batch in found})
+        if batches < 1 or not known[0] <= first <= first + batches - 1 <= known[-1]:
+            raise InputError(f"expected some of the batches {known[0]} to {known[-1]}, got {batches} from {first} on")
+        starts = [min(f[b] for f in self.starts_ns.values() if b in f) for b in known if b in (first, first + batches)]
+        return starts[0], starts[1] if len(starts) > 1 else self._end_ns
+
+
+def _units(actions: Sequence[Action]) -> dict[int, int]:
+    """Micro-batches per batch, by the stage that counts them."""
+    num_batches = 1 + max((action.index or 0 for action in actions if action.op == "X_READ"), default=0)
+    counts: dict[int, int] = {}
+    for action in (action for action in actions if OPS[action.op].unit == "micro"):
+        stage = _counting_stage(action)
+        counts[stage] = max(counts.get(stage, 0), 1 + (action.index or 0))
+    return {stage: math.ceil(count / num_batches) for stage, count in counts.items()}
+
+
+def _counting_stage(action: Action) -> int:
+    """Messages count the micro-batches of their sender."""
+    received = OPS[action.op].role == "recv"
+    return action.peer if received and action.peer is not None else action.stage
+
+
+def picture(tracks: Sequence[Track], *, first: int, batches: int) -> str:
+    """SVG of the training of `batches` batches from batch `first` on.
+
+    A lane with nothing in the window is left out, and so is one that shows the same as that of another rank.
+
+    Raises:
+        InputError: the trace lacks one of the batches.
+    """
+    clock = Clock(tracks)
+    window_ns = clock.window_ns(first, batches)
+    shown = list(_distinct(_cut(tracks, window_ns)))
+    processes = {process: [t for t in shown if t.process == process] for process in (t.process for t in shown)}
+    legend = _legend([mark.action for track in shown for mark in track.marks if mark.action is not None])
+    lanes_px = _HEAD_PX * len(processes) + _ROW_PX * len(shown)
+    drawing = Drawing(_WIDTH_PX, lanes_px + 36 + _LEGEND_PX * (1 + legend[-1].row))
+    page = _Page(drawing, clock, window_ns, margin_px=12 + LETTER_PX * max(len(track.lane) for track in shown))
+    y = 0
+    for process, own in processes.items():
+        page.head(process, y, y + _HEAD_PX + _ROW_PX * len(own))
+        for number, track in enumerate(own):
+            page.lane(track, y + _HEAD_PX + _ROW_PX * number)
+        y += _HEAD_PX + _ROW_PX * len(own)
+    page.axis(y)
+    for entry in legend:
+        page.explain(entry, y + 32 + _LEGEND_PX * entry.row)
+    return str(drawing)
+
+
+def _cut(tracks: Iterable[Track], window_ns: tuple[int, int]) -> Iterator[Track]:
+    begin_ns, end_ns = window_ns
+    for track in tracks:
+        marks = tuple(m for m in track.marks if m.span.end_ns > begin_ns and m.span.start_ns < end_ns)
+        if marks:
+            yield replace(track, marks=marks)
+
+
+def _distinct(tracks: Iterable[Track]) -> Iterator[Track]:
+    """Every rank notes the planning of the one cacher: once is enough."""
+    seen: set[tuple[Mark, ...]] = set()
+    for track in tracks:
+        if track.marks not in seen:
+            seen.add(track.marks)
+            yield track
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One colour of the legend; an empty fill is that of waits."""
+
+    row: int
+    x: float
+    fill: str
+    text: str
+
+
+def _legend(actions: Sequence[Action]) -> list[_Entry]:
+    """The colours of the actions, each with what has it."""
+    ops = {action.op: (fill_of(action), OPS[action.op].role) for action in actions}
+    names: dict[str, dict[str, None]] = {}
+    for op in (op for op in OPS if op in ops):
+        fill, role = ops[op]
+        names.setdefault(fill, {})[role if role in ("send", "recv") else _stem(op)] = None
+    entries: list[_Entry] = []
+    row, x = 0, 12.0
+    for fill, text in (*((fill, ", ".join(found)) for fill, found in names.items()), ("", "waiting")):
+        width_px = 28 + LETTER_PX * len(text)
+        if x + width_px > _WIDTH_PX:
+            row, x = row + 1, 12.0
+        entries.append(_Entry(row=row, x=x, fill=fill, text=text))
+        x += width_px
+    return entries
+
+
+def _stem(op: str) -> str:
+    return op.removeprefix("X_")
+
+
+class _Page:
+    """Where things are on the picture."""
+
+    def __init__(self, drawing: Drawing, clock: Clock, window_ns: tuple[int, int], *, margin_px: int) -> None:
+        self._drawing = drawing
+        self._clock = clock
+        self._begin_ns, self._end_ns = window_ns
+        self._margin_px = margin_px
+        self._px_per_ns = (_WIDTH_PX - margin_px - 10) / (self._end_ns - self._begin_ns)
+        self._wait_fill = drawing.hatching("wait", _LIGHT)
+
+    def _x(self, time_ns: float) -> float:
+        inside_ns = min(max(time_ns, self._begin_ns), self._end_ns)
+        return self._margin_px + (inside_ns - self._begin_ns) * self._px_per_ns
+
+    def head(self, process: str, top: float, bottom: float) -> None:
+        """The name of a process, and where its batches begin."""
+        self._drawing.text(6, top + 14, process)
+        for batch, start_ns in self._clock.starts_ns.get(process, {}).items():
+            if self._begin_ns <= start_ns < self._end_ns:
+                x = self._x(start_ns)
+                self._drawing.line(x, top + 4, x, bottom, stroke=_QUIET)
+                self._drawing.text(x + 3, top + 14, f"batch {batch}", fill=_QUIET)
+
+    def lane(self, track: Track, y: float) -> None:
+        self._drawing.text(6, y + 14, track.lane, fill=_QUIET)
+        for mark in sorted(track.marks, key=lambda mark: mark.span.category != "wait"):
+            span, action = mark.span, mark.action
+            begin_ms, end_ms = ((t - self._begin_ns) / 1e6 for t in (span.start_ns, span.end_ns))
+            place = "" if action is None else f" (batch {self._clock.place(action)[0]})"
+            x = self._x(span.start_ns)
+            self._drawing.box(
+                x,
+                y + 1,
+                max(0.5, self._x(span.end_ns) - x),
+                _ROW_PX - 4,
+                fill=self._wait_fill if action is None else fill_of(action),
+                stroke=_LIGHT if action is None else "#555",
+                title=f"{span.name}{place}: {begin_ms:.2f} to {end_ms:.2f} ms",
+                labels=() if action is None else self._labels(action),
+            )
+
+    def _labels(self, action: Action) -> tuple[str, ...]:
+        batch, unit = self._clock.place(action)
+        if OPS[action.op].unit == "batch":
+            return f"{_stem(action.op)} {batch}", _stem(action.op)
+        return (replace(action, index=unit).text,)
+
+    def axis(self, y: float) -> None:
+        """Milliseconds, in steps of 1, 2 or 5 times a power of ten."""
+        total_ms = (self._end_ns - self._begin_ns) / 1e6
+        power = 10.0 ** math.floor(math.log10(total_ms / 5))
+        step_ms = max(step for step in (power, 2 * power, 5 * power) if step <= total_ms / 5)
+        self._drawing.line(self._margin_px, y + 4, _WIDTH_PX - 10, y + 4, stroke=_QUIET)
+        for number in range(int(total_ms / step_ms) + 1):
+            x = self._x(self._begin_ns + number * step_ms * 1e6)
+            self._drawing.line(x, y + 4, x, y + 8, stroke=_QUIET)
+            self._drawing.text(x, y + 19, f"{number * step_ms:g} ms", anchor="middle", fill=_QUIET)
+
+    def explain(self, entry: _Entry, y: float) -> None:
+        self._drawing.box(entry.x, y, 14, 12, fill=entry.fill or self._wait_fill)
+        self._drawing.text(entry.x + 19, y + 10, entry.text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.trace_picture", description="Draw some batches of a trace.")
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files of --run.trace, one per rank")
+    parser.add_argument("--from", dest="first", type=int, required=True, metavar="BATCH", help="first batch to show")
+    parser.add_argument("--batches", type=int, default=1, metavar="N", help="how many; default: 1")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.svg")
+    flags = parser.parse_args(argv)
+    try:
+        drawn = picture(read_tracks(flags.traces), first=flags.first, batches=flags.batches)
+        flags.out.write_text(drawn, encoding="utf-8")
+    except (InputError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
