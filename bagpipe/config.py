@@ -169,7 +169,8 @@ class PipelineConfig:
     """The dense pipeline. A job of one process runs all its stages; with more, the ranks are replicas of the pipeline.
 
     Attributes:
-        schedule: none (one stage), or the name of a schedule; `python -m bagpipe schedule` lists them.
+        schedule: none (one stage), the name of a schedule (`python -m bagpipe schedule` lists them), or a .csv table of
+            torch.distributed.pipelining.
         stages: dense stages.
         microbatches: micro-batches per batch.
         chunks: stages per pipeline rank; 0: the schedule's own number.

@@ -88,7 +88,11 @@ RULES: tuple[Rule, ...] = (
     _one_of("optim.dense", DENSE_OPTIMIZERS),
     Rule("optim.dense_lr", "more than 0", lambda value: value > 0),
     Rule("optim.eps", "at least 0", lambda value: value >= 0),
-    _one_of("pipeline.schedule", ("none", *DENSE_SCHEDULES)),
+    Rule(
+        "pipeline.schedule",
+        f"one of none, {', '.join(DENSE_SCHEDULES)}, or a .csv table of PyTorch's",
+        lambda value: value == "none" or value in DENSE_SCHEDULES or value.endswith(".csv"),
+    ),
     _at_least("pipeline.stages", 1),
     _at_least("pipeline.microbatches", 1),
     _at_least("pipeline.chunks", 0),
@@ -140,12 +144,10 @@ def _stages_problem(config: Config) -> str | None:
 
 def _schedule_problem(config: Config) -> str | None:
     pipeline = config.pipeline
-    if pipeline.schedule == "none":
+    if pipeline.schedule not in DENSE_SCHEDULES:
         return None
     try:
-        DENSE_SCHEDULES[pipeline.schedule].build(
-            chain(pipeline.stages, pipeline.microbatches), pipeline.chunks or None
-        )
+        DENSE_SCHEDULES[pipeline.schedule].build(chain(pipeline.stages, pipeline.microbatches), pipeline.chunks or None)
     except ScheduleError as error:
         return f"{pipeline.schedule} does not allow these pipeline.stages, microbatches and chunks: {error}"
     return None

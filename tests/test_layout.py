@@ -30,7 +30,7 @@ LADDER = {
 MAX_TRAINER_MODULES_USING_CACHER = 1
 
 #: Pure parts: no torch, threads or sockets, not even inside a function.
-PURE = ("bagpipe/schedule/", "bagpipe/oracle/")
+PURE = ("bagpipe/schedule/", "bagpipe/oracle/", "bagpipe/partition/")
 IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "multiprocessing", "socket", "concurrent"}
 
 #: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
@@ -39,14 +39,17 @@ TORCH_USERS = (
     "bagpipe/digest.py",
     "bagpipe/embedding.py",
     "bagpipe/engine.py",
+    "bagpipe/models.py",
     "bagpipe/peers/",
-    "bagpipe/phases.py",
+    "bagpipe/phases/",
+    "bagpipe/stages/",
+    "bagpipe/testing/local_links.py",
     "bagpipe/testing/local_peers.py",
     "trainer/",
 )
 
 #: The modules that face torchrec and fbgemm; everything else runs without them.
-TORCHREC_USERS = ("bagpipe/embedding.py", "trainer/")
+TORCHREC_USERS = ("bagpipe/embedding.py", "bagpipe/models.py", "bagpipe/stages/blanks.py", "trainer/")
 
 #: The modules that face gRPC: the two ends of the stream, and the code generated for it.
 GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/proto/cacher_pb2_grpc.py", "cacher/")
@@ -62,12 +65,19 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/config.py": "tests/test_config_keys.py",
     "bagpipe/errors.py": "tests/test_config_cli.py",
     "bagpipe/engine.py": "tests/system",
+    "bagpipe/peers/buckets.py": "tests/peers/test_dense.py",
     "bagpipe/peers/interface.py": "tests/peers",
-    "bagpipe/phases.py": "tests/system",
+    "bagpipe/phases/evaluation.py": "tests/system",
+    "bagpipe/phases/phase.py": "tests/system",
+    "bagpipe/phases/pipelined.py": "tests/system/test_pipelined.py",
+    "bagpipe/phases/training.py": "tests/system",
     "bagpipe/progress.py": "tests/trainer/test_progress.py",
+    "bagpipe/schedule_cli.py": "tests/schedule/test_cli.py",
     "bagpipe/schedule/errors.py": "tests/schedule/test_check.py",
+    "bagpipe/schedule/seats.py": "tests/schedule/test_step_program.py",
     "bagpipe/store/fleet.py": "tests/store/test_redis.py",
     "bagpipe/store/interface.py": "tests/store",
+    "bagpipe/testing/local_links.py": "tests/peers/test_links.py",
     "bagpipe/testing/local_peers.py": "tests/cache/test_exchange.py",
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
     "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
@@ -80,6 +90,7 @@ NO_MIRROR: dict[str, str] = {
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "trainer/assembly.py": "tests/system",
     "trainer/cli.py": "tests/system",
+    "trainer/pipelines.py": "tests/system/test_pipelined_input.py",
 }
 
 

@@ -1,10 +1,10 @@
 """What stages and operators cost on this machine: seconds of F, B, I and W, bytes kept and bytes sent.
 
-    StagedModel ──random inputs, warm, median of repeats──> stage_costs: {"0F": seconds, …} for the simulator
-    Parts ──every operator a stage of its own, several sizes──> operator_graph: straight lines for the partitioner
+    StagedModel ──its runtime in one thread, random inputs──> stage_costs: {"0F": seconds, …} for the simulator
+    Parts ──every operator alone, in several sizes──> operator_graph: straight lines for the partitioner
 
-No store and no rows: inputs are random tensors of the values' shapes. A stage is copied to be measured, so neither its
-parameters' gradients nor its buffers change; random numbers are put back.
+Costs are medians of warm repeats. No store and no rows: the source gives random tensors. Modules are copied to be
+measured, so neither gradients nor buffers of the model change; random numbers are put back.
 """
 
 from __future__ import annotations
@@ -12,70 +12,145 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
-from bagpipe.stages.backward import Graph, SplitBackward, backward
+from bagpipe.pipeline.interpret import Handler, interpret
+from bagpipe.schedule.actions import Action
+from bagpipe.schedule.program import Program
+from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.stages import StageGraph, dense_program
+from bagpipe.schedule.step_program import step_program
+from bagpipe.stages.backward import Graph, backward
 from bagpipe.stages.operators import Parts
+from bagpipe.stages.runtime import StageBatch, StageRuntime
+from bagpipe.stages.seat import LossSum
 from bagpipe.stages.split import split_parts
-from bagpipe.stages.staged import StagedModel
+from bagpipe.stages.staged import StagedModel, StageValue
 from bagpipe.stages.trace import device_of
 
-__all__ = ["StageTimes", "operator_graph", "stage_costs", "time_stage"]
+__all__ = ["operator_graph", "stage_costs"]
 
 #: Repeats that are not counted: allocators, thread pools and kernels' own choices settle in them.
 WARM_REPEATS = 3
 
-#: Sum of the losses of some logits and labels of equal shape.
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """Seconds of the actions of one micro-batch, and bytes that live between forward and backward.
-
-    Attributes:
-        forward_s, backward_s: F and B.
-        inputs_s, weights_s: I and W.
-        activation_bytes: of what the forward keeps for the backward, and its outputs; not its inputs.
-    """
-
-    forward_s: float
-    backward_s: float
-    inputs_s: float
-    weights_s: float
-    activation_bytes: int
+#: Micro-batches of a measured batch: the first sets gradients, the others add to them, as most of a real batch do.
+MICROBATCHES = 4
 
 
 def stage_costs(
-    staged: StagedModel, microbatch_examples: int, *, repeats: int = 20, loss: Loss | None = None
+    staged: StagedModel, microbatch_examples: int, *, repeats: int = 20, loss: LossSum | None = None
 ) -> dict[str, float]:
     """Seconds by stage and op, as `simulate` takes them: ``0F``, ``0B``, ``0I``, ``0W``, ``1F`` …
+
+    The actions are the runtime's own, with all they copy and look up, run one after the other in this thread. Messages
+    between processes are not among them.
 
     Args:
         staged: the model, in the mode it trains in.
         microbatch_examples: examples of a micro-batch.
-        repeats: measurements of which the median is taken.
+        repeats: batches of four micro-batches that are counted.
         loss: of a head; default: binary cross entropy on logits.
 
     Raises:
         InputError: a number below 1.
     """
+    _check_counts(microbatch_examples, repeats)
     costs: dict[str, float] = {}
-    for number in range(len(staged.stages)):
-        times = time_stage(staged, number, microbatch_examples, repeats=repeats, loss=loss)
-        costs[f"{number}F"] = times.forward_s
-        costs[f"{number}B"] = times.backward_s
-        costs[f"{number}I"] = times.inputs_s
-        costs[f"{number}W"] = times.weights_s
-    return costs
+    with _random_numbers_kept(device_of(staged.model)):
+        trial = _without_rows(staged, microbatch_examples * MICROBATCHES)
+        for backwards in (("B",), ("I", "W")):
+            taken = _action_times(trial, backwards, microbatch_examples, repeats, loss or _binary_cross_entropy)
+            costs |= {key: statistics.median(seconds) for key, seconds in taken.items() if key not in costs}
+    return dict(sorted(costs.items(), key=lambda item: (int(item[0][:-1]), "FBIW".index(item[0][-1]))))
+
+
+def _action_times(
+    staged: StagedModel, backwards: Sequence[str], microbatch_examples: int, repeats: int, loss: LossSum
+) -> dict[str, list[float]]:
+    """Seconds of every action of every counted batch, by stage and op."""
+    device, num_examples = device_of(staged.model), microbatch_examples * MICROBATCHES
+    dtype = next(value.dtype for value in staged.values if value.dtype.is_floating_point)
+    labels = torch.rand(num_examples, device=device).round().to(dtype)
+    inputs = ModelInputs(dense=labels, sparse=None, labels=labels)
+    batch = StageBatch(inputs=inputs, num_examples=num_examples, num_global_examples=num_examples)
+    step = step_program(staged.graph(MICROBATCHES), staged.source_edges, _serial(backwards))
+    runtime = StageRuntime(
+        staged,
+        step,
+        process=0,
+        links=None,
+        batch=lambda number: batch,
+        loss=loss,
+        dtype=dtype,
+        device=device,
+        seed=0,
+    )
+    taken: dict[str, list[float]] = {}
+
+    def timed(handler: Handler, seconds: list[float], index: int) -> None:
+        start_s = _now_s(device)
+        handler(index)
+        seconds.append(_now_s(device) - start_s)
+
+    source = step.sources[0].number
+    handlers: dict[str, Handler] = {
+        text: partial(timed, handler, taken.setdefault(text, [])) for text, handler in runtime.handlers().items()
+    }
+    handlers[f"{source}X_POOL"] = partial(runtime.pool, source)
+    handlers[f"{source}X_UNPOOL"] = partial(runtime.unpool, source)
+    handlers["OPT"] = lambda index: None
+    with torch.enable_grad():
+        for _ in range(WARM_REPEATS + repeats):
+            interpret(step.program, handlers)
+    return {text: seconds[WARM_REPEATS * MICROBATCHES :] for text, seconds in taken.items()}
+
+
+def _serial(backwards: Sequence[str]) -> DenseSchedule:
+    """All stages in one lane, one micro-batch after the other."""
+
+    def build(graph: StageGraph, chunks: int) -> Program:
+        row = []
+        for unit in range(graph.microbatches):
+            row += [Action(stage, "F", unit) for stage in graph.order]
+            row += [Action(stage, op, unit) for stage in reversed(graph.order) for op in backwards]
+        return dense_program(graph, [row])
+
+    return DenseSchedule(name="serial", summary="for measuring", builder=build, linear=False, ranks=1)
+
+
+class _RandomSource(nn.Module):
+    """Gives the same random values for every batch."""
+
+    def __init__(self, values: Sequence[StageValue], num_examples: int, device: torch.device) -> None:
+        super().__init__()
+        self.wants_grad = [value.wants_grad for value in values]
+        self.tensors = [_random(value, num_examples, device) for value in values]
+
+    def forward(self, dense: Tensor, sparse: object) -> tuple[Tensor, ...]:
+        pairs = zip(self.tensors, self.wants_grad, strict=True)
+        return tuple(tensor.detach().requires_grad_(wanted) for tensor, wanted in pairs)
+
+
+def _without_rows(staged: StagedModel, num_examples: int) -> StagedModel:
+    """The stages, copied, behind a source that looks nothing up."""
+    modules = copy.deepcopy(nn.ModuleList(stage.module for stage in staged.stages))
+    values = [staged.values[n] for n in staged.source_values]
+    return StagedModel(
+        model=modules,
+        source=_RandomSource(values, num_examples, device_of(staged.model)),
+        stages=tuple(replace(stage, module=module) for stage, module in zip(staged.stages, modules, strict=True)),
+        values=staged.values,
+    )
 
 
 def operator_graph(parts: Parts, *, examples: Sequence[int] = (32, 256), repeats: int = 10) -> OperatorGraph:
@@ -91,14 +166,17 @@ def operator_graph(parts: Parts, *, examples: Sequence[int] = (32, 256), repeats
     """
     if len(set(examples)) < 2:
         raise InputError(f"expected at least two sizes of a micro-batch to measure, got {list(examples)}")
+    _check_counts(*examples, repeats)
     names = [item.name for item in parts.operators]
     alone = split_parts(parts, stages={name: number for number, name in enumerate(names)})
     whole = split_parts(parts, stages=1)
     sizes = sorted(set(examples))
-    times = [[time_stage(alone, number, size, repeats=repeats) for size in sizes] for number in range(len(names))]
-    totals = [time_stage(whole, 0, size, repeats=repeats) for size in sizes]
-    forward = _scaled([[item.forward_s for item in row] for row in times], [item.forward_s for item in totals])
-    full_backward = _scaled([[item.backward_s for item in row] for row in times], [item.backward_s for item in totals])
+    with _random_numbers_kept(device_of(parts.traced.model)):
+        times = [[_time_operator(alone, number, size, repeats) for size in sizes] for number in range(len(names))]
+        totals = [_time_operator(whole, 0, size, repeats) for size in sizes]
+    forward, full_backward = (
+        _scaled([[item[part] for item in row] for row in times], [item[part] for item in totals]) for part in (0, 1)
+    )
     return OperatorGraph(
         operators=tuple(
             Operator(
@@ -106,7 +184,7 @@ def operator_graph(parts: Parts, *, examples: Sequence[int] = (32, 256), repeats
                 forward=_line(sizes, forward[number]),
                 backward=_line(sizes, full_backward[number]),
                 param_bytes=_param_bytes(alone.stages[number].module),
-                activation_bytes=times[number][-1].activation_bytes / sizes[-1],
+                activation_bytes=times[number][-1][2] / sizes[-1],
                 output_bytes=_output_bytes(alone, number),
             )
             for number, name in enumerate(names)
@@ -115,114 +193,55 @@ def operator_graph(parts: Parts, *, examples: Sequence[int] = (32, 256), repeats
     )
 
 
-def time_stage(
-    staged: StagedModel, number: int, examples: int, *, repeats: int = 20, loss: Loss | None = None
-) -> StageTimes:
-    """Measure one stage.
-
-    Args:
-        staged: the model.
-        number: of the stage.
-        examples: of the micro-batch.
-        repeats: measurements of which the median is taken.
-        loss: as for `stage_costs`.
-
-    Raises:
-        InputError: a number below 1.
-    """
-    if examples < 1 or repeats < 1:
-        raise InputError(f"expected at least 1 example and 1 repeat, got {examples} and {repeats}")
-    bench = _Bench(staged, number, examples, loss or _binary_cross_entropy)
-    cuda = [bench.device] if bench.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
-        bench.draw()
-        activation_bytes = bench.kept_bytes()
+def _time_operator(staged: StagedModel, number: int, examples: int, repeats: int) -> tuple[float, float, int]:
+    """Seconds of F and B, and bytes that the forward keeps."""
+    bench = _Bench(staged, number, examples)
+    with torch.enable_grad():
         measured = [bench.measure() for _ in range(WARM_REPEATS + repeats)][WARM_REPEATS:]
-    forward, whole, inputs, weights = (statistics.median(seconds) for seconds in zip(*measured, strict=True))
-    return StageTimes(
-        forward_s=forward,
-        backward_s=whole,
-        inputs_s=inputs,
-        weights_s=weights,
-        activation_bytes=activation_bytes,
-    )
+        forward, whole = zip(*measured, strict=True)
+        return statistics.median(forward), statistics.median(whole), bench.kept_bytes()
 
 
 class _Bench:
-    """One stage on random inputs."""
+    """One stage on random inputs, without a runtime."""
 
-    def __init__(self, staged: StagedModel, number: int, examples: int, loss: Loss) -> None:
+    def __init__(self, staged: StagedModel, number: int, examples: int) -> None:
         stage = staged.stages[number]
         self.device = device_of(staged.model)
         self.examples = examples
         self.module: nn.Module = copy.deepcopy(stage.module)
-        self.loss = loss
         self.in_values = [staged.values[n] for n in stage.inputs]
-        self.sent = [
+        self.inputs = [_random(value, examples, self.device) for value in self.in_values]
+        self.out_places = [
             place for place, n in enumerate(stage.outputs) if staged.values[n].consumers and staged.values[n].wants_grad
         ]
+        self.gradients = [_random(staged.values[stage.outputs[p]], examples, self.device) for p in self.out_places]
         self.head_places = [stage.outputs.index(n) for _, n in stage.heads]
-        self.split = SplitBackward([p for p in self.module.parameters() if p.requires_grad])
-        self.inputs: list[Tensor] = []
-        self.gradients: list[Tensor] = []
-        self.labels: list[Tensor] = []
+        self.labels = torch.rand(examples, device=self.device).round()
 
-    def draw(self) -> None:
-        """Random inputs, gradients of what is sent, labels."""
-        for value in self.in_values:
-            shape = (self.examples, *value.shape)
-            drawn = torch.randn(shape, device=self.device, dtype=torch.float32)
-            self.inputs.append(
-                drawn.to(value.dtype) if value.dtype.is_floating_point else drawn.new_zeros(shape, dtype=value.dtype)
-            )
-        outputs = self.module(*self.leaves())
-        self.gradients = [torch.randn_like(outputs[place]) for place in self.sent]
-        self.labels = [torch.rand_like(outputs[place]).round() for place in self.head_places]
-
-    def leaves(self) -> list[Tensor]:
-        return [
+    def forward(self) -> Graph:
+        leaves = [
             tensor.detach().requires_grad_(value.wants_grad)
             for tensor, value in zip(self.inputs, self.in_values, strict=True)
         ]
-
-    def forward(self) -> Graph:
-        leaves = self.leaves()
         outputs = self.module(*leaves)
-        roots = [outputs[place] for place in self.sent]
-        if self.head_places:
-            terms = [self.loss(outputs[p], label) for p, label in zip(self.head_places, self.labels, strict=True)]
-            total = terms[0]
-            for term in terms[1:]:
-                total = total + term
-            roots.append(total / self.examples)
+        roots = [outputs[place] for place in self.out_places]
+        terms = [_binary_cross_entropy(0, outputs[p], self.labels.to(outputs[p].dtype)) for p in self.head_places]
+        if terms:
+            roots.append(torch.stack(terms).sum() / self.examples)
         return Graph([leaf for leaf in leaves if leaf.requires_grad], roots)
 
-    def measure(self) -> tuple[float, float, float, float]:
-        """Seconds of F, B, I, W, each once."""
-        times = [self.now_s()]
+    def measure(self) -> tuple[float, float]:
+        """Seconds of F and B, each once."""
+        start_s = _now_s(self.device)
         graph = self.forward()
-        times.append(self.now_s())
+        turn_s = _now_s(self.device)
         backward(graph, self.gradients)
-        times.append(self.now_s())
-        graph = self.forward()
-        times.append(self.now_s())
-        kept = self.split.inputs(graph, self.gradients)
-        del graph
-        times.append(self.now_s())
-        self.split.weights(kept)
-        times.append(self.now_s())
-        first, whole, _, inputs, weights = (after - before for before, after in pairwise(times))
-        return first, whole, inputs, weights
-
-    def now_s(self) -> float:
-        """The clock, when all that was asked of the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return turn_s - start_s, _now_s(self.device) - turn_s
 
     def kept_bytes(self) -> int:
         """Bytes of different storages kept for the backward or sent; parameters and inputs are not counted."""
-        held = {tensor.untyped_storage().data_ptr() for tensor in (*self.inputs, *self.labels)}
+        held = {tensor.untyped_storage().data_ptr() for tensor in (*self.inputs, self.labels)}
         held |= {tensor.untyped_storage().data_ptr() for tensor in (*self.module.parameters(), *self.module.buffers())}
         kept: dict[int, int] = {}
 
@@ -268,5 +287,29 @@ def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Cost:
     return Cost(fixed_s=start, per_example_s=slope)
 
 
-def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+def _check_counts(*counts: int) -> None:
+    if min(counts) < 1:
+        raise InputError(f"expected at least 1 example and 1 repeat to measure, got {list(counts)}")
+
+
+@contextmanager
+def _random_numbers_kept(device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def _random(value: StageValue, examples: int, device: torch.device) -> Tensor:
+    drawn = torch.randn(examples, *value.shape, device=device)
+    return drawn.to(value.dtype) if value.dtype.is_floating_point else torch.zeros_like(drawn, dtype=value.dtype)
+
+
+def _now_s(device: torch.device) -> float:
+    """The clock, when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _binary_cross_entropy(head: int, logits: Tensor, labels: Tensor) -> Tensor:
+    own = labels.view(-1, *[1] * (logits.dim() - 1)).expand_as(logits)
+    return functional.binary_cross_entropy_with_logits(logits, own, reduction="sum")

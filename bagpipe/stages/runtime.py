@@ -194,7 +194,8 @@ class StageRuntime:
             if ends[0] != ends[1]:
                 assert links is not None, "checked above"
                 link = Link(links, ends[ends[0] == self._process], sender * len(processes) + receiver)
-            pooled = sender in sources and link is None  # whole: every taker copies its share
+            # A batch as a whole, of which takers copy their shares: values that stay here, and labels, which are small.
+            whole = sender in sources and (link is None or numbers == (self._labels,))
             yield Channel(
                 number=number,
                 sender=sender,
@@ -202,9 +203,9 @@ class StageRuntime:
                 pipe=pipe,
                 numbers=numbers,
                 values=tuple(self._values[n] for n in numbers),
-                units=1 if pooled else self._micro[sender],
+                units=1 if whole else self._micro[sender],
                 receiver_units=1 if receiver in sources else self._micro[receiver],
-                copies=pooled,
+                copies=whole,
                 link=link,
                 device=self._device,
             )
@@ -278,12 +279,16 @@ class StageRuntime:
     def _transfer(self, atom: Action) -> Handler:
         """SEND or RECV; does nothing on an edge without values, or inside the process."""
         if OPS[atom.op].role == "send":
-            other = partner(atom).stage
-            channel = self._channels.get((atom.stage, other))
-            return _nothing if channel is None or channel.link is None else channel.send
-        other = atom.peer if atom.peer is not None else atom.stage + (1 if atom.op == "RECV_B" else -1)
-        channel = self._channels.get((other, atom.stage))
-        return _nothing if channel is None or channel.link is None else partial(self._receive, channel)
+            ends = (atom.stage, partner(atom).stage)
+        else:
+            other = atom.peer if atom.peer is not None else atom.stage + (1 if atom.op == "RECV_B" else -1)
+            ends = (other, atom.stage)
+        channel = self._channels.get(ends)
+        if channel is None or channel.link is None:
+            return _nothing
+        transfer = channel.send if OPS[atom.op].role == "send" else partial(self._receive, channel)
+        units = self._micro[channel.sender] // channel.units
+        return transfer if units == 1 else partial(_first, transfer, units)
 
     def _receive(self, channel: Channel, index: int) -> None:
         batch, unit = divmod(index, channel.units)
@@ -291,6 +296,13 @@ class StageRuntime:
         num_examples = flow.starts[unit + 1] - flow.starts[unit]
         if num_examples:
             channel.receive(index, num_examples, flow.users[unit])
+
+
+def _first(transfer: Handler, units: int, index: int) -> None:
+    """With the first of a batch's micro-batches, all of them."""
+    batch, unit = divmod(index, units)
+    if not unit:
+        transfer(batch)
 
 
 def _nothing(index: int) -> None:

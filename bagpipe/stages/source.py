@@ -81,11 +81,11 @@ class SourceRunner:
                 tensors = [values[n].detach()[first : first + count] for n in channel.numbers]
                 flow = shares.flows[channel.number]
                 for unit, (start, end) in enumerate(pairwise(flow.starts)):
-                    if channel.link is None:  # one unit; who takes of it copies
-                        channel.put(batch, tensors, flow.users[0])
-                    elif start < end:
+                    if start < end:
                         parts = [tensor[start:end] for tensor in tensors]
-                        channel.put(batch * channel.units + unit, [owned(part) for part in parts], flow.users[unit])
+                        if channel.link is not None:
+                            parts = [owned(part) for part in parts]
+                        channel.put(batch * channel.units + unit, parts, flow.users[unit])
             first += count
 
     def unpool(self, batch: int) -> None:

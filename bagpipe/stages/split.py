@@ -73,7 +73,9 @@ def split(
         InputError: the model cannot be traced; names, numbers or costs do not fit it; the stages feed each other in a
             circle, share a parameter, or would pass on something that is no tensor of the examples.
     """
-    return split_parts(find_dense_parts(model, num_dense=num_dense, dtype=dtype), stages=stages, costs=costs)
+    named = () if isinstance(stages, int) else tuple(stages)
+    parts = find_dense_parts(model, num_dense=num_dense, dtype=dtype, named=named)
+    return split_parts(parts, stages=stages, costs=costs)
 
 
 def split_parts(
@@ -90,13 +92,23 @@ def split_parts(
     return cut(parts, by_names(parts, stages), _titles(stages))
 
 
-def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype) -> Parts:
+def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, named: Sequence[str] = ()) -> Parts:
     """Source and operators of a model.
+
+    Args:
+        model, num_dense, dtype: as for `split`.
+        named: paths of modules that are taken whole if the model cannot be traced otherwise.
 
     Raises:
         InputError: as for `split`.
     """
-    return find_parts(trace(model), num_dense=num_dense, dtype=dtype)
+    try:
+        traced = trace(model)
+    except InputError:
+        if not named:
+            raise
+        traced = trace(model, named)
+    return find_parts(traced, num_dense=num_dense, dtype=dtype)
 
 
 def cut(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> StagedModel:
@@ -198,12 +210,14 @@ def _stage(
 def _is_random(traced: Traced, node: fx.Node) -> bool:
     module = traced.called(node)
     if module is not None:
-        return any(
-            isinstance(part, _RANDOM_MODULES) or float(getattr(part, "dropout", 0) or 0) > 0
-            for part in module.modules()
-            if not callable(getattr(part, "dropout", None))
-        )
+        return any(isinstance(part, _RANDOM_MODULES) or _dropout_of(part) > 0 for part in module.modules())
     return function_name(node).rstrip("_") in RANDOM_FUNCTIONS
+
+
+def _dropout_of(module: nn.Module) -> float:
+    """That of torch's attention and recurrent modules, which is a number."""
+    found = getattr(module, "dropout", 0.0)
+    return found if isinstance(found, float) else 0.0
 
 
 def _check_parameters(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:

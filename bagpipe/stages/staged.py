@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from bagpipe.schedule.cover import Cover, check_cover
 from bagpipe.schedule.stages import StageGraph
 
 __all__ = ["StageModule", "StageValue", "StagedModel"]
@@ -88,7 +89,7 @@ class StagedModel:
 
     @property
     def source_edges(self) -> tuple[tuple[int, bool], ...]:
-        """(stage, whether a gradient comes back) for every stage that takes values of the source; losses take labels."""
+        """(stage, whether a gradient comes back) for every stage that the source feeds; losses take labels."""
         fed = {c for n in self.source_values for c in self.values[n].consumers}
         graded = {c for n in self.source_values for c in self.values[n].consumers if self.values[n].wants_grad}
         with_loss = {number for number, stage in enumerate(self.stages) if stage.heads}
@@ -98,13 +99,28 @@ class StagedModel:
         """The stages, each with as many micro-batches.
 
         Raises:
-            ScheduleError: the number is below 1.
+            ScheduleError: the number is below 1, the stages feed each other in a circle, one has no path to a loss, or
+                takes a value that its producer does not make.
         """
-        return StageGraph(
+        graph = StageGraph(
             micro_per_batch=(microbatches,) * len(self.stages),
             edges=self.edges,
             names=tuple(stage.name for stage in self.stages),
         )
+        taken: dict[tuple[int, int], frozenset[str]] = {}
+        for consumer, stage in enumerate(self.stages):
+            for value in (self.values[n] for n in stage.inputs if self.values[n].producer < len(self.stages)):
+                edge = value.producer, consumer
+                taken[edge] = taken.get(edge, frozenset()) | {value.name}
+        check_cover(
+            Cover(
+                graph=graph,
+                losses=frozenset(number for number, stage in enumerate(self.stages) if stage.heads),
+                tensors=taken,
+                outputs=tuple(frozenset(self.values[n].name for n in stage.outputs) for stage in self.stages),
+            )
+        )
+        return graph
 
     def parameters_of(self, stage: int) -> Iterator[tuple[str, nn.Parameter]]:
         """Name in the whole model and parameter, for the trainable parameters of a stage, in the model's order."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -66,11 +66,12 @@ class Traced:
         return {f"{node.target}.{name}": parameter for name, parameter in module.named_parameters()}
 
 
-def trace(model: nn.Module) -> Traced:
+def trace(model: nn.Module, whole: Collection[str] = ()) -> Traced:
     """The forward of a model, as it is in training.
 
     Args:
         model: called as ``model(dense, sparse)``. Neither it nor its mode is changed.
+        whole: paths of modules that are one node each, whatever they do inside.
 
     Raises:
         InputError: its forward cannot be followed: it looks at values, or walks over what an input holds.
@@ -80,7 +81,7 @@ def trace(model: nn.Module) -> Traced:
     try:
         model.train()
         with _quiet(), _traceable_len(model):
-            graph = _Tracer().trace(model)
+            graph = _Tracer(whole).trace(model)
         _check_inputs(graph, model)
         module = fx.GraphModule(model, graph, class_name=type(model).__name__)
     except InputError:
@@ -116,8 +117,14 @@ def _is_instance_norm(module: nn.Module) -> bool:
 
 
 class _Tracer(fx.Tracer):
+    def __init__(self, whole: Collection[str]) -> None:
+        super().__init__()
+        self.whole = whole
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_collection(m) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            is_collection(m) or module_qualified_name in self.whole or super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 @contextmanager
@@ -173,7 +180,7 @@ def _refusal(model: nn.Module, error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     return (
         f"model {type(model).__name__} cannot be cut into stages: its forward cannot be traced ({reason}); "
-        "move what depends on values into a module whose class fx takes as a leaf, or register it with torch.fx.wrap"
+        "give stages by name, among them the modules that do so: those are then taken whole"
     )
 
 

@@ -9,7 +9,7 @@ from bagpipe.schedule.actions import parse
 from bagpipe.schedule.simulate import simulate
 from bagpipe.schedule.stages import dense_program
 from bagpipe.stages import measure
-from bagpipe.stages.measure import operator_graph, stage_costs, time_stage
+from bagpipe.stages.measure import operator_graph, stage_costs
 from bagpipe.stages.split import find_dense_parts, split
 from tests.stages.test_split import TwoHeads
 from tests.stages.whole_models import NUM_DENSE, library_model
@@ -76,5 +76,7 @@ def test_sizes_that_show_nothing_are_refused() -> None:
     with pytest.raises(InputError, match=r"at least two sizes of a micro-batch to measure, got \[4, 4\]"):
         operator_graph(parts, examples=(4, 4))
     staged = split(TwoHeads(), stages=1, num_dense=2, dtype=torch.float32)
-    with pytest.raises(InputError, match="at least 1 example and 1 repeat, got 0 and 20"):
-        time_stage(staged, 0, 0)
+    with pytest.raises(InputError, match=r"at least 1 example and 1 repeat to measure, got \[0, 20\]"):
+        stage_costs(staged, 0)
+    with pytest.raises(InputError, match=r"at least 1 example and 1 repeat to measure, got \[1, 2, 0\]"):
+        operator_graph(parts, examples=(1, 2), repeats=0)

@@ -173,6 +173,44 @@ def test_numbers_are_recomputed_where_they_are_used() -> None:
             assert torch.equal(run_staged(staged, dense, None)[0], model(dense, None))
 
 
+class Gate(nn.Module):
+    """Looks at its values, so its inside cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.attention = nn.MultiheadAttention(2, 1, dropout=0.5, batch_first=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not bool(hidden.isfinite().all()):
+            return hidden
+        rows = self.layer(hidden).unsqueeze(1)
+        return hidden + self.attention(rows, rows, rows)[0].squeeze(1)  # type: ignore[no-any-return]
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2)
+        self.gate = Gate()
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        logits: Tensor = self.last(self.gate(self.first(dense)))
+        return logits
+
+
+def test_modules_that_cannot_be_traced_are_taken_whole_where_they_are_named() -> None:
+    model = Gated().double()
+    with pytest.raises(InputError, match="model Gated cannot be cut into stages"):
+        staged_of(model, 2)
+    staged = staged_of(model, {"first": 0, "gate": 1, "last": 1})
+    assert [stage.uses_random for stage in staged.stages] == [False, True]
+    model.eval()
+    dense = torch.randn(4, 3, dtype=torch.float64)
+    assert torch.equal(run_staged(staged, dense, None)[0], model(dense, None))
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

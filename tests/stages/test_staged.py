@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
+from bagpipe.schedule.errors import ScheduleError
 from bagpipe.stages.staged import StagedModel, StageModule, StageValue
 
 
@@ -47,6 +51,18 @@ def test_the_graph_has_the_stages_names_and_micro_batches() -> None:
     assert graph.names == ("trunk", "left", "right")
     assert graph.micro_per_batch == (4, 4, 4)
     assert graph.depths == (2, 1, 1)
+
+
+def test_stages_that_do_not_fit_together_are_refused() -> None:
+    staged = make_staged()
+    trunk, left, right = staged.stages
+    with pytest.raises(ScheduleError, match="stage 1 has no path to a loss; loss stages are 2"):
+        replace(staged, stages=(trunk, replace(left, heads=()), right)).graph(1)
+    with pytest.raises(ScheduleError, match="edge 0-1 carries joint, which stage 0 does not produce; it has nothing"):
+        replace(staged, stages=(replace(trunk, outputs=()), left, right)).graph(1)
+    unknown = replace(staged, values=(*staged.values[:2], value("joint", 0, (2,)), *staged.values[3:]))
+    with pytest.raises(ScheduleError, match="stage 1 takes joint of stage 0; there is no such edge"):
+        unknown.graph(1)
 
 
 def test_parameters_are_named_as_in_the_model_and_trainable() -> None:

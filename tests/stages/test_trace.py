@@ -72,7 +72,10 @@ def test_a_model_in_evaluation_is_traced_as_in_training() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Branching(), r"model Branching cannot be cut into stages: .*control flow.*; move what depends on values"),
+        (
+            Branching(),
+            r"model Branching cannot be cut into stages: .*control flow.*; give stages by name, among them the modules",
+        ),
         (ThreeInputs(), r"must be called as model\(dense, sparse\), its forward takes \['dense', 'sparse', 'more'\]"),
     ],
 )

@@ -1,0 +1,102 @@
+"""I then W is B: the same gradients, for every shape of stage that the split might lose a weight of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.stages.backward import Graph, SplitBackward, backward
+from bagpipe.stages.seeding import seeded
+from tests.stages.models import NUM_DENSE, WIDTH, Aside, Node, Reused, Top
+
+STAGES: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "one-output": (lambda: Node(2 * WIDTH, 1), 2),
+    "views": (lambda: Node(2 * WIDTH, 2), 2),
+    "an output made of another": (lambda: Top(2 * WIDTH, passes_on=True), 2),
+    "a layer used often": (Reused, 3),
+    "weights that no input meets": (Aside, 1),
+    "no weights": (nn.Identity, 1),
+}
+
+
+class Stage:
+    """A stage with inputs, the first one dense and without gradient if it is `Aside`; a loss if asked for."""
+
+    def __init__(self, name: str, with_loss: bool = False, wants_grad: bool = True) -> None:
+        make, count = STAGES[name]
+        with seeded(3, torch.device("cpu")):
+            self.module = make().double()
+            self.leaves = [torch.randn(5, WIDTH, dtype=torch.float64) for _ in range(count)]
+            dense = [torch.randn(5, NUM_DENSE, dtype=torch.float64)] if name.startswith("weights") else []
+            for leaf in self.leaves:
+                leaf.requires_grad_(wants_grad)
+            self.arguments = [*dense, *self.leaves]
+            results = self.module(*self.arguments)
+            outputs = list(results) if isinstance(results, tuple) else [results]
+            self.gradients = [torch.randn_like(output) for output in outputs]
+        loss = [torch.stack([output.square().sum() for output in outputs]).sum()] if with_loss else []
+        self.graph = Graph([leaf for leaf in self.leaves if leaf.requires_grad], [*outputs, *loss])
+
+    def found(self) -> list[Tensor | None]:
+        return [leaf.grad for leaf in (*self.leaves, *self.module.parameters())]
+
+
+@pytest.mark.parametrize("with_loss", [False, True])
+@pytest.mark.parametrize("name", STAGES)
+def test_the_halves_give_the_gradients_of_the_whole(name: str, with_loss: bool) -> None:
+    whole, halves = Stage(name, with_loss), Stage(name, with_loss)
+    backward(whole.graph, whole.gradients)
+    split = SplitBackward(list(halves.module.parameters()))
+    kept = split.inputs(halves.graph, halves.gradients)
+    assert all(leaf.grad is not None for leaf in halves.leaves)
+    assert all(parameter.grad is None for parameter in halves.module.parameters())
+    split.weights(kept)
+    for one, other in zip(whole.found(), halves.found(), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-13)
+
+
+def test_all_inputs_that_want_a_gradient_get_it_in_the_first_half() -> None:
+    """Pooled vectors that enter in the midst of a pipeline, as keyword arguments, are forgotten by PyTorch's stages."""
+    stage = Stage("one-output")
+    kept = SplitBackward(list(stage.module.parameters())).inputs(stage.graph, stage.gradients)
+    assert [leaf.grad is not None for leaf in stage.leaves] == [True, True]
+    assert kept.groups
+
+
+def test_without_inputs_to_serve_all_is_left_to_the_second_half() -> None:
+    whole, halves = Stage("views", wants_grad=False), Stage("views", wants_grad=False)
+    backward(whole.graph, whole.gradients)
+    split = SplitBackward(list(halves.module.parameters()))
+    kept = split.inputs(halves.graph, halves.gradients)
+    assert all(gradient is None for gradient in halves.found())
+    split.weights(kept)
+    assert all(torch.equal(a, b) for a, b in zip(whole.found(), halves.found(), strict=True) if a is not None)
+
+
+def test_gradients_add_up_over_micro_batches() -> None:
+    for name in STAGES:
+        stage = Stage(name)
+        split = SplitBackward(list(stage.module.parameters()))
+        for _ in range(2):
+            again = Stage(name)
+            results = stage.module(*again.arguments)
+            graph = Graph(again.leaves, list(results) if isinstance(results, tuple) else [results])
+            split.weights(split.inputs(graph, stage.gradients))
+        once = Stage(name)
+        backward(once.graph, once.gradients)
+        for twice, one in zip(stage.module.parameters(), once.module.parameters(), strict=True):
+            assert (twice.grad is None) == (one.grad is None)
+            if one.grad is not None and twice.grad is not None:
+                torch.testing.assert_close(twice.grad, 2 * one.grad, rtol=0, atol=1e-13)
+
+
+def test_nothing_to_do_is_nothing() -> None:
+    constant = Graph([], [torch.ones(3)])
+    backward(constant, [torch.ones(3)])
+    split = SplitBackward([])
+    split.weights(split.inputs(constant, [torch.ones(3)]))

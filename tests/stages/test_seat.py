@@ -1,0 +1,180 @@
+"""One seat with its channels, by itself: a stage that puts two inputs side by side and gives one output."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bagpipe.errors import JobError
+from bagpipe.schedule.seats import Seat
+from bagpipe.stages.batches import Batches, StageBatch
+from bagpipe.stages.channel import Channel, Link
+from bagpipe.stages.seat import SeatRunner, Wiring
+from bagpipe.stages.shares import Piece
+from bagpipe.stages.staged import StageModule, StageValue
+from tests.stages.models import WIDTH, Node
+from tests.stages.test_channel import Pile
+
+MICRO = 2
+SIZE = 6
+CPU = torch.device("cpu")
+WHOLE = [Piece(0, 0, SIZE // MICRO, True)]
+
+
+class Bench:
+    """Seat 1 between two producers (0 and 3) and two consumers (2 and 4); gradients of the first go over a link."""
+
+    def __init__(
+        self, *, dropout: float = 0.0, keeps_inputs_only: bool = False, size: int = SIZE, seed: int = 0
+    ) -> None:
+        self.pile = Pile()
+        torch.manual_seed(1)
+        self.module = Node(2 * WIDTH, 1, dropout).double()
+        self.inputs = [self.channel(0, sender, 1, value) for value, sender in ((0, 0), (1, 3))]
+        self.outputs = [self.channel(0, 1, receiver, 2) for receiver in (2, 4)]
+        self.taken = [self.channel(0, sender, 1, 2) for sender in (2, 4)]
+        self.given = [self.channel(0, 1, 0, 0, Link(self.pile, 1, 9)), self.channel(0, 1, 3, 1)]
+        channels = [*self.inputs, *self.outputs, *self.taken, *self.given]
+        for number, channel in enumerate(channels):
+            channel.number = number
+        self.seat = SeatRunner(
+            seat=Seat(number=1, stage=1, pipe=0, position=0, process=0),
+            stage=StageModule(name="node", module=self.module, inputs=(0, 1), outputs=(2,), uses_random=dropout > 0),
+            module=self.module,
+            wiring=Wiring(
+                inputs=tuple(self.inputs),
+                outputs=tuple(self.outputs),
+                taken=tuple(self.taken),
+                given=tuple(self.given),
+            ),
+            units=MICRO,
+            wanting=frozenset({0, 1, 2}),
+            labels=3,
+            keeps_inputs_only=keeps_inputs_only,
+            batches=Batches(
+                lambda number: StageBatch(inputs=None, num_examples=size, num_global_examples=size),
+                num_pipes=1,
+                units={1: (0, MICRO)},
+                channels=channels,
+            ),
+            loss=lambda head, logits, labels: pytest.fail("no head"),
+            device=CPU,
+            seed=seed,
+        )
+
+    @staticmethod
+    def channel(number: int, sender: int, receiver: int, value: int, link: Link | None = None) -> Channel:
+        described = StageValue(
+            name=f"v{value}", producer=0, consumers=(1,), shape=(WIDTH,), dtype=torch.float64, wants_grad=True
+        )
+        return Channel(
+            number=number,
+            sender=sender,
+            receiver=receiver,
+            pipe=0,
+            numbers=(value,),
+            values=(described,),
+            units=MICRO,
+            receiver_units=MICRO,
+            copies=False,
+            link=link,
+            device=CPU,
+        )
+
+    def forward(self, index: int) -> tuple[Tensor, Tensor]:
+        """What the two consumers get."""
+        for number, channel in enumerate(self.inputs):
+            channel.put(index, [torch.full((3, WIDTH), index + number / 2, dtype=torch.float64)], 1)
+        self.seat.forward(index)
+        first, second = (channel.take(index, WHOLE)[0] for channel in self.outputs)
+        return first, second
+
+    def give(self, index: int, *factors: float) -> None:
+        for channel, factor in zip(self.taken, factors, strict=True):
+            channel.put(index, [torch.full((3, WIDTH), factor, dtype=torch.float64)], 1)
+
+    def weight_grad(self) -> Tensor:
+        gradient = self.module.layer.weight.grad
+        assert gradient is not None
+        return gradient
+
+
+def test_gradients_of_consumers_add_up() -> None:
+    once, twice = Bench(), Bench()
+    for bench, factors in ((once, (3.0, 0.0)), (twice, (1.0, 2.0))):
+        first, second = bench.forward(0)
+        assert torch.equal(first, second)
+        bench.give(0, *factors)
+        bench.seat.backward(0)
+    assert torch.equal(once.weight_grad(), twice.weight_grad())
+    assert torch.equal(once.given[1].take(0, WHOLE)[0], twice.given[1].take(0, WHOLE)[0])
+
+
+def test_a_gradient_that_is_a_slice_is_sent_contiguous() -> None:
+    """A concatenation at a stage's entry makes its inputs' gradients slices, which gloo does not send."""
+    bench = Bench()
+    bench.forward(0)
+    bench.give(0, 1.0, 1.0)
+    bench.seat.backward(0)
+    sent = bench.given[0]._outbox[0][0]
+    assert sent.is_contiguous()
+    assert sent.storage_offset() == 0
+    bench.given[0].send(0)
+    assert bench.pile.log == [f"send [3, {WIDTH}] to 1, tag 9"]
+    assert bench.given[1].take(0, WHOLE)[0].is_contiguous()
+
+
+def test_recomputing_draws_the_same_numbers() -> None:
+    kept, again = Bench(dropout=0.5), Bench(dropout=0.5, keeps_inputs_only=True)
+    outputs = []
+    for bench in (kept, again):
+        outputs.append(bench.forward(1)[0])
+        torch.rand(7)  # whatever others draw meanwhile
+        bench.give(1, 1.0, 2.0)
+        if bench is again:
+            bench.seat.recompute(1)
+        bench.seat.backward(1)
+    assert torch.equal(*outputs)
+    assert torch.equal(kept.weight_grad(), again.weight_grad())
+
+
+def test_random_numbers_depend_on_seed_batch_and_micro_batch() -> None:
+    def zeros(bench: Bench, index: int) -> tuple[bool, ...]:
+        return tuple((bench.forward(index)[0] == 0).flatten().tolist())
+
+    bench = Bench(dropout=0.5)
+    drawn = [zeros(bench, index) for index in range(4)] + [zeros(Bench(dropout=0.5, seed=1), 0)]
+    assert len(set(drawn)) == 5
+    assert zeros(Bench(dropout=0.5), 2) == drawn[2]
+
+
+def test_live_micro_batches_are_counted_and_given_up() -> None:
+    bench = Bench()
+    for index in range(2):
+        bench.forward(index)
+        bench.give(index, 1.0, 1.0)
+    assert bench.seat.peak_live == 2
+    for index in range(2):
+        bench.seat.backward_inputs(index)
+        assert len(bench.seat._live) == 2 - index
+        bench.seat.backward_weights(index)
+    assert not bench.seat._live
+    bench.forward(2)
+    assert bench.seat.peak_live == 2
+
+
+def test_an_empty_micro_batch_does_nothing() -> None:
+    bench = Bench(size=1)
+    for action in (bench.seat.forward, bench.seat.recompute, bench.seat.backward_inputs, bench.seat.backward_weights):
+        action(0)
+    bench.seat.backward(0)
+    assert bench.seat.peak_live == 0
+    assert bench.module.layer.weight.grad is None
+
+
+def test_a_backward_needs_its_activations() -> None:
+    bench = Bench(keeps_inputs_only=True)
+    bench.forward(0)
+    with pytest.raises(JobError, match="a backward came before its forward"):
+        bench.seat.backward(0)
