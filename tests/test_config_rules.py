@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config import Config, PipelineConfig
 from bagpipe.config_keys import config_keys
 from bagpipe.config_rules import DATA_FORMATS, DENSE_OPTIMIZERS, MODELS, POLICIES, RULES, check_config
 from bagpipe.errors import InputError
+from bagpipe.schedule.builders import DENSE_SCHEDULES
 
 
 def with_value(path: str, value: object) -> Config:
@@ -79,6 +80,13 @@ def test_every_number_has_a_rule():
         ("optim.dense", "lamb", "optim.dense must be one of sgd, adagrad, adam, got 'lamb'"),
         ("optim.rows_lr", 0.0, "optim.rows_lr must be more than 0, got 0.0"),
         ("pipeline.stages", 2, "pipeline.stages 2 needs pipeline.schedule, the name of a schedule, got none"),
+        ("pipeline.microbatches", 0, "pipeline.microbatches must be at least 1, got 0"),
+        ("pipeline.chunks", -1, "pipeline.chunks must be at least 0, got -1"),
+        (
+            "pipeline.partition",
+            "a=0;b=1",
+            "pipeline.partition must be auto or \"module=stage,…\", got 'a=0;b=1'",
+        ),
         ("checkpoint.every", 10, "checkpoint.every 10 needs checkpoint.dir, a folder, got none"),
         ("checkpoint.resume", "last", "checkpoint.resume must be auto, never or a step number, got 'last'"),
         ("run.device", "gpu", "run.device must be cpu, cuda or cuda:N, got 'gpu'"),
@@ -90,6 +98,24 @@ def test_a_bad_value_gets_one_line(path, value, line):
     with pytest.raises(InputError) as caught:
         check_config(with_value(path, value))
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("name", DENSE_SCHEDULES)
+def test_a_schedule_says_which_stages_and_microbatches_it_takes(name):
+    good = PipelineConfig(schedule=name, stages=4, microbatches=8)
+    check_config(Config(pipeline=good))
+    with pytest.raises(InputError) as caught:
+        check_config(Config(pipeline=dataclasses.replace(good, chunks=3)))
+    line = str(caught.value)
+    begin = f"pipeline.schedule {name} does not allow these pipeline.stages, microbatches and chunks: {name}: "
+    assert line.startswith(begin)
+    assert "\n" not in line
+
+
+def test_an_unknown_schedule_is_told_all_there_are():
+    with pytest.raises(InputError, match=r"^pipeline\.schedule must be .*, got 'gpie'$") as caught:
+        check_config(with_value("pipeline.schedule", "gpie"))
+    assert all(name in str(caught.value) for name in ("none", *DENSE_SCHEDULES))
 
 
 def test_the_line_names_the_value_as_the_user_gave_it():

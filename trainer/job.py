@@ -35,13 +35,14 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.metrics import BinaryMetrics
+from trainer.pipelines import StagedJob
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 from trainer.result import Result, check_folder, check_writable
 from trainer.services import open_services
 from trainer.totals import RankTotals, combine, totals_of
 
-__all__ = ["OpenJob", "check_supported", "open_job", "run_job"]
+__all__ = ["OpenJob", "check_supported", "has_losses", "open_job", "run_job"]
 
 #: Lanes of the trace from the first to touch a batch to the last: before those that compute, and after; with several
 #: ranks.
@@ -134,7 +135,10 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     label = "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})"
     with ExitStack() as shown:
         if ranks.is_first:
-            parts.engine.on_batch = shown.enter_context(ProgressReporter(config.run.tensorboard, label))
+            reporter = ProgressReporter(
+                config.run.tensorboard, label, shows_loss=has_losses(parts.trainee.stages, ranks.rank)
+            )
+            parts.engine.on_batch = shown.enter_context(reporter)
         trained = parts.engine.train(parts.source.steps("train", parts.spec, max_steps=config.run.steps))
         parts.engine.on_batch = None
     seconds = time.monotonic() - start_s
@@ -145,7 +149,8 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
         share_stages(parts.held, parts.engine.optimizer, ranks.peers.dense, ranks.gather)
     metrics, stopped = _evaluate(parts, ranks, trained)
     if trace is not None:
-        trace.write(path_of_rank(config.run.trace, ranks.rank), lanes=_trace_lanes(parts, ranks))
+        path = path_of_rank(config.run.trace, ranks.rank)
+        trace.write(path, process=f"rank {ranks.rank}", lanes=_trace_lanes(parts, ranks))
     digest = dense_digest(parts.engine.model, parts.engine.optimizer)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest)
     result = _result(parts, ranks, totals, metrics, stopped=stopped)
@@ -154,6 +159,13 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
     ranks.gather(None)
     return result
+
+
+def has_losses(stages: StagedJob | None, rank: int) -> bool:
+    """Whether a rank computes every loss of the model; with stages, others may."""
+    if stages is None:
+        return True
+    return all(rank in stages.mesh.holders(n) for n, stage in enumerate(stages.staged.stages) if stage.heads)
 
 
 def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:

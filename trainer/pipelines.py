@@ -7,6 +7,7 @@ pipeline.* ─> split(model) ─> StagedModel ─┬─> step_program ─> Mesh 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -14,10 +15,12 @@ from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.config import Config, PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.models import num_dense_inputs
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
+from bagpipe.schedule.torch_csv import table_schedule
 from bagpipe.schema import DataSchema
 from bagpipe.stages.balance import graph_names
+from bagpipe.stages.mixing import mixing_operators
 from bagpipe.stages.operators import Parts
 from bagpipe.stages.pipeline import Mesh
 from bagpipe.stages.split import find_dense_parts, split_parts
@@ -53,22 +56,20 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     pipeline = config.pipeline
     if pipeline.schedule == "none" and pipeline.microbatches == 1:
         return None
-    mixing = batch_dependent_modules(model)
-    if mixing and pipeline.microbatches > 1:
-        raise InputError(
-            f"pipeline.microbatches must be 1 for a model whose examples depend on each other ({mixing[0]}), "
-            f"got {pipeline.microbatches}"
-        )
-    schedule = _ONE_STAGE if pipeline.schedule == "none" else pipeline.schedule
+    if pipeline.microbatches > 1:
+        _check_apart(batch_dependent_modules(model), pipeline.microbatches)
+    schedule = _schedule(pipeline)
     chunks = pipeline.chunks or None
-    num_ranks = find_schedule(schedule).num_ranks(pipeline.stages, chunks)
+    num_ranks = schedule.num_ranks(pipeline.stages, chunks)
     if world_size > 1 and world_size % num_ranks:
         raise InputError(
-            f"pipeline.stages: {schedule} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so the job "
-            f"must have 1 rank or a multiple of {num_ranks}, got {world_size}"
+            f"pipeline.stages: {schedule.name} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so "
+            f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size}"
         )
     parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
-    staged = split_parts(parts, stages=_partition(parts, pipeline))
+    staged = split_parts(parts, stages=_partition(parts, pipeline, is_chain=schedule.linear))
+    if pipeline.microbatches > 1:
+        _check_apart(mixing_operators(staged), pipeline.microbatches)
     step = step_program(
         staged.graph(pipeline.microbatches),
         staged.source_edges,
@@ -81,10 +82,29 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     return StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
 
 
-def _partition(parts: Parts, pipeline: PipelineConfig) -> int | dict[str, int]:
+def _check_apart(mixing: tuple[str, ...], microbatches: int) -> None:
+    """Refuse what looks across the examples of a batch: in micro-batches it would be another model."""
+    if mixing:
+        raise InputError(
+            f"pipeline.microbatches must be 1 for a model whose examples depend on each other ({mixing[0]}), "
+            f"got {microbatches}"
+        )
+
+
+def _schedule(pipeline: PipelineConfig) -> DenseSchedule:
+    if not pipeline.schedule.endswith(".csv"):
+        return find_schedule(_ONE_STAGE if pipeline.schedule == "none" else pipeline.schedule)
+    try:
+        text = Path(pipeline.schedule).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"pipeline.schedule {pipeline.schedule}: {error}") from None
+    return table_schedule(pipeline.schedule, text)
+
+
+def _partition(parts: Parts, pipeline: PipelineConfig, *, is_chain: bool) -> int | dict[str, int]:
     """A number of stages, which then form a chain, or the stage of each module or operator that is named."""
     if pipeline.partition == "auto":
-        if DENSE_SCHEDULES.get(pipeline.schedule) is None or DENSE_SCHEDULES[pipeline.schedule].linear:
+        if is_chain:
             return pipeline.stages
         return graph_names(parts, pipeline.stages, pipeline.microbatches)
     named = {}

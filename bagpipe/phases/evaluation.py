@@ -35,11 +35,13 @@ class Evaluation(Phase):
         self.put(b)
 
     def score(self, b: int) -> None:
+        """Scores are those of the first head."""
         with torch.no_grad():
             scored = self.forward(b)
             if scored is not None:
-                self.loss(b, *scored)
-                self.on_scores(*scored)
+                heads, labels = scored
+                self.loss(b, heads, labels)
+                self.on_scores(heads[0], labels)
 
     def end(self) -> None:
         """Nothing changed, so there is nothing to write back."""

@@ -211,18 +211,24 @@ class Phase(ABC):
         """The batch's rows are here: the embedding modules may read them."""
         self.cache.begin(context)
 
-    def forward(self, b: int) -> tuple[Tensor, Tensor] | None:
-        """Logits and labels ``[num_examples]``; None without examples, for few models take an empty batch."""
+    def forward(self, b: int) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """Logits of every head and labels, ``[num_examples]``; None without examples: few models take an empty batch.
+
+        A model gives logits or a tuple of them; all are taken for logits of the labels.
+        """
         flight = self.flights[b]
         self.begin(flight.context)
         if flight.inputs is None:
             return None
-        logits: Tensor = self.engine.model(flight.inputs.dense, flight.inputs.sparse)
-        return logits.reshape(-1), flight.inputs.labels
+        logits: Tensor | tuple[Tensor, ...] = self.engine.model(flight.inputs.dense, flight.inputs.sparse)
+        heads = logits if isinstance(logits, (tuple, list)) else (logits,)
+        return tuple(head.reshape(-1) for head in heads), flight.inputs.labels
 
-    def loss(self, b: int, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the global batch, of which this rank's examples are a part."""
-        total = summed_loss(logits, labels)
+    def loss(self, b: int, heads: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        """The heads' losses added up: the mean over the global batch, of which this rank's examples are a part."""
+        total = summed_loss(heads[0], labels)
+        for head in heads[1:]:
+            total = total + summed_loss(head, labels)
         self.loss_sum += total.detach()
         return total / self.flights[b].step.num_global_examples
 

@@ -227,11 +227,6 @@ CASES = [
         pattern=r"checkpoint\.dir: .*\(got /tmp\)",
     ),
     Case(
-        name="a schedule",
-        arguments=["--pipeline.schedule", "1f1b", "--pipeline.stages", "2"],
-        pattern=r"pipeline\.schedule: .*\(got 1f1b\)",
-    ),
-    Case(
         name="rows of another type",
         arguments=["--cache.dtype", "float64"],
         pattern=r"cache\.dtype: .*\(got float64\)",

@@ -1,47 +1,132 @@
-"""The dense part in stages: every schedule gives the numbers of one device, and bits that no cache changes."""
+"""The dense part in stages, on one rank and on several: every schedule gives the numbers of the model trained whole.
+
+By default every schedule meets one model at each number of ranks, and every model four schedules; all of them with all
+are ``-m slow``.
+"""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-import torch
 
 from bagpipe.config import Config
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from tests.system.jobs import JobEnd, change, run_job
+from tests.system.staging import MODELS, assert_equal_numbers, end_of, full, of_job, staged
 from tests.system.test_exactness import MakeConfig
 
-MODELS = [("dlrm", "sum"), ("dcnv2", "mean"), ("deepfm", "mixed"), ("wide-deep", "ragged"), ("towers", "sum")]
-STAGES = 4
-MICROBATCHES = 8
+WORLDS = (1, 2, 4)
+
+#: Twenty batches of twelve, and one of fewer examples than there are micro-batches.
+_EXAMPLES = 245
+
+Case = tuple[str, str, str, int]
+
+#: Model, its schema, schedule, ranks.
+ALL: list[Case] = [(*model, schedule, world) for model in MODELS for schedule in DENSE_SCHEDULES for world in WORLDS]
 
 
-def staged(config: Config, schedule: str, **values: object) -> Config:
-    given = {"pipeline__stages": STAGES, "pipeline__microbatches": MICROBATCHES, **values}
-    return change(config, pipeline__schedule=schedule, **given)
+def some() -> list[Case]:
+    """Each schedule with each number of ranks, and each model with a schedule of each kind."""
+    of_schedules = [
+        (*MODELS[number % len(MODELS)], schedule, world)
+        for number, (schedule, world) in enumerate(itertools.product(DENSE_SCHEDULES, WORLDS))
+    ]
+    of_models = [
+        (*model, schedule, WORLDS[number % len(WORLDS)])
+        for number, (schedule, model) in enumerate(itertools.product(("1f1b", "graph", "chimera", "zb-h1"), MODELS))
+    ]
+    met = {(model, schedule) for model, _, schedule, _ in of_schedules}
+    return [*of_schedules, *(case for case in of_models if (case[0], case[2]) not in met)]
 
 
-def close(ours: JobEnd, reference: JobEnd) -> None:
-    np.testing.assert_allclose(ours.losses, reference.losses, rtol=0, atol=1e-12)
-    for name, value in reference.dense.items():
-        torch.testing.assert_close(ours.dense[name], value, rtol=0, atol=1e-12)
-    for name, (ids, rows) in reference.rows.items():
-        np.testing.assert_array_equal(ours.rows[name][0], ids)
-        np.testing.assert_allclose(ours.rows[name][1], rows, rtol=0, atol=1e-12)
-    assert ours.auc == pytest.approx(reference.auc, abs=1e-12)
+class References:
+    """The model trained whole, in float64, each run once."""
+
+    def __init__(self, clicks: MakeConfig) -> None:
+        self._clicks = clicks
+        self._ends: dict[tuple[str, str], JobEnd] = {}
+
+    def of(self, model: str, schema: str) -> tuple[Config, JobEnd]:
+        config = change(self._clicks(schema, model, "adagrad", limit=_EXAMPLES), run__dtype="float64")
+        if (model, schema) not in self._ends:
+            self._ends[model, schema] = run_job(config)
+        return config, self._ends[model, schema]
 
 
 @pytest.fixture(scope="module")
-def references() -> dict[tuple[str, str], JobEnd]:
-    return {}
+def references(clicks: MakeConfig) -> References:
+    return References(clicks)
 
 
-@pytest.mark.parametrize("schedule", DENSE_SCHEDULES)
-@pytest.mark.parametrize(("model", "schema"), MODELS)
-def test_every_schedule_gives_one_devices_numbers(
-    clicks: MakeConfig, references: dict[tuple[str, str], JobEnd], model: str, schema: str, schedule: str
-) -> None:
-    config = change(clicks(schema, model, "adagrad"), run__dtype="float64")
-    if (model, schema) not in references:
-        references[model, schema] = run_job(config)
-    close(run_job(staged(config, schedule)), references[model, schema])
+def check(references: References, case: Case) -> None:
+    model, schema, schedule, world_size = case
+    config, whole = references.of(model, schema)
+    config = staged(config, schedule, full(schedule, world_size))
+    if world_size > 1:
+        assert_equal_numbers(end_of(config, world_size), of_job(whole))
+        return
+    end = run_job(config)
+    assert_equal_numbers(of_job(end), of_job(whole))
+    np.testing.assert_allclose(end.losses, whole.losses, rtol=0, atol=1e-12)
+    assert end.auc == pytest.approx(whole.auc, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", some(), ids=lambda case: "-".join(map(str, case)))
+def test_numbers_of_the_whole_model(case: Case, references: References) -> None:
+    check(references, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_schedule_with_every_model(references: References) -> None:
+    for case in ALL:
+        check(references, case)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("rows", ["adam", "sgd", "rowwise_adagrad"])
+def test_every_optimizer(clicks: MakeConfig, rows: str, world_size: int) -> None:
+    """On four ranks, two replicas of the pipeline."""
+    dense = {"adam": "sgd", "sgd": "adam", "rowwise_adagrad": "adam"}[rows]
+    config = change(clicks("mixed", "deepfm", rows, limit=120), run__dtype="float64", optim__dense=dense)
+    assert_equal_numbers(end_of(staged(config, "1f1b", 2), world_size), end_of(config))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> None:
+    config = change(clicks("mean", "dcnv2"), run__dtype="float64")
+    assert_equal_numbers(end_of(change(config, pipeline__microbatches=4), world_size), end_of(config))
+
+
+def test_examples_where_their_rows_are(clicks: MakeConfig) -> None:
+    """Allowed where all ranks read equal parts of a batch, as both ends of two pipes do."""
+    config = change(clicks("mixed", "deepfm", limit=101), run__dtype="float64", cache__rows=300)
+    ours = staged(change(config, cacher__assign="locality"), "chimera", 2)
+    assert_equal_numbers(end_of(ours, 2), end_of(config))
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "graph", "zb-h1"])
+def test_batches_smaller_than_the_microbatches(clicks: MakeConfig, schedule: str, world_size: int) -> None:
+    """Some micro-batches are empty, some ranks have no example, and the last batch holds one."""
+    config = change(clicks(batch_size=3, limit=37), run__dtype="float64", optim__dense="adam")
+    assert_equal_numbers(end_of(staged(config, schedule, 2), world_size), end_of(config))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "partition"),
+    [
+        ("1f1b", "dense_arch=0,inter_arch=1,over_arch.model.0=1,over_arch.model.1=2"),
+        ("graph", "over_arch=0,dense_arch=2,inter_arch=1"),
+    ],
+)
+def test_stages_by_name(clicks: MakeConfig, schedule: str, partition: str) -> None:
+    """The graph's edges may lead to lower numbers."""
+    config = change(clicks(), run__dtype="float64")
+    whole = end_of(config)
+    config = staged(config, schedule, 3, pipeline__partition=partition)
+    for world_size in (1, 3):
+        assert_equal_numbers(end_of(config, world_size), whole)

@@ -1,0 +1,100 @@
+"""Jobs whose dense part is in stages: configurations of them, and comparison with the job that is trained whole.
+
+config ──staged(schedule, num_ranks)──> config ──end_of(world_size)──> numbers, in one process or one thread per rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from bagpipe.config import Config
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from tests.system.jobs import JobEnd, change, run_job
+from tests.system.rank_threads import run_ranks
+
+__all__ = ["DIGESTED", "MODELS", "StagedEnd", "assert_equal_numbers", "end_of", "full", "of_job", "staged"]
+
+#: Model and a schema it can take.
+MODELS = [("dlrm", "sum"), ("dcnv2", "mean"), ("deepfm", "mixed"), ("wide-deep", "ragged"), ("towers", "sum")]
+
+#: One schedule of each kind: a chain, a graph, two pipes, a V with split backwards, a V with overlaps.
+DIGESTED = ("1f1b", "graph", "chimera", "zb-v", "dualpipe-v")
+
+MICROBATCHES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedEnd:
+    """How a job ended, on any number of ranks.
+
+    Attributes:
+        rows: per table name, all ids ascending and their records.
+        dense: parameters by name.
+        loss_sum: of all examples in training.
+    """
+
+    digests: tuple[str, str]
+    rows: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
+    dense: dict[str, torch.Tensor]
+    loss_sum: float
+    samples: int
+
+
+def staged(config: Config, schedule: str, num_ranks: int, **values: object) -> Config:
+    """`config` on that many pipeline ranks; `values` as for `change`, and win."""
+    stages = num_ranks * DENSE_SCHEDULES[schedule].chunks
+    given = {"pipeline__stages": stages, "pipeline__microbatches": MICROBATCHES, **values}
+    return change(config, pipeline__schedule=schedule, **given)
+
+
+def full(schedule: str, world_size: int) -> int:
+    """Pipeline ranks: four stages where one process runs all, otherwise as many as the small models' operators fill."""
+    chunks = DENSE_SCHEDULES[schedule].chunks
+    if world_size == 1:
+        return 4 // chunks
+    return 2 if world_size == 2 or schedule in ("interleaved", "zb-h1", "graph") else 4 // chunks
+
+
+def end_of(config: Config, world_size: int = 1) -> StagedEnd:
+    """Run it; several ranks are threads."""
+    if world_size == 1:
+        return of_job(run_job(config))
+    end = run_ranks(config, world_size)
+    return StagedEnd(
+        digests=end.digests,
+        rows=end.rows,
+        dense=end.dense,
+        loss_sum=sum(float(result.progress.loss_sum) for result in end.results),
+        samples=sum(result.progress.samples for result in end.results),
+    )
+
+
+def of_job(end: JobEnd) -> StagedEnd:
+    """What a job of one process ended with, for comparison."""
+    progress = end.trained.progress
+    return StagedEnd(
+        digests=end.digests,
+        rows=end.rows,
+        dense=end.dense,
+        loss_sum=float(progress.loss_sum),
+        samples=progress.samples,
+    )
+
+
+def assert_equal_numbers(ours: StagedEnd, reference: StagedEnd) -> None:
+    """float64: dense parameters and every row with its optimizer state within 1e-12, and the mean loss."""
+    assert ours.dense.keys() == reference.dense.keys()
+    for name, value in reference.dense.items():
+        torch.testing.assert_close(ours.dense[name], value, rtol=0, atol=1e-12)
+    assert ours.rows.keys() == reference.rows.keys()
+    for name, (ids, rows) in reference.rows.items():
+        np.testing.assert_array_equal(ours.rows[name][0], ids)
+        np.testing.assert_allclose(ours.rows[name][1], rows, rtol=0, atol=1e-12)
+    assert ours.samples == reference.samples
+    assert ours.loss_sum / ours.samples == pytest.approx(reference.loss_sum / reference.samples, abs=1e-12)

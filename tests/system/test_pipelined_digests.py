@@ -1,0 +1,103 @@
+"""The dense part in stages: what changes no bit, in one process and with a rank, here a thread, for every lane.
+
+Promised are equal bits for the same schedule, stages and micro-batches: whatever cache, lookahead and prefetch depth,
+with or without recomputation, and whoever runs the stages. The last holds for one replica with one pipe: where several
+ranks read examples, each sums its own part of a row's gradient first, as ranks do without stages.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bagpipe.config import Config
+from bagpipe.schedule.builders import DENSE_SCHEDULES
+from tests.system.jobs import change, largest_batch, run_job
+from tests.system.staging import DIGESTED, assert_equal_numbers, end_of, of_job, staged
+from tests.system.test_exactness import MakeConfig
+
+
+def digests_of(config: Config, world_size: int = 1) -> tuple[str, str]:
+    return end_of(config, world_size).digests
+
+
+def cached(config: Config, num_owners: int = 1) -> list[Config]:
+    """Caches, lookaheads and depths that differ from direct mode and from each other."""
+    smallest = -(-largest_batch(config) // num_owners)
+    return [
+        change(config, cache__rows=smallest, oracle__lookahead=8, cache__prefetch_depth=1),
+        change(config, cache__rows=2000, oracle__lookahead=1, cache__prefetch_depth=4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_ranks"),
+    [(schedule, ranks) for schedule in DIGESTED for ranks in (2, 4) if ranks * DENSE_SCHEDULES[schedule].chunks <= 4],
+)
+def test_cache_and_place_change_no_bit(clicks: MakeConfig, schedule: str, num_ranks: int) -> None:
+    config = change(staged(clicks("mixed", "deepfm", limit=100), schedule, num_ranks), cache__rows=0)
+    here, there = digests_of(config), digests_of(config, num_ranks)
+    for other in cached(config):
+        assert digests_of(other) == here
+    assert digests_of(cached(config, num_ranks)[0], num_ranks) == there
+    assert digests_of(config) == here, "run again"
+    if DENSE_SCHEDULES[schedule].num_pipes == 1:
+        assert there == here
+    else:
+        assert there != here, "the docstring above can promise more"
+
+
+@pytest.mark.parametrize("schedule", DIGESTED)
+def test_recomputing_changes_no_bit(clicks: MakeConfig, schedule: str) -> None:
+    config = staged(clicks("ragged", "wide-deep", "adam", limit=100), schedule, 2)
+    again = change(config, pipeline__recompute=True)
+    kept = digests_of(config)
+    assert digests_of(again) == kept
+    assert digests_of(again, 2) == (kept if schedule != "chimera" else digests_of(config, 2))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rows", "dense"), [("1f1b", "rowwise_adagrad", "adam"), ("chimera", "sgd", "sgd")]
+)
+def test_replicas_of_a_pipeline(clicks: MakeConfig, schedule: str, rows: str, dense: str) -> None:
+    """Two replicas of two stages: the numbers of one device, and direct mode's bits."""
+    config = change(clicks("mean", "dcnv2", rows, limit=100), run__dtype="float64", optim__dense=dense)
+    whole, config = end_of(config), staged(config, schedule, 2)
+    direct = end_of(change(config, cache__rows=0), 4)
+    assert_equal_numbers(direct, whole)
+    for other in cached(config, 4):
+        assert digests_of(other, 4) == direct.digests
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> None:
+    config = change(clicks(limit=100), pipeline__microbatches=4, cache__rows=0, optim__dense="adam")
+    direct = digests_of(config, world_size)
+    for other in cached(config, world_size):
+        assert digests_of(other, world_size) == direct
+
+
+@pytest.mark.parametrize("schedule", DIGESTED)
+def test_a_dropout_draws_by_example(clicks: MakeConfig, schedule: str) -> None:
+    """Not by who runs the stage, nor when, nor how often."""
+    factory = "tests.system.staged_models:dropping"
+    config = staged(change(clicks("sum", limit=100), model__factory=factory), schedule, 2)
+    first = digests_of(config)
+    assert digests_of(change(config, pipeline__recompute=True, cache__rows=0)) == first
+    assert digests_of(change(config, run__seed=1)) != first
+    if schedule != "chimera":
+        assert digests_of(config, 2) == first
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "graph", "chimera", "zb-v"])
+def test_two_heads(clicks: MakeConfig, schedule: str) -> None:
+    """The loss is the sum of both; the numbers are those of the model trained whole, held-out examples included."""
+    config = change(clicks("sum", limit=100, eval_fraction=0.2), run__dtype="float64")
+    config = change(config, model__factory="tests.system.staged_models:two_heads")
+    whole, config = run_job(config), staged(config, schedule, 2)
+    ours = run_job(config)
+    assert_equal_numbers(of_job(ours), of_job(whole))
+    assert (ours.auc, ours.ne) == (pytest.approx(whole.auc, abs=1e-12), pytest.approx(whole.ne, abs=1e-12))
+    there = end_of(config, 2)
+    assert_equal_numbers(there, of_job(whole))
+    if schedule != "chimera":
+        assert there.digests == ours.digests
