@@ -147,13 +147,18 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         features=tuple(Feature(name=name, table=name) for name in names),
         tables=tuple(Table(name=name) for name in names),
     )
+    bottom_mlp, top_mlp = _integers("--bottom-mlp", flags.bottom_mlp), _integers("--top-mlp", flags.top_mlp)
+    widths = {"--embedding-dim": flags.embedding_dim, "--bottom-mlp": min(bottom_mlp), "--top-mlp": min(top_mlp)}
+    for flag, width in widths.items():
+        if width < 1:
+            raise InputError(f"{flag}: expected widths of at least 1, got {width}")
     is_factory = ":" in flags.model
     config = ModelConfig(
         name="" if is_factory else flags.model,
         factory=flags.model if is_factory else "",
         embedding_dim=flags.embedding_dim,
-        bottom_mlp=_integers("--bottom-mlp", flags.bottom_mlp),
-        top_mlp=_integers("--top-mlp", flags.top_mlp),
+        bottom_mlp=bottom_mlp,
+        top_mlp=top_mlp,
     )
     with torch.device(flags.device):  # embedding rows stay on the meta device: they belong to the store
         model = build_model(schema, config)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -43,6 +44,8 @@ FORMATS = ("csv", *_DRAWN)
 _LOWERINGS: Mapping[str, Callable[..., Program]] = {
     name.removeprefix("add-"): lowering for name, lowering in PASSES.items()
 }
+
+_STAGE = re.compile(r"\d+")
 
 #: What a cost file must know.
 _COMPUTE: frozenset[Role] = frozenset({"forward", "backward", "input_grad", "weight_grad"})
@@ -92,6 +95,7 @@ def run(flags: argparse.Namespace) -> str:
     program = _lowered(program, flags.lower)
     check(program)
     costs = _cost_file(Path(flags.cost), program) if flags.cost.endswith(".json") else _costs(flags.cost)
+    _check_stages(costs, program)
     latency = _amount("--latency", flags.latency)
     if flags.format == "csv":
         return render.csv(program)
@@ -142,6 +146,15 @@ def _cost_file(path: Path, program: Program) -> dict[str, float]:
             if OPS[atom.op].role in _COMPUTE and not {atom.text, key, atom.op} & costs.keys():
                 raise InputError(f"{where}: no duration for stage {atom.stage}: expected {key} or {atom.op}")
     return costs
+
+
+def _check_stages(costs: Mapping[str, float], program: Program) -> None:
+    """What is priced by stage must have the stage."""
+    known = {atom.stage for atom in program.atoms()}
+    for key in costs:
+        stage = _STAGE.match(key)
+        if stage is not None and (stage[0] != str(int(stage[0])) or int(stage[0]) not in known):
+            raise InputError(f"--cost: {key} names stage {stage[0]}, expected one of 0 to {max(known, default=0)}")
 
 
 def _check_key(where: str, key: str) -> None:

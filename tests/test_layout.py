@@ -90,7 +90,6 @@ NO_MIRROR: dict[str, str] = {
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "trainer/assembly.py": "tests/system",
     "trainer/cli.py": "tests/system",
-    "trainer/pipelines.py": "tests/system/test_pipelined_input.py",
 }
 
 

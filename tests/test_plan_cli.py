@@ -126,6 +126,8 @@ def test_a_model_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--model", "resnet"], "model.name must be one of dlrm, "),
         (["--model", "nowhere:build"], "no module 'nowhere' on the path"),
         (["--model", "dlrm", "--columns", "13"], "--columns: expected 2 numbers with commas between, got '13'"),
+        (["--model", "dlrm", "--bottom-mlp", "8,0"], "--bottom-mlp: expected widths of at least 1, got 0"),
+        (["--model", "dlrm", "--embedding-dim", "0"], "--embedding-dim: expected widths of at least 1, got 0"),
         (["--model", "dlrm", "--top-mlp", "8,x"], "--top-mlp: expected numbers with commas between, got '8,x'"),
     ],
 )

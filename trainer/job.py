@@ -23,26 +23,22 @@ from bagpipe.engine import Engine
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.peers.dense import DenseParallel
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.interface import StageLinks
 from bagpipe.peers.membership import Membership
 from bagpipe.peers.sharing import HeldStage, share_model, share_stages
-from bagpipe.peers.stage_sums import StageSums
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
-from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.metrics import BinaryMetrics
-from trainer.pipelines import StagedJob
+from trainer.pipelines import check_ranks, has_losses, open_stages
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 from trainer.result import Result, check_folder, check_writable
 from trainer.services import open_services
 from trainer.totals import RankTotals, combine, totals_of
 
-__all__ = ["OpenJob", "check_supported", "has_losses", "open_job", "run_job"]
+__all__ = ["OpenJob", "check_supported", "open_job", "run_job"]
 
 #: Lanes of the trace from the first to touch a batch to the last: before those that compute, and after; with several
 #: ranks.
@@ -161,13 +157,6 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     return result
 
 
-def has_losses(stages: StagedJob | None, rank: int) -> bool:
-    """Whether a rank computes every loss of the model; with stages, others may."""
-    if stages is None:
-        return True
-    return all(rank in stages.mesh.holders(n) for n, stage in enumerate(stages.staged.stages) if stage.heads)
-
-
 def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:
     before, after = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
     pipeline = parts.engine.pipeline
@@ -187,6 +176,7 @@ def _check(config: Config, place: Membership | None, result_path: str) -> None:
     """Everything that can be refused before anything is opened."""
     check_supported(config)
     rank = place.rank if place is not None else 0
+    check_ranks(config.pipeline, place.world_size if place is not None else 1)
     _check_device(config)
     files = {"--result": result_path if rank == 0 else "", "run.trace": path_of_rank(config.run.trace, rank)}
     for key, path in files.items():
@@ -258,7 +248,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             source=source, trainee=trainee, store=store, engine=engine, dense=None, held=(), continued=continued
         )
     check_same(ranks, _shapes(trainee), "models")
-    held, links, reduce = _open_stages(trainee, peers)
+    held, links, reduce = open_stages(trainee.stages, peers)
     engine = build_engine(trainee, store, trace, rank=ranks.rank, links=links, reduce=reduce)
     dense = None
     if trainee.stages is None:
@@ -271,19 +261,6 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     return OpenJob(
         source=source, trainee=trainee, store=store, engine=engine, dense=dense, held=held, continued=continued
     )
-
-
-def _open_stages(
-    trainee: Trainee, peers: TorchPeers
-) -> tuple[tuple[HeldStage, ...], StageLinks | None, Callable[[int], None] | None]:
-    """Connect the ranks of a pipeline: who holds which stage, links inside a replica, sums over the holders."""
-    if trainee.stages is None:
-        return (), None, None
-    mesh = trainee.stages.mesh
-    held = held_stages(trainee.stages.staged, mesh)
-    links = peers.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
-    groups = peers.open_stage_groups([stage.holders for stage in held])
-    return held, links, StageSums(held, groups, rank=peers.rank).reduce
 
 
 def _claim(ranks: Ranks, store: Store) -> bool:

@@ -6,6 +6,7 @@ pipeline.* ─> split(model) ─> StagedModel ─┬─> step_program ─> Mesh 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.config import Config, PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.models import num_dense_inputs
+from bagpipe.peers.groups import TorchPeers
+from bagpipe.peers.interface import StageLinks
+from bagpipe.peers.sharing import HeldStage
+from bagpipe.peers.stage_sums import StageSums
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
 from bagpipe.schedule.torch_csv import table_schedule
@@ -22,12 +27,12 @@ from bagpipe.schema import DataSchema
 from bagpipe.stages.balance import graph_names
 from bagpipe.stages.mixing import mixing_operators
 from bagpipe.stages.operators import Parts
-from bagpipe.stages.pipeline import Mesh
+from bagpipe.stages.pipeline import Mesh, held_stages
 from bagpipe.stages.split import find_dense_parts, split_parts
 from bagpipe.stages.staged import StagedModel
 from bagpipe.stages.trace import batch_dependent_modules
 
-__all__ = ["StagedJob", "stage_model"]
+__all__ = ["StagedJob", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
 #: What a job without a schedule runs if its batches are split: one stage, each micro-batch forward and backward.
 _ONE_STAGE = "1f1b"
@@ -59,13 +64,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     if pipeline.microbatches > 1:
         _check_apart(batch_dependent_modules(model), pipeline.microbatches)
     schedule = _schedule(pipeline)
-    chunks = pipeline.chunks or None
-    num_ranks = schedule.num_ranks(pipeline.stages, chunks)
-    if world_size > 1 and world_size % num_ranks:
-        raise InputError(
-            f"pipeline.stages: {schedule.name} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so "
-            f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size}"
-        )
+    num_ranks = check_ranks(pipeline, world_size)
     parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
     staged = split_parts(parts, stages=_partition(parts, pipeline, is_chain=schedule.linear))
     if pipeline.microbatches > 1:
@@ -74,12 +73,48 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         staged.graph(pipeline.microbatches),
         staged.source_edges,
         schedule,
-        chunks=chunks,
+        chunks=pipeline.chunks or None,
         num_processes=num_ranks if world_size > 1 else 1,
         replicas=world_size // num_ranks or 1,
         recompute=pipeline.recompute,
     )
     return StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
+
+
+def check_ranks(pipeline: PipelineConfig, world_size: int) -> int:
+    """Pipeline ranks of the job.
+
+    Raises:
+        InputError: its ranks are not whole replicas of them, or the schedule cannot be had.
+    """
+    schedule = _schedule(pipeline)
+    num_ranks = schedule.num_ranks(pipeline.stages, pipeline.chunks or None)
+    if world_size > 1 and world_size % num_ranks:
+        raise InputError(
+            f"pipeline.stages: {schedule.name} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so "
+            f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size}"
+        )
+    return num_ranks
+
+
+def has_losses(stages: StagedJob | None, rank: int) -> bool:
+    """Whether a rank computes every loss of the model; with stages, others may."""
+    if stages is None:
+        return True
+    return all(rank in stages.mesh.holders(n) for n, stage in enumerate(stages.staged.stages) if stage.heads)
+
+
+def open_stages(
+    stages: StagedJob | None, peers: TorchPeers
+) -> tuple[tuple[HeldStage, ...], StageLinks | None, Callable[[int], None] | None]:
+    """Connect the ranks of a pipeline: who holds which stage, links inside a replica, sums over the holders."""
+    if stages is None:
+        return (), None, None
+    held = held_stages(stages.staged, stages.mesh)
+    num_processes = stages.mesh.step.num_processes
+    links = peers.open_links(num_processes) if num_processes > 1 else None
+    groups = peers.open_stage_groups([stage.holders for stage in held])
+    return held, links, StageSums(held, groups, rank=peers.rank).reduce
 
 
 def _check_apart(mixing: tuple[str, ...], microbatches: int) -> None:

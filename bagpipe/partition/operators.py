@@ -51,6 +51,9 @@ class Operator:
     output_bytes: float = 0
 
 
+#: Seconds or bytes: far above any machine's, and far enough below the largest float that sums stay finite.
+_LARGEST = 1e30
+
 #: Key in JSON -> must it be there.
 _NUMBERS: Mapping[str, bool] = {
     "forward_fixed_s": False,
@@ -181,7 +184,7 @@ class OperatorGraph:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # numbers and nestings too long as well
             raise InputError(f"{source}: not JSON: {error}") from None
         if not isinstance(data, dict) or set(data) - {"operators", "edges"} or "operators" not in data:
             raise InputError(f"{source}: expected an object with 'operators' and 'edges'")
@@ -216,6 +219,8 @@ def _operator(row: Any, number: int) -> Operator:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise InputError(f"operator {number}: expected an object with a 'name'")
     name = row["name"]
+    if not name.isprintable():
+        raise InputError(f"operator {number}: expected a name of printable characters, got {name!r}")
     unknown = next((key for key in row if key != "name" and key not in _NUMBERS), None)
     if unknown is not None:
         raise InputError(f"operator {name!r}: unknown key {unknown!r}; known: name, {', '.join(_NUMBERS)}")
@@ -226,6 +231,8 @@ def _operator(row: Any, number: int) -> Operator:
         value = row.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InputError(f"operator {name!r}: {key} must be a number of at least 0, got {value!r}")
+        if value > _LARGEST:
+            raise InputError(f"operator {name!r}: {key} must be at most {_LARGEST:g}, got a larger number")
         values[key] = value
     return Operator(
         name=name,

@@ -79,15 +79,17 @@ def make_plan(
     if best is None:
         raise InputError(_does_not_fit(model, counts, replicas))
     one_device = _whole(model, 1, counts)
-    if one_device is not None and one_device.step_s <= best.step_s:
-        best = one_device
+    data_parallel = _data_parallel(model, counts, choices)
+    for whole in (data_parallel, one_device):  # the searches may not have met them: they look at bottlenecks
+        if whole is not None and whole.step_s <= best.step_s:
+            best = whole
     return Plan(
         partition=best,
         least_bottleneck_s=min(each.bottleneck_s for each in found),
         least_chain_bottleneck_s=min((chain.bottleneck_s for chain in chains), default=None),
         exact=all(each.exact for each in found),
         one_device=one_device,
-        alternatives=tuple(_alternatives(model, counts, choices, chains)),
+        alternatives=tuple(_alternatives(model, data_parallel, chains)),
     )
 
 
@@ -157,14 +159,18 @@ def _chains(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int
                 yield _Candidate(layout=layout, bottleneck_s=search.bottleneck(layout), relay=True)
 
 
-def _alternatives(
-    model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]], chains: Sequence[_Candidate]
-) -> Iterator[Alternative]:
+def _data_parallel(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Partition | None:
+    """Everything on all devices at once, where that is allowed and fits."""
     devices = model.cluster.devices
-    if devices > 1 and any(devices in allowed for allowed in choices):
-        whole = _whole(model, devices, counts)
-        if whole is not None:
-            yield Alternative(name="data parallel", partition=whole)
+    allowed = devices > 1 and any(devices in replicas for replicas in choices)
+    return _whole(model, devices, counts) if allowed else None
+
+
+def _alternatives(
+    model: CostModel, data_parallel: Partition | None, chains: Sequence[_Candidate]
+) -> Iterator[Alternative]:
+    if data_parallel is not None:
+        yield Alternative(name="data parallel", partition=data_parallel)
     promising = _promising(model, [chain.layout for chain in chains])
     for schedule in LINEAR_SCHEDULES:
         linear = [

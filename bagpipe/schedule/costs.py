@@ -1,4 +1,4 @@
-"""What actions and links cost, for the simulator: constant, measured, or random with a seed.
+"""What actions and links cost, for the simulator: constant or measured.
 
     action text (``0F3``)  >  stage and op (``0F``)  >  op (``F``)  >  default of the op table        most special first
     an overlap is one action: its own text, then ``OVERLAP_F_B``, then the sum of its parts
@@ -8,7 +8,6 @@ Times are in one unit, whichever; bytes over that unit are the bandwidth.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 
 from bagpipe.schedule.actions import Action
@@ -16,7 +15,7 @@ from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.program import Program, overlapping_units, units_per_batch
 
-__all__ = ["Costs", "Latency", "cost_function", "link_time", "measured_costs", "random_costs"]
+__all__ = ["Costs", "Latency", "cost_function", "link_time", "measured_costs"]
 
 #: Durations: a function of the action (of an overlap's parts), or a mapping as in the module's rule.
 Costs = Mapping[str, float] | Callable[[Action], float]
@@ -55,20 +54,6 @@ def cost_function(costs: Costs | None) -> Callable[[Action], float]:
 def measured_costs(durations: Mapping[str, list[float]]) -> dict[str, float]:
     """Costs for `simulate` from measured durations per action text, stage and op, or op: the median of each."""
     return {key: sorted(values)[len(values) // 2] for key, values in durations.items() if values}
-
-
-def random_costs(costs: Costs | None, *, spread: float, seed: int) -> Callable[[Action], float]:
-    """Every action's cost times a factor of its own, log-normal with median 1.
-
-    The factor depends on the seed and the action's text only, so programs with the same actions can be compared.
-
-    Args:
-        costs: the medians.
-        spread: standard deviation of the factor's logarithm; 0: none.
-        seed: of all factors.
-    """
-    cost = cost_function(costs)
-    return lambda atom: cost(atom) * random.Random(f"{seed}:{atom.text}").lognormvariate(0, spread)
 
 
 def link_time(

@@ -92,7 +92,7 @@ _TAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("B", "I", "X_UNPOOL
 
 
 def misplaced_messages(program: Program) -> Iterator[str]:
-    """R4: a SEND comes after what makes its value, a RECV before all that takes it."""
+    """R4: a SEND comes after what makes its value, a RECV before all that takes it, on the lane of one of these."""
     micro = program.micro_per_batch
     lane_of: dict[tuple[int, int, str, int], tuple[str, int]] = {}
     atoms = [
@@ -120,6 +120,9 @@ def misplaced_messages(program: Program) -> Iterator[str]:
             ]
         if not ends:
             yield f"{atom.text} has nothing that {'makes' if role == 'send' else 'takes'} its value"
+        elif all(other_lane != lane for _, _, (other_lane, _) in ends):
+            there = f"{atom.stage}{ends[0][0]}{ends[0][1]} is on {ends[0][2][0]}"
+            yield f"lane {lane}: {atom.text} is apart from what {'makes' if role == 'send' else 'takes'} it: {there}"
         for op, index, (other_lane, other_place) in ends:
             if other_lane == lane and (other_place < place) != (role == "send"):
                 where = "before" if role == "send" else "after"

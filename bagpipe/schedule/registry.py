@@ -15,6 +15,9 @@ from bagpipe.schedule.stages import StageGraph
 
 __all__ = ["DenseSchedule", "register", "registered"]
 
+#: Of all stages together; more is a mistake, and a program of them would fill the memory.
+MAX_MICROBATCHES = 1_000_000
+
 #: (stages, stages per rank) -> program of one batch, compute actions only.
 Builder = Callable[[StageGraph, int], Program]
 
@@ -79,6 +82,11 @@ class DenseSchedule:
         """
         per_rank = self.chunks_or_default(chunks)
         self.num_ranks(graph.num_stages, per_rank)
+        micro = sum(graph.micro_per_batch)
+        if micro > MAX_MICROBATCHES:
+            raise ScheduleError(
+                f"{self.name}: stages times micro-batches must be at most {MAX_MICROBATCHES}, got {micro}"
+            )
         backward = next(((p, c) for p, c in graph.edges if p >= c), None)
         if self.linear and backward is not None:
             raise ScheduleError(

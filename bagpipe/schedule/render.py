@@ -43,7 +43,10 @@ def parse_csv(text: str) -> dict[str, tuple[Action | None, ...]]:
     Raises:
         ScheduleError: a cell is no action, or the header does not name every row once.
     """
-    rows = list(csv_format.reader(io.StringIO(text)))
+    try:
+        rows = list(csv_format.reader(io.StringIO(text)))
+    except csv_format.Error as error:
+        raise ScheduleError(f"not a table: {error}") from None
     if rows and rows[0] and rows[0][0].startswith(_HEADER):
         names = [rows[0][0].removeprefix(_HEADER), *rows[0][1:]]
         rows = rows[1:]
@@ -62,6 +65,8 @@ def parse_csv(text: str) -> dict[str, tuple[Action | None, ...]]:
 
 #: A grid wider than this is drawn coarser, texts cut short, rather than wider: longer lines help nobody.
 _GRID_COLUMNS = 400
+#: Nor wider than this for the sake of the shortest action, which then is not seen.
+_MOST_COLUMNS = 20_000
 
 
 def grid(simulation: Simulation) -> str:
@@ -76,8 +81,8 @@ def grid(simulation: Simulation) -> str:
     units = simulation.makespan / shortest
     timed_texts = [(1 + len(t.action.text), t.finish - t.start) for t in simulation.timed if t.finish > t.start]
     wanted = math.ceil(max(letters * shortest / duration for letters, duration in timed_texts))
-    columns = max(1, min(wanted, int(_GRID_COLUMNS / units))) / shortest  # per unit of cost
-    width = round(simulation.makespan * columns)
+    columns = min(max(1, min(wanted, int(_GRID_COLUMNS / units))) / shortest, _MOST_COLUMNS / simulation.makespan)
+    width = round(simulation.makespan * columns)  # columns are per unit of cost
     lines = {lane: ["."] * width for lane in simulation.lanes}
     for timed in simulation.timed:
         first, last = round(timed.start * columns), round(timed.finish * columns)

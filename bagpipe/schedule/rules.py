@@ -92,14 +92,24 @@ def _lane_order(program: Program) -> Iterator[str]:
 
 
 def _one_lane(program: Program) -> Iterator[str]:
-    """R9: an op of a stage and pipe lives on one lane, which does one action at a time; progress is counted by op."""
-    home: dict[tuple[int, str, int], str] = {}
+    """R9: an op of a stage and pipe lives on one lane, which does one action at a time; progress is counted by op.
+
+    A stage's activations and parameters are where it computes: F, B, I, W and REC share their lane.
+    """
+    home: dict[tuple[int, str, int], tuple[str, str]] = {}
     for lane, actions in program.lanes.items():
         for atom in (atom for action in actions for atom in action.atoms):
-            other = home.setdefault((atom.stage, atom.op, atom.pipe), lane)
+            kind = "compute" if atom.op in _COMPUTE else atom.op
+            other, op = home.setdefault((atom.stage, kind, atom.pipe), (lane, atom.op))
             if other != lane:
-                yield f"{atom.stage}{atom.op} is on two lanes, {other} and {lane}"
+                where = f"is on two lanes, {other} and {lane}"
+                if op != atom.op:
+                    where = f"is on lane {lane}, {atom.stage}{op} on {other}"
+                yield f"{atom.stage}{atom.op} {where}"
                 return
+
+
+_COMPUTE = ("F", "B", "I", "W", "REC")
 
 
 def _versions(program: Program) -> Iterator[str]:

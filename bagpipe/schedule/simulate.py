@@ -9,12 +9,14 @@ when its lane comes to it and takes no time: what was sent is waited for where i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.check import in_flight
 from bagpipe.schedule.costs import Costs, Latency, cost_function
+from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.graph import Graph
 from bagpipe.schedule.memory import Memory, peak_bytes
 from bagpipe.schedule.ops import OPS
@@ -95,7 +97,7 @@ def simulate(
         memory: what stages hold.
 
     Raises:
-        ScheduleError: the program deadlocks (the cycle is named), or a cost is negative.
+        ScheduleError: the program deadlocks (the cycle is named), a cost is negative, or the times overflow.
     """
     graph = Graph(program, hazards)
     cost = cost_function(costs)
@@ -120,6 +122,8 @@ def simulate(
         for n in range(len(actions))
     )
     makespan = max(finish, default=0)
+    if not makespan < math.inf:
+        raise ScheduleError("costs and latencies add up to more than a number can hold; expected smaller ones")
     ends = [*graph.first_nodes[1:], len(actions)]
     lanes = {
         lane: _lane_use(row, timed[first:end], makespan, memory or Memory())

@@ -10,7 +10,8 @@ Micro-batch m of a stage with M of them is the share [m / M, (m + 1) / M) of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +20,9 @@ from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.program import Edge, Program, Resource, Stage
 
 __all__ = ["StageGraph", "chain", "dense_edges", "dense_program"]
+
+#: More is a mistake, and would fill the memory.
+MAX_STAGES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +49,13 @@ class StageGraph:
             raise ScheduleError(f"micro-batches per stage must be at least 1, got {list(self.micro_per_batch)}")
         if self.names and len(self.names) != self.num_stages:
             raise ScheduleError(f"expected {self.num_stages} stage names or none, got {len(self.names)}")
-        for number, (src, dst) in enumerate(self.edges):
+        seen: set[tuple[int, int]] = set()
+        for src, dst in self.edges:
             if not (0 <= src < self.num_stages and 0 <= dst < self.num_stages):
                 raise ScheduleError(f"edge {src}-{dst} names a stage that is not among 0 to {self.num_stages - 1}")
-            if (src, dst) in self.edges[:number]:
+            if (src, dst) in seen:
                 raise ScheduleError(f"edge {src}-{dst} appears twice")
+            seen.add((src, dst))
         self.order  # noqa: B018  (raises for a cycle)
 
     @property
@@ -70,12 +76,18 @@ class StageGraph:
     @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
         """Per stage, the stages that feed it, ascending."""
-        return tuple(tuple(sorted(p for p, c in self.edges if c == s)) for s in range(self.num_stages))
+        return self._neighbours((dst, src) for src, dst in self.edges)
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
         """Per stage, the stages it feeds, ascending."""
-        return tuple(tuple(sorted(c for p, c in self.edges if p == s)) for s in range(self.num_stages))
+        return self._neighbours(self.edges)
+
+    def _neighbours(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in range(self.num_stages)]
+        for stage, other in pairs:
+            found[stage].append(other)
+        return tuple(tuple(sorted(others)) for others in found)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -84,19 +96,21 @@ class StageGraph:
         Raises:
             ScheduleError: there is none; the message spells the cycle.
         """
-        missing = {s: len(self.producers[s]) for s in range(self.num_stages)}
+        missing = [len(producers) for producers in self.producers]
+        ready = [stage for stage, count in enumerate(missing) if not count]
         order: list[int] = []
-        while missing:
-            ready = next((s for s in sorted(missing) if not missing[s]), None)
-            if ready is None:
-                raise ScheduleError(f"the stage graph has a cycle: {self._spell_cycle(missing)}")
-            del missing[ready]
-            order.append(ready)
-            for consumer in self.consumers[ready]:
+        while ready:
+            order.append(heapq.heappop(ready))
+            for consumer in self.consumers[order[-1]]:
                 missing[consumer] -= 1
+                if not missing[consumer]:
+                    heapq.heappush(ready, consumer)
+        if len(order) < self.num_stages:
+            left = {stage for stage, count in enumerate(missing) if count}
+            raise ScheduleError(f"the stage graph has a cycle: {self._spell_cycle(left)}")
         return tuple(order)
 
-    def _spell_cycle(self, left: Mapping[int, int]) -> str:
+    def _spell_cycle(self, left: Collection[int]) -> str:
         path = [min(left)]
         while path[-1] not in path[:-1]:
             path.append(next(p for p in self.producers[path[-1]] if p in left))
@@ -116,10 +130,10 @@ def chain(num_stages: int, microbatches: int) -> StageGraph:
     """Stages 0 -> 1 -> … with equal micro-batches.
 
     Raises:
-        ScheduleError: either number is below 1.
+        ScheduleError: either number is below 1, or there are too many stages.
     """
-    if num_stages < 1:
-        raise ScheduleError(f"stages must be at least 1, got {num_stages}")
+    if not 1 <= num_stages <= MAX_STAGES:
+        raise ScheduleError(f"stages must be 1 to {MAX_STAGES}, got {num_stages}")
     return StageGraph(
         micro_per_batch=(microbatches,) * num_stages, edges=tuple((s, s + 1) for s in range(num_stages - 1))
     )

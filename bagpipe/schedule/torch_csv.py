@@ -11,6 +11,7 @@ something else than it says here is refused where that can be seen.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,7 @@ from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.program import Program
 from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.sends import add_sends
 from bagpipe.schedule.stages import StageGraph, chain, dense_program
 
 __all__ = ["from_torch", "table_schedule", "to_torch", "torch_cells"]
@@ -35,10 +37,19 @@ def torch_cells(text: str) -> dict[str, tuple[Action | None, ...]]:
     """Lane (``rank0``, …) -> cells, idle steps (None) kept: what `add_sends` takes as its pace.
 
     Raises:
-        ScheduleError: a cell is not, in full, an action of PyTorch's.
+        ScheduleError: a cell is not, in full, an action of PyTorch's, or a row, which is a rank, has none.
     """
-    rows = list(csv.reader(io.StringIO(text)))
-    return {f"rank{rank}": tuple(_cell(rank, cell.strip()) for cell in cells) for rank, cells in enumerate(rows)}
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ScheduleError(f"not a table: {error}") from None
+    found = {f"rank{rank}": tuple(_cell(rank, cell.strip()) for cell in cells) for rank, cells in enumerate(rows)}
+    if not found:
+        raise ScheduleError("expected a row per rank, got an empty table")
+    for lane, cells in found.items():
+        if not any(cells):
+            raise ScheduleError(f"{lane} has no action: expected a row per rank and no empty ones")
+    return found
 
 
 def _cell(rank: int, text: str) -> Action | None:
@@ -76,6 +87,8 @@ def from_torch(text: str, *, num_stages: int, microbatches: int) -> Program:
     _refuse_other_names(rows)
     program = dense_program(chain(num_stages, microbatches), rows)
     check(program)
+    for complaint in (*_early_reductions(program), *_missing_messages(program)):
+        raise ScheduleError(complaint)
     return program
 
 
@@ -96,10 +109,40 @@ def table_schedule(name: str, text: str) -> DenseSchedule:
             program = from_torch(text, num_stages=graph.num_stages, microbatches=graph.microbatches)
         except ScheduleError as error:
             raise ScheduleError(f"{name}: {error}") from None
-        rows = [[a for a in row if OPS[a.op].role not in _LOWERED] for row in program.lanes.values()]
-        return dense_program(graph, rows)
+        return dense_program(graph, _compute_rows(program))
 
     return DenseSchedule(name=name, summary="a table of PyTorch's", builder=build, ranks=len(cells))
+
+
+def _compute_rows(program: Program) -> list[list[Action]]:
+    return [[a for a in row if OPS[a.op].role not in _LOWERED] for row in program.lanes.values()]
+
+
+def _early_reductions(program: Program) -> Iterator[str]:
+    """A REDUCE_GRAD adds up what ranks have: once, behind the last gradient of its stage."""
+    for lane, actions in program.lanes.items():
+        reduced: set[int] = set()
+        for atom in (atom for action in actions for atom in action.atoms):
+            if atom.stage in reduced and (atom.op == "REDUCE_GRAD" or OPS[atom.op].role in ("backward", "weight_grad")):
+                yield f"{lane}: {atom.text} comes after REDUCE_GRAD of stage {atom.stage}"
+            if atom.op == "REDUCE_GRAD":
+                reduced.add(atom.stage)
+
+
+def _missing_messages(program: Program) -> Iterator[str]:
+    """A table has all SENDs (their RECVs are the checker's) between ranks, or none."""
+    sends = {atom for atom in program.atoms() if OPS[atom.op].role == "send"}
+    if not sends:
+        return
+    rows = map(tuple, _compute_rows(program))
+    compute = dataclasses.replace(program, lanes=dict(zip(program.lanes, rows, strict=True)))
+    home = {lane: rank for rank, lane in enumerate(compute.lanes)}
+    needed = [atom for atom in add_sends(compute, home, torch_names=True).atoms() if OPS[atom.op].role == "send"]
+    for send in needed:
+        if send not in sends:
+            yield f"{send.text} is missing; expected all messages between ranks, or none"
+    for send in sorted(sends - set(needed), key=lambda atom: atom.text):
+        yield f"{send.text}: no value passes there between two ranks"
 
 
 def _refuse_other_names(rows: Sequence[Sequence[Action]]) -> None:

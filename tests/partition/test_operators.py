@@ -42,6 +42,9 @@ def row(**changes: object) -> dict[str, object]:
         ({"operators": [row(param_bytes=-1)]}, "'a': param_bytes must be a number of at least 0, got -1"),
         ({"operators": [row(param_bytes="2")]}, "'a': param_bytes must be a number of at least 0, got '2'"),
         ({"operators": [row(param_bytes=float("nan"))]}, "'a': param_bytes must be a number of at least 0, got nan"),
+        ({"operators": [row(param_bytes=1e308)]}, "'a': param_bytes must be at most 1e+30"),
+        ({"operators": [row(param_bytes=10**400)]}, "'a': param_bytes must be at most 1e+30"),
+        ({"operators": [row(name="a\nb")]}, r"operator 0: expected a name of printable characters, got 'a\nb'"),
         ({"operators": [row(), row()]}, "m.json: operator 'a' appears twice"),
         ({"operators": [row()], "edges": [["a", "b"]]}, "m.json: edge a -> b: unknown operator 'b'; known: a"),
         ({"operators": [row()], "edges": ["ab"]}, "m.json: expected an edge as [producer, consumer], got 'ab'"),
@@ -57,6 +60,12 @@ def test_bad_json_is_one_line(data: object, message: str):
         OperatorGraph.from_json(json.dumps(data), source="m.json")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ['{"operators":', "[" * 200_000, "1" * 5000], ids=["cut", "deep", "digits"])
+def test_text_that_json_cannot_hold(text: str):
+    with pytest.raises(InputError, match=r"^m\.json: not JSON: "):
+        OperatorGraph.from_json(text, source="m.json")
 
 
 def test_text_that_is_not_json():

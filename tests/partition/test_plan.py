@@ -45,6 +45,20 @@ def test_nothing_else_is_faster(model: CostModel):
     assert all(plan.partition.step_s <= other.step_s * (1 + 1e-9) for other in others)
 
 
+def test_replicas_of_each_stage_do_not_hide_those_of_the_whole():
+    """Two even stages have the same bottleneck as two replicas of both, and the longer step."""
+    line = OperatorGraph(
+        operators=tuple(
+            Operator(name=name, forward=Cost(fixed_s=1e-5, per_example_s=1e-6), backward=Cost(per_example_s=2e-6))
+            for name in "ab"
+        ),
+        edges=(("a", "b"),),
+    )
+    plan = make_plan(line, Cluster(devices=2), 16, replicas="each")
+    assert plan.partition.step_s == pytest.approx(6.8e-5)
+    assert [stage.replicas for stage in plan.partition.stages] == [2]
+
+
 def test_stages_say_what_they_hold():
     plan = make_plan(towers(2, 2), LINKED, 1024, microbatches=8, replicas="none")
     names = [name for stage in plan.partition.stages for name in stage.operators]

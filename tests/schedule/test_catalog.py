@@ -67,7 +67,7 @@ def build(name: str, **values: object) -> None:
         ({"microbatches": "8,"}, "microbatches: expected numbers"),
         ({"microbatches": "8,4"}, "microbatches: expected one number or 4, one per stage, got 2"),
         ({"microbatches": "0"}, "micro-batches per stage must be at least 1"),
-        ({"stages": 0}, "stages must be at least 1, got 0"),
+        ({"stages": 0}, "stages must be 1 to 100000, got 0"),
         ({"edges": "0-1,2"}, "edges: expected numbers such as 0-1,1-2, got '0-1,2'"),
         ({"edges": "0-1,1-2,2-0"}, "cycle: 0 -> 1 -> 2 -> 0"),
         ({"edges": "0-4"}, "edge 0-4 names a stage that is not among 0 to 3"),

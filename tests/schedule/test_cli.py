@@ -69,7 +69,7 @@ def test_there_are_golden_tables() -> None:
         ("schedule prefetch --cost F=nan", "at least 0"),
         ("schedule prefetch --latency -1", "--latency: expected a number of at least 0, got -1"),
         ("schedule prefetch --latency slow", "--latency: expected a number, got 'slow'"),
-        ("schedule 1f1b --stages 0", "stages must be at least 1, got 0"),
+        ("schedule 1f1b --stages 0", "stages must be 1 to 100000, got 0"),
         ("schedule 1f1b --microbatches -2", "expected numbers such as 8 or 32,16,8, got '-2'"),
         ("schedule 1f1b --microbatches 0", "at least 1"),
         ("schedule interleaved --stages 5", "interleaved: stages must be a multiple of 2 chunks, got 5"),
@@ -223,3 +223,14 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("cost", ["99F=1", "00F=1", "7F2=1"])
+def test_costs_of_stages_that_do_not_exist_are_refused(cost: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--cost", cost]) == 2
+    assert f"--cost: {cost.partition('=')[0]} names stage" in capsys.readouterr().err
+
+
+def test_a_grid_of_very_different_durations_stays_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--cost", "F=1e-9,B=1e9"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 21_000

@@ -17,6 +17,7 @@ BROKEN = {
     "order: lane a: 0B0 comes before 0F0": Program(lanes=lanes(a="0B0 0F0")),
     "order: lane a: 0W0 comes before 0I0": Program(lanes=lanes(a="0F0 0W0 0I0")),
     "one-lane: 0F is on two lanes, a and b": Program(lanes=lanes(a="0F0", b="0F1")),
+    "one-lane: 0B is on lane b, 0F on a": Program(lanes=lanes(a="0F0", b="0B0")),
     "pairs: 0SEND_F0 has no 1RECV_F0": Program(lanes=lanes(a="0F0 0SEND_F0")),
     "pairs: 1RECV_F0 has no SEND": Program(lanes=lanes(b="1RECV_F0 1F0")),
     "pairs: lane a sends for 1RECV_F0 when lane b expects 1RECV_F1": Program(
@@ -30,6 +31,12 @@ BROKEN = {
     "messages: lane b: 2RECVX_B1:1 comes after 2X_UNPOOL0": Program(
         lanes=lanes(a="1F0 1F1 1B0 1SENDX_B0:2 1B1 1SENDX_B1:2", b="2RECVX_B0:1 2X_UNPOOL0 2RECVX_B1:1"),
         stages=(Stage(number=1, micro_per_batch=2),),
+    ),
+    "messages: lane c: 0SEND_F0 is apart from what makes it: 0F0 is on a": Program(
+        lanes=lanes(a="0F0", b="1RECV_F0 1F0", c="0SEND_F0")
+    ),
+    "messages: lane c: 1RECV_F0 is apart from what takes it: 1F0 is on b": Program(
+        lanes=lanes(a="0F0 0SEND_F0", b="1F0", c="1RECV_F0")
     ),
     "messages: 0SEND_F0 has nothing that makes its value": Program(lanes=lanes(a="0SEND_F0", b="1RECV_F0 1F0")),
     "messages: 1RECV_F0 has nothing that takes its value": Program(lanes=lanes(a="0F0 0SEND_F0", b="1RECV_F0")),

@@ -55,6 +55,11 @@ def test_a_deadlock_names_its_cycle() -> None:
         simulate(program)
 
 
+def test_times_that_overflow_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="add up to more than a number can hold"):
+        simulate(dense("1f1b", 2, 2), {"F": 1e308, "B": 1e308})
+
+
 def test_an_empty_program_takes_no_time() -> None:
     result = simulate(Program(lanes={"a": ()}))
     assert (result.makespan, result.bubble, result.critical_path) == (0, 0, ())

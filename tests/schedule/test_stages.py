@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.schedule.actions import parse
+from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.graph import Graph
@@ -52,7 +53,7 @@ def test_stages_of_different_micro_batches_have_no_single_number() -> None:
 
 
 def test_an_empty_chain_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="stages must be at least 1, got 0"):
+    with pytest.raises(ScheduleError, match="stages must be 1 to 100000, got 0"):
         chain(0, 1)
 
 
@@ -92,3 +93,10 @@ def test_order_and_depths_follow_the_edges(edges: set[tuple[int, int]]) -> None:
     for producer, consumer in edges:
         assert graph.order.index(producer) < graph.order.index(consumer)
         assert graph.depths[producer] > graph.depths[consumer]
+
+
+def test_absurd_numbers_are_refused_at_once() -> None:
+    with pytest.raises(ScheduleError, match="stages must be 1 to 100000, got 99999999"):
+        chain(99_999_999, 1)
+    with pytest.raises(ScheduleError, match="1f1b: stages times micro-batches must be at most 1000000, got 4000000"):
+        DENSE_SCHEDULES["1f1b"].build(chain(2, 2_000_000))

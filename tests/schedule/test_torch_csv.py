@@ -88,6 +88,13 @@ def test_idle_steps_are_kept_in_cells_and_dropped_in_programs() -> None:
         ("0F0,0B0\n", r"edges: edge 1F\(b\) <- 0F\(b\) names 1F, which no lane performs"),
         ("0F0,0B0,1F0,1B0\n", "deadlock: 0B0 waits for 1B0 waits for 0B0"),
         ("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "pairs: 1RECV_F0 has no SEND"),
+        ("0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0\n", "1SEND_B0 is missing; expected all messages between ranks, or none"),
+        ("0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n", "0SEND_F0: no value passes there between two ranks"),
+        ("0F0\n1F0,1B0,0B0\n", "one-lane: 0B is on lane rank1, 0F on rank0"),
+        ("0F0,0REDUCE_GRAD,0B0\n1F0,1B0\n", "rank0: 0B0 comes after REDUCE_GRAD of stage 0"),
+        ("", "expected a row per rank, got an empty table"),
+        ("0F0,0B0\n1F0,1B0\n\n", "rank2 has no action"),
+        ("x" * 200_000, "not a table: field larger than field limit"),
     ],
 )
 def test_tables_that_are_refused(text: str, complaint: str) -> None:

@@ -14,8 +14,8 @@ from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.step_program import step_program
 from bagpipe.stages.pipeline import Mesh
 from bagpipe.stages.staged import StagedModel, StageModule, StageValue
-from trainer.job import check_supported, has_losses, run_job
-from trainer.pipelines import StagedJob
+from trainer.job import check_supported, run_job
+from trainer.pipelines import StagedJob, has_losses
 from trainer.ranks import Ranks
 
 
