@@ -160,8 +160,12 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
 def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:
     before, after = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
     pipeline = parts.engine.pipeline
-    compute = ("compute",) if pipeline is None else pipeline.step.lanes_of(pipeline.process)
-    return (*before, *compute, *after)
+    if pipeline is None:
+        return (*before, "compute", *after)
+    reduce = f"reduce{pipeline.process}"
+    # The held-out examples are scored by the whole model, in the lane "compute".
+    compute = (*pipeline.step.lanes_of(pipeline.process), "compute")
+    return (*before, *compute, *((reduce,) if reduce in pipeline.step.program.lanes else ()), *after)
 
 
 def check_supported(config: Config) -> None:

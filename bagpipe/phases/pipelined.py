@@ -71,10 +71,9 @@ class PipelinedTraining(Training):
 
     def reduce(self, stage: int) -> None:
         """The stage's gradients become those of the whole global batch."""
+        self.runtime.sum_pipes(stage)
         if self.pipeline.reduce is not None:
             self.pipeline.reduce(stage)
-        else:
-            self.runtime.sum_pipes(stage)
 
     def total_loss(self) -> Tensor:
         return self.runtime.loss_sum()

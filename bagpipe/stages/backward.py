@@ -102,12 +102,18 @@ class SplitBackward:
         """W: adds to the ``grad`` of the parameters."""
         if kept.whole is not None:
             torch.autograd.backward(*kept.whole)
+            return
+        fresh = [parameter for parameter in self._parameters if parameter.grad is None]
         if kept.groups:
             # Groups may pass through the same nodes, so none may free them; they go with `kept`.
             torch_split.stage_backward_weight(iter(self._parameters), kept.groups, retain_graph=True)
         for parameter, gradient in zip(self._parameters, kept.gradients, strict=False):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        for parameter in fresh:
+            if parameter.grad is not None:
+                # Two weights that are added up get one tensor, to which the next micro-batch would add twice.
+                parameter.grad = parameter.grad.clone()
 
 
 def _reaches_all(roots: Sequence[Tensor], leaves: Sequence[Tensor], parameters: Sequence[Parameter]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bagpipe.stages.operators import function_name
+from bagpipe.stages.calls import function_name
 from bagpipe.stages.split import RANDOM_FUNCTIONS
 from bagpipe.stages.staged import StagedModel
 from bagpipe.stages.trace import device_of
@@ -57,11 +57,15 @@ def _first_mixing(staged: StagedModel, number: int) -> str | None:
 
 
 class _Recorder(fx.Interpreter):
-    """Random functions pass on their input: they differ from call to call, and not because of other examples."""
+    """Random functions pass on their input, or zeros without one.
+
+    They differ from call to call, and not because of other examples.
+    """
 
     def run_node(self, n: fx.Node) -> Any:
         if function_name(n).rstrip("_") in RANDOM_FUNCTIONS:
-            return self.env[n.all_input_nodes[0]]
+            taken = [self.env[source] for source in n.all_input_nodes if isinstance(self.env[source], Tensor)]
+            return taken[0] if taken else torch.zeros_like(super().run_node(n))
         return super().run_node(n)
 
 

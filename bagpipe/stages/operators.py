@@ -18,10 +18,11 @@ import torch
 from torch import fx, nn
 
 from bagpipe.errors import InputError
+from bagpipe.stages.calls import function_name
 from bagpipe.stages.facts import Fact, find_facts, rows_of
 from bagpipe.stages.trace import Traced
 
-__all__ = ["Operator", "Parts", "find_parts", "function_name", "is_glue", "named_parameters", "operands"]
+__all__ = ["Operator", "Parts", "find_parts", "is_glue", "named_parameters", "operands"]
 
 #: Functions and methods that only move elements.
 _MOVES = frozenset(
@@ -137,13 +138,6 @@ def find_parts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> Parts:
                 f"shape {facts[head].shape} from {traced.paths[head]}"
             )
     return Parts(traced=traced, facts=facts, dense=dense, source=tuple(source), operators=operators, heads=heads)
-
-
-def function_name(node: fx.Node) -> str:
-    """Name of the function or method that a node calls; empty: it calls none."""
-    if node.op == "call_method":
-        return str(node.target)
-    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
 def is_glue(node: fx.Node) -> bool:

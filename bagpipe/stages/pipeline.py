@@ -1,7 +1,7 @@
 """`DensePipeline`: one rank's part of a dense pipeline: which stages it runs, with what optimizer, linked to whom.
 
-    rank = replica * num_processes + process        a replica runs the whole pipeline; replicas share the examples
-    StagedModel, StepProgram ──Mesh of W ranks──> who holds which stage, who reads which examples
+rank = replica * num_processes + process        a replica runs the whole pipeline; replicas share the examples
+StagedModel, StepProgram ──Mesh of W ranks──> who holds which stage, who reads which examples
 """
 
 from __future__ import annotations

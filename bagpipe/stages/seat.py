@@ -10,12 +10,14 @@ a micro-batch made lives from its F to its B, or W. An empty micro-batch does no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bagpipe.errors import JobError
 from bagpipe.schedule.seats import Seat
@@ -142,7 +144,10 @@ class SeatRunner:
         if live is not None:
             batch, unit = divmod(index, self._units)
             given, shares = self._batches.get(batch)
-            live.graph = self._graph(live, *self._run(live, given, shares, batch, unit), given)
+            # The first forward has changed the buffers (running means) already: this one may have copies of them.
+            copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+            again = self._run(live, given, shares, batch, unit, copies)
+            live.graph = self._graph(live, *again, given)
 
     def backward(self, index: int) -> None:
         live = self._live.pop(index, None)
@@ -176,23 +181,34 @@ class SeatRunner:
         return leaves
 
     def _run(
-        self, live: _Live, given: StageBatch, shares: Shares, batch: int, unit: int
+        self,
+        live: _Live,
+        given: StageBatch,
+        shares: Shares,
+        batch: int,
+        unit: int,
+        buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Outputs by value, and the sum of the examples' losses if there are heads."""
+        """Outputs by value, and the sum of the examples' losses if there are heads; `buffers` replace the module's."""
         stage, leaves = self._stage, live.leaves
-        arguments = [leaves[number] for number in stage.inputs]
+        arguments = tuple(leaves[number] for number in stage.inputs)
         if stage.uses_random:
             first = given.first_example + shares.pipes[self.seat.pipe] + shares.seats[self.seat.number][unit]
             with seeded(mixed_seed(self._seed, batch, self.seat.stage, first), self._device):
-                results = self.module(*arguments)
+                results = self._call(arguments, buffers)
         else:
-            results = self.module(*arguments)
+            results = self._call(arguments, buffers)
         outputs: dict[int, Tensor] = dict(zip(stage.outputs, results, strict=True))
         total: Tensor | None = None
         for head, number in stage.heads:
             term = self._loss(head, outputs[number], leaves[self._labels])
             total = term if total is None else total + term
         return outputs, total
+
+    def _call(self, arguments: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...]
+        results = functional_call(self.module, dict(buffers), arguments) if buffers else self.module(*arguments)
+        return results
 
     def _graph(self, live: _Live, outputs: dict[int, Tensor], total: Tensor | None, given: StageBatch) -> Graph:
         roots = [outputs[number] for number in self._graded]

@@ -19,8 +19,9 @@ from bagpipe.errors import InputError
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.stages import StageGraph
 from bagpipe.stages.assign import by_names, chain_names
+from bagpipe.stages.calls import function_name, is_in_place
 from bagpipe.stages.extract import extract
-from bagpipe.stages.operators import Parts, find_parts, function_name, named_parameters, operands
+from bagpipe.stages.operators import Parts, find_parts, named_parameters, operands
 from bagpipe.stages.staged import StagedModel, StageModule, StageValue
 from bagpipe.stages.trace import Traced, trace
 
@@ -41,9 +42,18 @@ RANDOM_FUNCTIONS = frozenset(
         "randint",
         "rand_like",
         "randn_like",
+        "randint_like",
+        "random",
         "bernoulli",
+        "binomial",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
         "normal",
         "multinomial",
+        "poisson",
+        "uniform",
         "rrelu",
         "scaled_dot_product_attention",
         "gumbel_softmax",
@@ -195,7 +205,7 @@ def _stage(
     inputs = [n for n, flow in enumerate(flows) if number in flow.consumers]
     outputs = [n for n, flow in enumerate(flows) if flow.producer == number]
     places = {flow.nodes[0]: n for n, flow in enumerate(flows)}
-    _check_in_place(parts, nodes, {node for n in inputs for node in flows[n].nodes}, title)
+    _check_in_place(parts, stage_of, nodes, {node for n in inputs for node in flows[n].nodes}, title)
     taken, given = ([flows[n].nodes for n in numbers] for numbers in (inputs, outputs))
     return StageModule(
         name=title,
@@ -251,29 +261,25 @@ def _check_order(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence
         raise InputError(f"{error}: {spelt}") from None
 
 
-def _check_in_place(parts: Parts, nodes: Sequence[fx.Node], inputs: set[fx.Node], title: str) -> None:
+def _check_in_place(
+    parts: Parts, stage_of: Mapping[fx.Node, int], nodes: Sequence[fx.Node], inputs: set[fx.Node], title: str
+) -> None:
+    """A value is what it was when it was made, for all who take it."""
     for node in nodes:
         changed = node.args[0] if node.args else None
-        if changed in inputs and _is_in_place(parts.traced, node):
+        if not isinstance(changed, fx.Node) or not is_in_place(node, parts.traced.called(node)):
+            continue
+        elsewhere = [user for user in changed.users if stage_of.get(user, stage_of[node]) != stage_of[node]]
+        if changed in inputs or elsewhere:
+            what = f"an input of stage {title}" if changed in inputs else f"what {_path(parts, elsewhere[0])} takes"
             raise InputError(
-                f"{parts.traced.paths[node]}: changes an input of stage {title} in place; "
+                f"{_path(parts, node)}: changes {what} in place; "
                 "make it return a new tensor, or put it into the stage that computes its input"
             )
 
 
-def _is_in_place(traced: Traced, node: fx.Node) -> bool:
-    name = function_name(node)
-    return (
-        bool(getattr(traced.called(node), "inplace", False))
-        or bool(node.kwargs.get("inplace", False))
-        or (name.endswith("_") and not name.endswith("__"))
-        or (getattr(node.target, "__module__", "") == "_operator" and name in _IN_PLACE_OPERATORS)
-    )
-
-
-_IN_PLACE_OPERATORS = frozenset(
-    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul", "setitem"}
-)
+def _path(parts: Parts, node: fx.Node) -> str:
+    return parts.traced.paths[node]
 
 
 def _titles(stages: Mapping[str, int]) -> list[str]:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, JobError
+from bagpipe.stages.calls import is_in_place
 
 __all__ = ["Traced", "batch_dependent_modules", "device_of", "is_collection", "trace"]
 
@@ -74,15 +75,23 @@ def trace(model: nn.Module, whole: Collection[str] = ()) -> Traced:
         whole: paths of modules that are one node each, whatever they do inside.
 
     Raises:
-        InputError: its forward cannot be followed: it looks at values, or walks over what an input holds.
+        InputError: its forward cannot be followed: it looks at values, walks over what an input holds, or changes a
+            tensor in place without a use for the result.
     """
     modes = {module: module.training for module in model.modules()}
     known = set(vars(model))
+    buffers = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
+    random = torch.get_rng_state()
     try:
         model.train()
         with _quiet(), _traceable_len(model):
             graph = _Tracer(whole).trace(model)
         _check_inputs(graph, model)
+        changed = next((name for name, (buffer, version, _) in buffers.items() if buffer._version != version), None)
+        if changed is not None:
+            raise InputError(_refusal(model, JobError(f"it changes buffer {changed}")))
+        if not torch.equal(torch.get_rng_state(), random):
+            raise InputError(_refusal(model, JobError("it draws random numbers that depend on no input")))
         module = fx.GraphModule(model, graph, class_name=type(model).__name__)
     except InputError:
         raise
@@ -91,9 +100,13 @@ def trace(model: nn.Module, whole: Collection[str] = ()) -> Traced:
     finally:
         for part, mode in modes.items():
             part.training = mode
+        for buffer, version, before in buffers.values():
+            if buffer._version != version:
+                buffer.copy_(before)
+        torch.set_rng_state(random)
         for name in set(vars(model)) - known:
             delattr(model, name)  # constants made in forward: the tracer hangs them on the model
-    dead = _remove_dead(graph)
+    dead = _remove_dead(graph, module)
     module.recompile()
     return Traced(model=model, module=module, paths=_paths(graph), dead_paths=dead)
 
@@ -184,7 +197,7 @@ def _refusal(model: nn.Module, error: Exception) -> str:
     )
 
 
-def _remove_dead(graph: fx.Graph) -> tuple[str, ...]:
+def _remove_dead(graph: fx.Graph, module: fx.GraphModule) -> tuple[str, ...]:
     """Take out what no output depends on; returns its paths."""
     paths = _paths(graph)
     alive: set[fx.Node] = set()
@@ -196,6 +209,12 @@ def _remove_dead(graph: fx.Graph) -> tuple[str, ...]:
             todo.extend(node.all_input_nodes)
     dead = [node for node in graph.nodes if node not in alive and node.op != "placeholder"]
     for node in reversed(dead):
+        called = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if is_in_place(node, called):
+            raise InputError(
+                f"{paths[node]}: changes a tensor in place and its result is not used; "
+                "go on with what it returns, or with a new tensor"
+            )
         graph.erase_node(node)
     return tuple(paths[node] for node in dead)
 

@@ -100,3 +100,17 @@ def test_nothing_to_do_is_nothing() -> None:
     backward(constant, [torch.ones(3)])
     split = SplitBackward([])
     split.weights(split.inputs(constant, [torch.ones(3)]))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_weights_that_are_added_up_have_gradients_of_their_own(apart: bool) -> None:
+    """`apart`: no input with a gradient meets them."""
+    first, second = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+    split = SplitBackward([first, second])
+    for _ in range(3):
+        leaf, bias = torch.ones(3, 2, requires_grad=True), first + second
+        roots = [leaf * 2, bias.expand(3, 2)] if apart else [leaf * 2 + bias]
+        split.weights(split.inputs(Graph([leaf], roots), [torch.ones(3, 2) for _ in roots]))
+    assert first.grad is not None
+    assert second.grad is not None
+    assert first.grad.tolist() == second.grad.tolist() == [9.0, 9.0]

@@ -33,6 +33,8 @@ class Mixing(nn.Module):
             hidden = hidden / len(dense)
         if self.how == "undefined":
             hidden = (-hidden.square()).log()  # not a number for every example, whatever the others
+        if self.how == "noise":
+            hidden = hidden + torch.zeros_like(hidden).uniform_()
         logits: Tensor = self.last(hidden)
         return logits
 
@@ -44,6 +46,7 @@ class Mixing(nn.Module):
         ("softmax", ("first: softmax",)),
         ("size", ("first: truediv",)),
         ("undefined", ()),
+        ("noise", ()),
         ("", ()),
     ],
 )

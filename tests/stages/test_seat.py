@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.schedule.seats import Seat
@@ -136,6 +136,21 @@ def test_recomputing_draws_the_same_numbers() -> None:
             bench.seat.recompute(1)
         bench.seat.backward(1)
     assert torch.equal(*outputs)
+    assert torch.equal(kept.weight_grad(), again.weight_grad())
+
+
+def test_recomputing_moves_running_means_once() -> None:
+    kept, again = Bench(), Bench(keeps_inputs_only=True)
+    for bench in (kept, again):
+        bench.module.dropout = nn.BatchNorm1d(WIDTH).double()  # type: ignore[assignment] # what follows the layer
+        bench.forward(0)
+        bench.give(0, 1.0, 2.0)
+        if bench is again:
+            bench.seat.recompute(0)
+        bench.seat.backward(0)
+    buffers = dict(kept.module.named_buffers())
+    assert len(buffers) == 3
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in again.module.named_buffers())
     assert torch.equal(kept.weight_grad(), again.weight_grad())
 
 

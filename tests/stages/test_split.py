@@ -248,6 +248,16 @@ class InPlace(nn.Sequential):
         return logits
 
 
+class Overwriting(InPlace):
+    """A value is used, then overwritten."""
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:  # type: ignore[override]
+        hidden = self[0](dense)
+        before = hidden + self[2].bias
+        logits: Tensor = self[2](hidden.relu_()) + before
+        return logits
+
+
 class Mixing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -285,6 +295,7 @@ def test_what_is_no_tensor_stays_with_what_made_it() -> None:
         (Tied(), {"a": 0, "b": 1, "c": 1}, r"parameter 'b.weight' is used in stages 0 \(a\) and 1 \(b\+c\)"),
         (Returning(), {"a": 0, "b": 1, "mul": 0, "c": 0}, "cycle: 0 -> 1 -> 0: a of stage 0 feeds b of stage 1; b of"),
         (InPlace(), {"0": 0, "1": 1, "2": 2}, "1: changes an input of stage 1 in place"),
+        (Overwriting(), {"0": 0, "relu_": 0, "add": 1, "2": 1}, "relu_: changes what add takes in place"),
         (Mixing(), 2, "pow.*computes with the number of examples"),
         (
             Tuples(),

@@ -63,6 +63,50 @@ def test_a_module_called_twice_has_two_paths_and_dead_code_is_gone() -> None:
     assert torch.equal(traced.module(dense, None), model(dense, None))
 
 
+class Aside(nn.Sequential):
+    """Goes on with what an in-place function was given rather than with its result."""
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:  # type: ignore[override]
+        hidden = self[0](dense)
+        hidden.relu_()
+        logits: Tensor = self[1](hidden)
+        return logits
+
+
+def test_a_change_in_place_whose_result_is_not_used_is_refused() -> None:
+    """It is no part of the graph that leads to the outputs, and would be left out."""
+    with pytest.raises(InputError, match=r"^relu_: changes a tensor in place and its result is not used"):
+        trace(Aside(nn.Linear(2, 2), nn.Linear(2, 1)))
+
+
+class Counting(nn.Module):
+    """Counts its batches, or draws numbers that no input leads to: tracing would do both once and for all."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        if self.counts:
+            self.count += 1
+            return self.layer(dense)  # type: ignore[no-any-return]
+        return self.layer(dense) + torch.rand(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [(True, "it changes buffer count"), (False, "it draws random numbers that depend on no input")],
+)
+def test_what_happens_beside_the_graph_is_refused(counts: bool, words: str) -> None:
+    model, state = Counting(counts), torch.get_rng_state()
+    with pytest.raises(InputError, match=words):
+        trace(model)
+    assert model.count.item() == 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_model_in_evaluation_is_traced_as_in_training() -> None:
     model = Repeated().eval()
     assert not trace(model).model.training
