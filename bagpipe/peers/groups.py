@@ -194,10 +194,14 @@ class TorchPeers:
         first = self.rank - self.rank % num_processes
         outward, inward = {}, {}
         if self._device.type != "cuda":
-            lane = self._open_lane("links", "gloo", range(self.world_size))
-            assert lane is not None
-            others = (other for other in range(num_processes) if first + other != self.rank)
-            outward = inward = {other: (lane, first + other) for other in others}
+            up, down = (self._open_lane(f"links {way}", "gloo", range(self.world_size)) for way in ("up", "down"))
+            assert up is not None
+            assert down is not None
+            for other in range(num_processes):
+                if first + other != self.rank:
+                    is_above = first + other > self.rank
+                    outward[other] = (up if is_above else down, first + other)
+                    inward[other] = (down if is_above else up, first + other)
             return TorchLinks(outward, inward)
         for sender, receiver in itertools.permutations(range(self.world_size), 2):
             if sender // num_processes == receiver // num_processes:

@@ -1,6 +1,7 @@
 """`TorchLinks`: what the stages of one replica of a pipeline send each other, over torch.distributed.
 
-host    all pairs of ranks in one gloo group; the tag tells transfers apart
+host    all pairs of ranks in two gloo groups, one to higher ranks and one to lower: in one connection a send would wait
+        while a transfer the other way is read; the tag tells transfers apart
 device  a communicator for every ordered pair: nccl does the transfers of one in the order of the calls, on one
         stream, so that a receive that waits would hold up a send (no test runs this side: it takes two devices)
 """

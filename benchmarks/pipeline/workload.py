@@ -17,6 +17,7 @@ from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import EndOfBatches
 from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.pipelined import lane_templates
 from bagpipe.schedule.program import Edge, Resource
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.step_program import step_program
@@ -186,14 +187,7 @@ class Process:
 
     def loop(self) -> Loop:
         """The process's lanes, and one that reads."""
-        lanes = {
-            lane: tuple(
-                Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer)
-                for action in self.step.program.lanes[lane]
-                for atom in action.atoms
-            )
-            for lane in self.step.lanes_of(self.process)
-        }
+        lanes = {lane: lane_templates(self.step, lane) for lane in self.step.lanes_of(self.process)}
         performed = {template.key for templates in lanes.values() for template in templates}
         performed |= {(stage, half) for stage, op in performed if op == "B" for half in "IW"}
         edges = [e for e in self.step.program.edges if e.src_key in performed and e.dst_key in performed]
