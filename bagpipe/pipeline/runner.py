@@ -35,6 +35,11 @@ from bagpipe.schedule.program import Hazards
 __all__ = ["EndOfBatches", "Interrupted", "Runner"]
 
 
+#: How long the calling thread sleeps at most: a signal that comes as it falls asleep would not wake it, and Python's
+#: handlers run in the main thread only.
+_WAKE_S = 0.5
+
+
 class Interrupted(JobError):
     """The run was aborted by a second request to stop."""
 
@@ -189,7 +194,7 @@ class Runner:
                 thread.start()
                 inside.add(number)
             while inside:
-                self._take_message(inside, None)
+                self._take_message(inside, _WAKE_S)
                 if self._board.error is not None:
                     break
         except BaseException as error:  # the caller's own: Ctrl-C without our signal handlers, no memory for a thread
@@ -204,7 +209,7 @@ class Runner:
             if thread.ident is not None and number not in inside:
                 thread.join()
 
-    def _take_message(self, inside: set[int], timeout_s: float | None) -> None:
+    def _take_message(self, inside: set[int], timeout_s: float) -> None:
         """One message: the number of a lane that has left, or None: somebody asked to stop."""
         try:
             message = self._inbox.get(timeout=timeout_s)

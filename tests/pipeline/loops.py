@@ -122,6 +122,8 @@ def loops(draw: st.DrawFn) -> tuple[Loop, Mapping[str, Callable[[int], int]]]:
     order = [key for key in order if key not in forwards] + sorted(forwards, key=lambda k: MICRO_OPS.index(k[1]))
     num_lanes = draw(st.integers(1, 5))
     lane_of = {key: f"lane{draw(st.integers(0, num_lanes - 1))}" for key in order}
+    for stage, op in forwards:  # a stage computes in one lane
+        lane_of[stage, op] = lane_of[stage, MICRO_OPS[0]]
     offsets = sorted((draw(st.sampled_from((0, 0, 0, 1, 2))) for _ in order), reverse=True)
     offset_of = dict(zip(order, offsets, strict=True))
     lanes: dict[str, list[Template]] = {}

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.schedule.actions import Action
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check_loop
-from bagpipe.schedule.loop import Loop
-from bagpipe.schedule.pipelined import pipelined
+from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.pipelined import lane_templates, pipelined
 from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.stages import chain
 from bagpipe.schedule.step_program import step_program
 
@@ -64,3 +66,22 @@ def test_the_parts_of_an_overlap_follow_each_other() -> None:
     ops = [template.op for template in loop_of("dualpipe-v", ranks=1).lanes["compute0"]]
     assert "OVERLAP_F_B" not in ops
     assert ops.count("F") == 16
+
+
+@pytest.mark.parametrize("name", DENSE_SCHEDULES)
+def test_receives_come_ahead_and_keep_their_order(name: str) -> None:
+    num_ranks = DENSE_SCHEDULES[name].num_ranks(4)
+    step = step_program(chain(4, 8), [(0, True), (3, False)], name, num_processes=num_ranks)
+    for process in range(num_ranks):
+        for lane in step.lanes_of(process):
+            texts = [f"{t.text}#{t.unit}" for t in lane_templates(step, lane)]
+            flat = [Template(op=a.op, stage=a.stage, unit=a.index or 0, peer=a.peer) for a in _atoms(step, lane)]
+            given = [f"{t.text}#{t.unit}" for t in flat]
+            received = [text for text in given if "RECV" in text]
+            assert [text for text in texts if "RECV" in text] == received
+            assert [text for text in texts if "RECV" not in text] == [text for text in given if "RECV" not in text]
+            assert all(texts.index(text) <= given.index(text) for text in received)
+
+
+def _atoms(step: StepProgram, lane: str) -> list[Action]:
+    return [atom for action in step.program.lanes[lane] for atom in action.atoms]
