@@ -136,6 +136,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         from bagpipe.models import build_model, num_dense_inputs
         from bagpipe.stages.measure import operator_graph
         from bagpipe.stages.split import find_dense_parts
+        from bagpipe.stages.trace import quiet
 
     if flags.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device: cuda was asked for, and there is no CUDA device")
@@ -160,9 +161,10 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         bottom_mlp=bottom_mlp,
         top_mlp=top_mlp,
     )
-    with torch.device(flags.device):  # embedding rows stay on the meta device: they belong to the store
-        model = build_model(schema, config)
-    parts = find_dense_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
+    with quiet():
+        with torch.device(flags.device):  # embedding rows stay on the meta device: they belong to the store
+            model = build_model(schema, config)
+        parts = find_dense_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
     batch = flags.batch_size
     return operator_graph(parts, examples=sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)}))
 

@@ -22,7 +22,7 @@ from torch import fx, nn
 from bagpipe.errors import InputError, JobError
 from bagpipe.stages.calls import is_in_place
 
-__all__ = ["Traced", "batch_dependent_modules", "device_of", "is_collection", "trace"]
+__all__ = ["Traced", "batch_dependent_modules", "device_of", "is_collection", "quiet", "trace"]
 
 #: Modules whose output for an example depends on the other examples, by torch's class (subclasses included).
 _BATCH_DEPENDENT = (nn.modules.batchnorm._NormBase,)
@@ -84,7 +84,7 @@ def trace(model: nn.Module, whole: Collection[str] = ()) -> Traced:
     random = torch.get_rng_state()
     try:
         model.train()
-        with _quiet(), _traceable_len(model):
+        with quiet(), _traceable_len(model):
             graph = _Tracer(whole).trace(model)
         _check_inputs(graph, model)
         changed = next((name for name, (buffer, version, _) in buffers.items() if buffer._version != version), None)
@@ -141,7 +141,7 @@ class _Tracer(fx.Tracer):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Drop what torch.fx says about names in torchrec and attributes of modules: nothing a user could change."""
     logger = logging.getLogger("torch.fx._symbolic_trace")
     was_disabled = logger.disabled
