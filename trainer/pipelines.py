@@ -63,8 +63,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         return None
     if pipeline.microbatches > 1:
         _check_apart(batch_dependent_modules(model), pipeline.microbatches)
-    schedule = _schedule(pipeline)
-    num_ranks = check_ranks(pipeline, world_size)
+    schedule, num_ranks = check_ranks(pipeline, world_size)
     parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
     staged = split_parts(parts, stages=_partition(parts, pipeline, is_chain=schedule.linear))
     if pipeline.microbatches > 1:
@@ -81,8 +80,8 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     return StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
 
 
-def check_ranks(pipeline: PipelineConfig, world_size: int) -> int:
-    """Pipeline ranks of the job.
+def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedule, int]:
+    """The schedule, and the pipeline ranks of the job.
 
     Raises:
         InputError: its ranks are not whole replicas of them, or the schedule cannot be had.
@@ -94,7 +93,7 @@ def check_ranks(pipeline: PipelineConfig, world_size: int) -> int:
             f"pipeline.stages: {schedule.name} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so "
             f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size}"
         )
-    return num_ranks
+    return schedule, num_ranks
 
 
 def has_losses(stages: StagedJob | None, rank: int) -> bool:

@@ -18,8 +18,9 @@ from bagpipe.schedule.seats import Source, StepProgram
 __all__ = ["lane_templates", "pipelined"]
 
 _COMPUTATIONS: tuple[Role, ...] = ("forward", "backward", "input_grad", "weight_grad")
-#: Computations by which receives are posted ahead of their turn: 4 keep small stages over gloo from waiting (6 % faster
-#: than 1, 25 % than none; benchmarks/pipeline), at one more buffer each.
+#: Computations by which receives are posted ahead of their turn, at one more buffer each. A step of small stages over
+#: gloo takes 6.2 to 6.7 ms with 1, 2 or 4 under 1f1b and 7.4 with none; under gpipe 8.0 with 4 and 8.9 to 9.5 with 1
+#: or 2 (benchmarks/pipeline).
 _RECEIVES_AHEAD = 4
 #: The frame's dense part: what the stages replace.
 _DENSE = ("F", "B", "OPT")

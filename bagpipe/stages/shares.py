@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from bagpipe.oracle.assign import share_bounds
 from bagpipe.schedule.program import overlapping_units
 
 __all__ = ["Piece", "bounds", "pieces", "uses"]
@@ -29,7 +30,7 @@ class Piece:
 
 def bounds(count: int, parts: int) -> tuple[int, ...]:
     """``[parts + 1]``: where each of the parts of `count` examples begins, and where the last one ends."""
-    return tuple(count * part // parts for part in range(parts + 1))
+    return share_bounds(count, (1,) * parts)
 
 
 def pieces(sender: tuple[int, ...], receiver: tuple[int, ...]) -> tuple[tuple[Piece, ...], ...]:

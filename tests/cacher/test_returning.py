@@ -35,11 +35,6 @@ from tests.cacher.daemons import (
 JOB = config()
 
 
-@pytest.fixture
-def listen(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/cacher.sock"
-
-
 @contextmanager
 def rank_through(url: str, rank: int) -> Iterator[None]:
     """A rank that comes back to another cacher when it has all steps of run 0 and has heard of their end."""

@@ -28,11 +28,6 @@ from tests.cacher.daemons import (
 )
 
 
-@pytest.fixture
-def listen(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/cacher.sock"
-
-
 @pytest.mark.parametrize("assign", ["contiguous", "locality"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_rank_gets_its_part_of_the_plan(listen: str, world_size: int, assign: str) -> None:

@@ -28,7 +28,7 @@ from tests.system.staging import staged
 from tests.system.test_exactness import MakeConfig
 from tests.system.test_rank_failures import WITHIN_S
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
-from tests.system.test_torchrun import ENDLESS, torchrun
+from tests.system.test_torchrun import ENDLESS, stopped_by_ctrl_c
 from tests.system.writes import Writes
 from trainer.job import OpenJob
 from trainer.ranks import Ranks
@@ -150,18 +150,8 @@ def test_ctrl_c_in_one_process(server: EmbeddedServer, writes: Writes, namespace
 
 
 def test_ctrl_c_under_torchrun(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
-    result = tmp_path / "out.json"
     flags = [*ENDLESS, *_STAGES, "--pipeline.schedule", "1f1b"]
-    store = ["--store.url", server.url, "--store.namespace", namespace, "--result", str(result)]
-    with torchrun([*flags, *store]) as program:
-        writes.wait(200)
-        program.interrupt_group()
-        done = program.finish()
-    await_gone(done.mark)
-    assert done.code == 1, "torchrun's own, whatever its ranks return"
-    assert not [line for line in done.err.splitlines() if line.startswith("error:")]
-    stopped = json.loads(result.read_text())
-    assert stopped["stopped"] is True
+    stopped = stopped_by_ctrl_c(flags, server.url, writes, namespace, tmp_path)
     again = parse_config([*flags, "--run.steps", str(stopped["steps"]), "--store.url", "memory://"], "test").config
     # One pipe: one process ends with the ranks' bits.
     assert run_job(again).digests == (stopped["dense_digest"], stopped["embedding_digest"])

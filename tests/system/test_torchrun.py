@@ -7,6 +7,7 @@ import os
 import signal
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,19 +41,25 @@ def direct_digests(arguments: list[str], url: str, **values: object) -> tuple[st
     return digests_of(run_to_the_end(config, 2))
 
 
-def test_ctrl_c_stops_all_ranks_cleanly(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
-    result = tmp_path / "out.json"
-    store = ["--store.url", server.url, "--store.namespace", namespace]
-    with torchrun([*ENDLESS, *store, "--result", str(result)]) as program:
+def stopped_by_ctrl_c(flags: list[str], store_url: str, writes: Writes, namespace: str, folder: Path) -> dict[str, Any]:
+    """The result of two ranks on endless data that are interrupted while they train, and end as they should."""
+    result = folder / "out.json"
+    store = ["--store.url", store_url, "--store.namespace", namespace, "--result", str(result)]
+    with torchrun([*flags, *store]) as program:
         writes.wait(200)
         program.interrupt_group()
         done = program.finish()
     await_gone(done.mark)
     assert done.code == 1, "torchrun's own, whatever its ranks return"
     assert not [line for line in done.err.splitlines() if line.startswith("error:")]
-    stopped = json.loads(result.read_text())
+    stopped: dict[str, Any] = json.loads(result.read_text())
     assert stopped["stopped"] is True
     assert stopped["steps"] > 0
+    return stopped
+
+
+def test_ctrl_c_stops_all_ranks_cleanly(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+    stopped = stopped_by_ctrl_c(ENDLESS, server.url, writes, namespace, tmp_path)
     expected = direct_digests(ENDLESS, server.url, run__steps=stopped["steps"])
     assert (stopped["dense_digest"], stopped["embedding_digest"]) == expected
 

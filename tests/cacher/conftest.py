@@ -1,0 +1,13 @@
+"""Where a test's own cacher listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> str:
+    """A private unix socket."""
+    return f"unix:{tmp_path}/cacher.sock"
