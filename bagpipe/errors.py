@@ -6,11 +6,24 @@
 | `StoreError` | the store failed while the job ran      | 1         |
 | `JobError`   | the job failed while it ran             | 1         |
 | `PeerError`  | another rank failed, or is gone          | 1         |
+
+Errors of the store with a name of their own, all `StoreError`: `FencedError`, `LostRowError`, `CorruptRowError`,
+`RolledBackError`.
 """
 
 from __future__ import annotations
 
-__all__ = ["CapacityError", "InputError", "JobError", "PeerError", "StoreError"]
+__all__ = [
+    "CapacityError",
+    "CorruptRowError",
+    "FencedError",
+    "InputError",
+    "JobError",
+    "LostRowError",
+    "PeerError",
+    "RolledBackError",
+    "StoreError",
+]
 
 
 class InputError(Exception):
@@ -23,6 +36,22 @@ class CapacityError(InputError):
 
 class StoreError(Exception):
     """The embedding store failed, timed out, or answered something it must not."""
+
+
+class FencedError(StoreError):
+    """Another job has taken the namespace over: nothing more of this one is written."""
+
+
+class LostRowError(StoreError):
+    """A row that was written is not in the store any more."""
+
+
+class CorruptRowError(StoreError):
+    """The store gave a row whose check word does not fit: other bytes than were written, or another row's."""
+
+
+class RolledBackError(StoreError):
+    """The store has forgotten writes that it acknowledged."""
 
 
 class JobError(Exception):

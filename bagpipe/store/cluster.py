@@ -30,7 +30,7 @@ from redis.exceptions import (
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import NUM_SLOTS, key_slot
-from bagpipe.store.servers import Server, Unreachable
+from bagpipe.store.servers import PIPELINE_COMMANDS, Command, Server, Unreachable, run_pipeline
 from bagpipe.store.topology import Address, Topology, parse_slots
 from bagpipe.store.urls import server_at
 
@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 #: Pause before a node in passing trouble is asked again.
 _PAUSE_S = 0.05
-#: Keys of one pipeline.
-_PIPELINE_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +102,12 @@ class Cluster:
             raise InputError(f"store {self.place}: the cluster serves {topology.num_covered} of {NUM_SLOTS} slots")
         return topology
 
-    def infos(self, timeout_s: float) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of every master."""
-        found = []
+    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
+        """(place, INFO) of every master, see `Server.infos`."""
+        found: list[tuple[str, Mapping[str, Any]]] = []
         for address in self.whole_topology(timeout_s).masters:
             server = self.server_at(address)
-            with server.admin(timeout_s) as client:
-                found.append((server.place, client.info()))
+            found.append((server.place, server.info(timeout_s, with_fsync=with_fsync)))
         return found
 
     @contextmanager
@@ -169,25 +166,26 @@ class ClusterSession:
             f"{self._timeout_s:g} s ({trouble})"
         )
 
-    def any_exists(self, keys: Sequence[bytes]) -> bool:
-        """One of the keys exists. Raises as `run` does."""
-        shares: dict[Address, list[bytes]] = {}
-        unsure: list[bytes] = []
-        for key in keys:
-            address = self._topology.master_of(key_slot(key))
-            (unsure if address is None else shares.setdefault(address, [])).append(key)
+    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Their answers, in order; many at a time to each node. One may run more than once. Raises as `run` does."""
+        shares: dict[Address | None, list[int]] = {}
+        for number, command in enumerate(commands):
+            shares.setdefault(self._topology.master_of(key_slot(command.key)), []).append(number)
+        answers: list[Any] = [redis.RedisError("its slot is served by nobody")] * len(commands)
         for address, share in shares.items():
+            if address is None:
+                continue
             with self._cluster.server_at(address).refusals(self._timeout_s):
-                for start in range(0, len(share), _PIPELINE_KEYS):
-                    part = share[start : start + _PIPELINE_KEYS]
-                    pipeline = self._client(address, is_asking=False).pipeline(transaction=False)
-                    for key in part:
-                        pipeline.exists(key)
-                    answers = pipeline.execute(raise_on_error=False)
-                    if 1 in answers:
-                        return True
-                    unsure += [key for key, answer in zip(part, answers, strict=True) if answer != 0]
-        return any(self.run(key, partial(_exists, key=key)) for key in unsure)
+                for start in range(0, len(share), PIPELINE_COMMANDS):
+                    part = share[start : start + PIPELINE_COMMANDS]
+                    client = self._client(address, is_asking=False)
+                    found = run_pipeline(client, [commands[number] for number in part], raise_on_error=False)
+                    for number, answer in zip(part, found, strict=True):
+                        answers[number] = answer
+        for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
+            if isinstance(answer, Exception):  # a redirect, or passing trouble, or a refusal: alone it is told apart
+                answers[number] = self.run(command.key, partial(_execute, words=command.words))
+        return answers
 
     def _client(self, address: Address, *, is_asking: bool) -> redis.Redis:
         if (address, is_asking) not in self._clients:
@@ -202,8 +200,8 @@ class ClusterSession:
 _PASSING = (TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError, MasterDownError)
 
 
-def _exists(client: redis.Redis, *, key: bytes) -> bool:
-    return bool(client.exists(key))
+def _execute(client: redis.Redis, *, words: tuple[bytes | str | int, ...]) -> Any:
+    return client.execute_command(*words)
 
 
 def _ask_topology(server: Server, timeout_s: float) -> Topology:

@@ -1,29 +1,34 @@
 """`EmbeddedServer`: a private Redis-protocol server for one job, on a unix socket, gone with the job.
 
-    find a binary ─> start, through a launcher that ties its life to ours ─> PING until it answers ─> url ─> stop, reap
+    lock the folder ─> find a binary ─> start, through a launcher that ties its life to ours ─> PING until it answers,
+    and has loaded what an earlier one left ─> url ─> stop, reap
 
-No TCP port unless asked for, no persistence, nothing outside its folder. It is more memory for one job, not a database:
-whoever wants rows to outlive the job names a server in `store.url`.
+No TCP port unless asked for, nothing outside its folder. By default it is more memory for one job, not a database: its
+rows end with it. With a durability it keeps an append-only file in its folder, for the next job that uses the folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self
 from urllib.parse import quote
 
 from bagpipe.errors import InputError
+from bagpipe.store.durability import server_options
 
 __all__ = ["EmbeddedServer", "find_server"]
 
@@ -31,10 +36,13 @@ __all__ = ["EmbeddedServer", "find_server"]
 _NAMES = ("redis-server", "valkey-server")
 #: sockaddr_un.sun_path holds 108 bytes with the closing NUL on Linux, 104 on macOS (unix(7), unix(4)).
 _MAX_SOCKET_PATH_BYTES = 103
-#: How long the server may take to answer or to stop. Starting takes about 20 ms, with a busy machine in mind.
+#: How long the server may take to answer or to stop. Starting takes about 20 ms, with a busy machine in mind; what it
+#: takes to load rows comes on top.
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.01
+#: How long the server of a killed job may take to end by itself, and then once it is told to.
+_ORPHAN_TIMEOUT_S = 5.0
 
 # A batch of replies is some megabytes, allocated and freed again. glibc by default gives them back to the kernel each
 # time (M_TRIM_THRESHOLD is 128 KiB) and faults the pages in again for the next batch: a third of the time of a read,
@@ -87,16 +95,23 @@ class EmbeddedServer:
     Args:
         folder: where its socket and log go; made if missing. A path too long for a socket gets a short temporary one.
         binary: the server to run; None: `find_server()`.
+        durability: what rows survive, see `bagpipe.store.durability`; more than memory also outlives this object.
         options: further options of the server, by name; they win over what is set here.
 
     Raises:
-        InputError: on `__enter__`, when there is no server binary or it does not start.
+        InputError: on `__enter__`, when there is no server binary, it does not start, or another job uses the folder.
     """
 
     def __init__(
-        self, folder: Path | str, *, binary: Path | None = None, options: Mapping[str, str] | None = None
+        self,
+        folder: Path | str,
+        *,
+        binary: Path | None = None,
+        durability: str = "memory",
+        options: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = Path(folder)
+        self._durability = durability
         self._options = dict(options or {})
         self._binary = binary
         self._stack: ExitStack | None = None
@@ -118,10 +133,13 @@ class EmbeddedServer:
         binary = self._binary or find_server()
         with ExitStack() as stack:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._socket_path = self._choose_socket_path(stack)
-            log = stack.enter_context((self._folder / "store-server.log").open("wb"))
-            self._process = self._start(binary, log.fileno())
+            lock = stack.enter_context((self._folder / "store.lock").open("a+"))
+            with self._take_over(lock) as log:
+                self._socket_path = self._choose_socket_path(stack)
+                self._process = self._start(binary, log.fileno())
             stack.callback(self._stop, self._process)
+            lock.write(f"{self._process.pid}\n")
+            lock.flush()
             self._await_ready(self._process, binary)
             self._stack = stack.pop_all()
         return self
@@ -132,6 +150,42 @@ class EmbeddedServer:
         stack, self._stack, self._process = self._stack, None, None
         if stack is not None:
             stack.close()
+
+    def _take_over(self, lock: IO[str]) -> IO[bytes]:
+        """Lock the folder, and see the server of a killed job off; the new server's log.
+
+        The job holds `lock`; the server holds its own log, locked, until it has ended.
+
+        Raises:
+            InputError: another job uses the folder, or its server does not end.
+        """
+        if not _lock(lock):
+            lock.seek(0)
+            raise InputError(
+                f"{self._folder} is used by another job, whose store server is process {lock.read().strip() or '?'}; "
+                "give each job a run.dir of its own"
+            )
+        log = (self._folder / "store-server.log").open("ab")
+        try:
+            if not _await_lock(log):
+                # On Linux the kernel has ended it with its job. Nobody else holds this log, so the number is its own.
+                lock.seek(0)
+                self._end_orphan(int(lock.read().strip() or 0), log)
+            lock.truncate(0)
+            log.truncate(0)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def _end_orphan(self, process_id: int, log: IO[bytes]) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                if process_id:
+                    os.kill(process_id, number)
+            if _await_lock(log):
+                return
+        raise InputError(f"{self._folder}: the store server of an earlier job, process {process_id}, does not end")
 
     def _choose_socket_path(self, stack: ExitStack) -> Path:
         path = self._folder.resolve() / "store.sock"
@@ -146,7 +200,7 @@ class EmbeddedServer:
             "unixsocket": str(self._socket_path),
             "unixsocketperm": "700",
             "save": "",
-            "appendonly": "no",
+            **server_options(self._durability),
             "daemonize": "no",
             "dir": str(self._folder.resolve()),
             "maxmemory": "0",
@@ -168,7 +222,9 @@ class EmbeddedServer:
     def _await_ready(self, process: subprocess.Popen[bytes], binary: Path) -> None:
         """Wait for an answer to PING; the wait between two tries ends at once if the server dies."""
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
+        while not (answer := self._answer()).startswith(b"+PONG"):
+            if answer.startswith(b"-LOADING"):  # of rows there may be any number
+                deadline_s = time.monotonic() + _START_TIMEOUT_S
             try:
                 process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
@@ -179,15 +235,16 @@ class EmbeddedServer:
                 f"the embedded store server {binary} did not start: {lines[-1] if lines else 'it said nothing'}"
             )
 
-    def _answers(self) -> bool:
+    def _answer(self) -> bytes:
+        """What it says to PING; nothing if it does not listen."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(_START_TIMEOUT_S)
                 sock.connect(str(self._socket_path))
                 sock.sendall(b"PING\r\n")
-                return sock.recv(16).startswith(b"+PONG")
+                return sock.recv(16)
         except OSError:
-            return False
+            return b""
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -197,3 +254,22 @@ class EmbeddedServer:
             process.kill()
             process.wait()
         self._socket_path.unlink(missing_ok=True)
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Take the file's lock if it is free. Held until the last copy of the descriptor is closed, in any process."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _await_lock(file: IO[Any]) -> bool:
+    """`_lock`, which may take a while to become free."""
+    deadline_s = time.monotonic() + _ORPHAN_TIMEOUT_S
+    while not _lock(file):
+        if time.monotonic() > deadline_s:
+            return False
+        threading.Event().wait(_POLL_S)
+    return True

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from bagpipe.errors import StoreError
+from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.link import Bytes, Link, LinkLost
 
 __all__ = ["Accept", "Frame", "Request", "Talk", "exchange"]
@@ -28,22 +28,24 @@ Accept = Callable[[Bytes, int, int], int | None]
 
 #: Promised replies below which nobody is woken to read them while there is more to send (they wait in the kernel).
 _WORTH_RECEIVING_BYTES = 64 << 10
-#: Requests sent in one call, at most: two pieces each, and sendmsg takes 1,024 pieces (IOV_MAX).
-_MAX_REQUESTS_PER_SEND = 500
+#: Pieces sent in one call, about: sendmsg takes 1,024 (IOV_MAX), and one request has far fewer than the rest.
+_ENOUGH_PIECES = 750
+
+
+#: Errors of a reply that keep their name.
+_NAMED = (FencedError, RolledBackError)
 
 
 class Request(NamedTuple):
-    """One command, and the reply it calls for.
+    """One command, or several that stand and fall together, and the reply called for.
 
     Attributes:
-        head: what comes before the body.
-        body: the rest of the command's bytes.
+        pieces: its bytes, in at most 256 pieces.
         max_reply_bytes: greatest length of the reply.
         accept: decodes the reply.
     """
 
-    head: memoryview
-    body: memoryview
+    pieces: Sequence[memoryview]
     max_reply_bytes: int
     accept: Accept
 
@@ -128,10 +130,9 @@ class Talk:
     def _take_step(self) -> None:
         """Turn the next requests, about `step_bytes` of replies, into pieces to send."""
         promised_bytes = 0
-        for _ in range(min(len(self._unsent), _MAX_REQUESTS_PER_SEND)):
+        while self._unsent and len(self._pieces) < _ENOUGH_PIECES:
             request = self._unsent.popleft()
-            self._pieces.append(request.head)
-            self._pieces.append(request.body)
+            self._pieces += request.pieces
             self._expected.append(request)
             promised_bytes += request.max_reply_bytes
             if promised_bytes >= self.link.pace.step_bytes:
@@ -161,7 +162,8 @@ class Talk:
         try:
             after = self._expected[0].accept(self.link.buffer, self._start, self._end)
         except StoreError as error:
-            raise StoreError(f"{self.link.place}: {error}") from None
+            kind = next((named for named in _NAMED if isinstance(error, named)), StoreError)
+            raise kind(f"{self.link.place}: {error}") from None
         if after is None:
             return False
         self._start = after

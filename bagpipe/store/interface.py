@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.schema import RowSchema
+from bagpipe.store.fencing import Fence, Ledger
 
 __all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
 
@@ -68,6 +69,7 @@ class Store(Protocol):
 
     One thread may read while another writes; two threads must not read (or write) at once.
     `check` compares the namespace's schema record and creates nothing; `claim` writes the record if there is none.
+    Both take `reloads`: the caller will load the rows of a server that is back without its data, so that is no refusal.
     """
 
     schema: RowSchema
@@ -78,15 +80,15 @@ class Store(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def check(self) -> bool:
-        """True if the namespace holds a matching schema record, False if it holds none.
+    def check(self, *, reloads: bool = False) -> bool:
+        """True if the namespace holds a matching schema record (on any of its servers), False if it holds none.
 
         Raises:
             InputError: the record differs (names both values), or the server can drop rows, or refuses us.
         """
         ...
 
-    def claim(self) -> bool:
+    def claim(self, *, reloads: bool = False) -> bool:
         """Write the schema record if the namespace has none. True if this call created it (so no row exists yet)."""
         ...
 
@@ -111,6 +113,34 @@ class Store(Protocol):
 
         Raises:
             StoreError: as for `read_many`; the rows may or may not have been written.
+        """
+        ...
+
+    def fence(self, fence: Fence) -> None:
+        """From now on write as this writer: every group is logged, and refused once another job owns its bucket.
+
+        A store that was given no fence writes without, and logs nothing. The writer's logs exist and are empty
+        (`Ledger.seize` or `begin`). Then `write_many` also raises `FencedError`, and `RolledBackError` if the store
+        has lost groups of this writer that it had acknowledged.
+        """
+        ...
+
+    def rotate(self) -> NDArray[np.int64]:
+        """Close this writer's logs and go on with those of the next epoch. By the thread that writes, between writes.
+
+        Returns:
+            int64 ``[num_buckets]``: groups in each log that was closed.
+
+        Raises:
+            FencedError, RolledBackError: as for `write_many`; checked for every bucket, written or not.
+            ValueError: there is no fence.
+        """
+        ...
+
+    def ledger(self) -> Ledger:
+        """Administration of this namespace's fence, with connections of its own; not entered yet.
+
+        It acts for the token that this store was fenced with, if it was, until it seizes the buckets for another.
         """
         ...
 

@@ -33,8 +33,8 @@ __all__ = [
     "meta_key",
 ]
 
-#: Version of the stored layout: keys, fields and record bytes.
-FORMAT_VERSION = 1
+#: Version of the stored layout: keys, fields and values. 2: a check word behind each record, logs beside the buckets.
+FORMAT_VERSION = 2
 
 #: A hash field: the table number, then the id.
 FIELD_DTYPE = np.dtype([("table", ">u4"), ("id", ">i8")])

@@ -67,16 +67,14 @@ class Link:
 
     Attributes:
         place: the server's address without its password, for messages.
-        client_id: the connection's number at the server; 0 if nobody asked.
         pace: how far to run ahead of its answers.
         bytes_sent: since the link was made.
         bytes_received: since the link was made.
     """
 
-    def __init__(self, sock: socket.socket, place: str, close: Callable[[], None], *, client_id: int = 0) -> None:
+    def __init__(self, sock: socket.socket, place: str, close: Callable[[], None]) -> None:
         sock.setblocking(False)
         self.place = place
-        self.client_id = client_id
         self.pace = _LOCAL_PACE if sock.family == socket.AF_UNIX else _REMOTE_PACE
         self.bytes_sent = 0
         self.bytes_received = 0

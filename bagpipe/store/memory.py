@@ -1,122 +1,30 @@
 """`MemoryStore`: rows in numpy arrays of this process, for tests and for tables that fit. Nothing survives the process.
 
-    ids ──mix, linear probing, all ids at once──> row numbers ──> rows array (append only, doubles when full)
-
-A name makes a store that can be opened again: ``memory://name`` in the same process finds the same rows.
+A name makes a store that can be opened again: ``memory://name`` in the same process finds the same rows, and the same
+owner and logs. Rows and ledger: `bagpipe.store.memory_space`, `bagpipe.store.memory_ledger`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.errors import StoreError
+from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.schema import RowSchema
+from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
-from bagpipe.store.keys import bucket_of, check_layout
+from bagpipe.store.keys import check_layout
+from bagpipe.store.memory_ledger import MemoryLedger
+from bagpipe.store.memory_space import Log, Table, open_space
 from bagpipe.store.record import SchemaRecord
 from bagpipe.store.requests import check_read, check_write, row_dtype
 
 __all__ = ["MemoryStore"]
-
-_EMPTY = -1
-_SMALLEST_TABLE = 1024
-
-
-class _IdIndex:
-    """Open-addressing hash table from id to row number; every operation works on all ids at once."""
-
-    def __init__(self) -> None:
-        self._row_numbers = np.full(_SMALLEST_TABLE, _EMPTY, np.int64)
-        self.ids = np.empty(_SMALLEST_TABLE // 2, np.int64)  # id of each row number
-        self.num_rows = 0
-
-    def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row number of each id, -1 where there is none."""
-        result = np.full(len(ids), _EMPTY, np.int64)
-        pending = np.arange(len(ids))
-        place = self._home(ids)
-        while len(pending):
-            here = self._row_numbers[place]
-            taken = here != _EMPTY
-            match = taken & (self.ids[here] == ids[pending])
-            result[pending[match]] = here[match]
-            onward = taken & ~match
-            pending, place = pending[onward], (place[onward] + 1) & (len(self._row_numbers) - 1)
-        return result
-
-    def insert(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give each of the ids, distinct and not there yet, the next row number."""
-        first, self.num_rows = self.num_rows, self.num_rows + len(ids)
-        if self.num_rows > len(self.ids):
-            capacity = 1 << (self.num_rows - 1).bit_length()
-            self.ids = np.concatenate([self.ids[:first], np.empty(capacity - first, np.int64)])
-            # At most half full, so that runs of taken places stay short.
-            self._row_numbers = np.full(2 * capacity, _EMPTY, np.int64)
-            self._place(np.arange(first))
-        row_numbers = np.arange(first, self.num_rows)
-        self.ids[row_numbers] = ids
-        self._place(row_numbers)
-        return row_numbers
-
-    def _place(self, row_numbers: NDArray[np.int64]) -> None:
-        place = self._home(self.ids[row_numbers])
-        while len(row_numbers):
-            free = self._row_numbers[place] == _EMPTY
-            self._row_numbers[place[free]] = row_numbers[free]
-            lost = self._row_numbers[place] != row_numbers  # place taken before, or by another row just now
-            row_numbers, place = row_numbers[lost], (place[lost] + 1) & (len(self._row_numbers) - 1)
-
-    def _home(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        # The same mixing as for buckets: 16 bits and, for large tables, 16 more from another "table".
-        low = bucket_of(np.zeros(1, np.uint32), ids, 1 << 16).astype(np.int64)
-        high = bucket_of(np.ones(1, np.uint32), ids, 1 << 16).astype(np.int64)
-        return (low | high << 16) & (len(self._row_numbers) - 1)
-
-
-class _Table:
-    """Rows of one table."""
-
-    def __init__(self, width: int, dtype: np.dtype[np.floating]) -> None:
-        self.index = _IdIndex()
-        self.rows = np.empty((len(self.index.ids), width), dtype)
-
-    def read(self, ids: NDArray[np.int64]) -> ReadResult:
-        numbers = self.index.find(ids)
-        found = numbers != _EMPTY
-        if found.all():
-            return ReadResult(self.rows[numbers], found)
-        rows = np.zeros((len(ids), self.rows.shape[1]), self.rows.dtype)
-        rows[found] = self.rows[numbers[found]]
-        return ReadResult(rows, found)
-
-    def write(self, ids: NDArray[np.int64], rows: Rows) -> None:
-        numbers = self.index.find(ids)
-        new = numbers == _EMPTY
-        numbers[new] = self.index.insert(ids[new])
-        if len(self.index.ids) > len(self.rows):
-            larger = np.empty((len(self.index.ids), self.rows.shape[1]), self.rows.dtype)
-            larger[: len(self.rows)] = self.rows
-            self.rows = larger
-        self.rows[numbers] = rows
-
-
-class _Space:
-    """What a namespace holds: its schema record and its tables. The lock covers both."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.record: dict[str, str] = {}
-        self.tables: list[_Table] = []
-
-
-_spaces: dict[tuple[str, str], _Space] = {}
-_spaces_lock = threading.Lock()
 
 
 class MemoryStore:
@@ -126,7 +34,7 @@ class MemoryStore:
         schema: what the rows mean.
         name: stores of one name and namespace share their rows for the life of the process; empty: shared with none.
         namespace: as for other stores.
-        num_buckets: recorded and compared as by other stores; nothing else depends on it.
+        num_buckets: recorded and compared as by other stores; what a ledger says is by bucket.
     """
 
     def __init__(self, schema: RowSchema, *, name: str = "", namespace: str = "bagpipe", num_buckets: int = 64) -> None:
@@ -136,10 +44,10 @@ class MemoryStore:
         self._place = f"namespace {namespace!r} at memory://{name}"
         self._dtype = row_dtype(schema)
         self._is_open = False
-        self._space = _Space()
-        if name:
-            with _spaces_lock:
-                self._space = _spaces.setdefault((name, namespace), self._space)
+        self._space = open_space(name, namespace)
+        self._num_buckets = num_buckets
+        self._fence: Fence | None = None
+        self._num_groups = np.zeros(num_buckets, np.int64)
         self._rows_read = self._rows_found = self._rows_written = 0
 
     def __enter__(self) -> Self:
@@ -153,14 +61,14 @@ class MemoryStore:
     ) -> None:
         self._is_open = False
 
-    def check(self) -> bool:
+    def check(self, *, reloads: bool = False) -> bool:
         """See `Store.check`."""
         with self._space.lock:
             if self._space.record:
                 self._record.compare(self._space.record, self._place)
             return bool(self._space.record)
 
-    def claim(self) -> bool:
+    def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
         with self._space.lock:
             if self._space.record:
@@ -190,22 +98,69 @@ class MemoryStore:
         """See `Store.write_many`."""
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
         with self._space.lock:
+            if self._fence is not None and any(len(ids) > 0 for _, ids, _ in checked):
+                log = self._checked_log(self._fence)
+                log.append(
+                    np.concatenate([np.full(len(ids), table, np.uint32) for table, ids, _ in checked]),
+                    np.concatenate([ids for _, ids, _ in checked]),
+                )
+                self._num_groups = log.num_groups.copy()
             for table, ids, rows in checked:
                 self._table(table).write(ids, rows)
         self._rows_written += sum(len(ids) for _, ids, _ in checked)
+
+    def fence(self, fence: Fence) -> None:
+        """See `Store.fence`."""
+        self._fence = fence
+        self._num_groups = np.zeros(self._num_buckets, np.int64)
+
+    def rotate(self) -> NDArray[np.int64]:
+        """See `Store.rotate`. ValueError without a fence."""
+        if self._fence is None:
+            raise ValueError("a store without a fence has no logs to rotate")
+        with self._space.lock:
+            num_groups = self._checked_log(self._fence).num_groups.copy()
+            self._fence = replace(self._fence, epoch=self._fence.epoch + 1)
+            self._space.logs.setdefault(self._fence, Log(self._num_buckets))
+        self._num_groups = np.zeros(self._num_buckets, np.int64)
+        return num_groups
+
+    def ledger(self) -> Ledger:
+        """See `Store.ledger`."""
+        token = self._fence.token if self._fence is not None else ""
+        return MemoryLedger(self._space, num_buckets=self._num_buckets, place=self._place, token=token)
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
         check_read(self.schema, table, np.empty(0, np.int64))
         with self._space.lock:
-            index = self._table(table).index
-            return np.sort(index.ids[: index.num_rows])
+            return np.sort(self._table(table).ids)
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`."""
         return StoreStatistics(rows_read=self._rows_read, rows_found=self._rows_found, rows_written=self._rows_written)
 
-    def _table(self, table: int) -> _Table:
+    def _checked_log(self, fence: Fence) -> Log:
+        """The writer's log. Call under the lock.
+
+        Raises:
+            FencedError, RolledBackError: see `Store.write_many`.
+        """
+        log = self._space.logs.get(fence)
+        if self._space.owner and self._space.owner != fence.token:
+            raise FencedError(f"{self._place} was taken over: its owner is {self._space.owner!r}")
+        if log is None:
+            raise RolledBackError(f"{self._place} has lost the log of writer {fence.writer}; rows may be lost")
+        short = log.num_groups < self._num_groups
+        if short.any():
+            bucket = int(short.argmax())
+            raise RolledBackError(
+                f"{self._place} has forgotten writes: bucket {bucket} names {log.num_groups[bucket]} groups of writer "
+                f"{fence.writer}, expected {self._num_groups[bucket]}"
+            )
+        return log
+
+    def _table(self, table: int) -> Table:
         """The table's rows. Call under the lock.
 
         Raises:
@@ -215,5 +170,5 @@ class MemoryStore:
             raise StoreError("the store is not open: use it in a with statement")
         tables = self._space.tables
         while len(tables) < len(self.schema.tables):
-            tables.append(_Table(self.schema.row_width(len(tables)), self._dtype))
+            tables.append(Table(self.schema.row_width(len(tables)), self._dtype))
         return tables[table]

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.schema import RowSchema
+from bagpipe.store.durability import needs_fsync, refuse_less_durable
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
 from bagpipe.store.record import SchemaRecord
+from bagpipe.store.rights import ask_rights, refuse_missing_rights
 from bagpipe.store.routing import spread
-from bagpipe.store.servers import refuse_unsafe
+from bagpipe.store.servers import Command, refuse_unsafe
 
 __all__ = ["Home", "Namespace"]
 
@@ -36,6 +38,9 @@ _ELSEWHERE = (redis.exceptions.AskError, redis.exceptions.TryAgainError, redis.e
 #: Fields asked for per step of a scan: a few milliseconds of the server's time.
 _SCAN_FIELDS = 10_000
 
+#: Buckets whose servers are asked what their user may do: enough to meet all nodes of a cluster, or most of them.
+_ASKED_BUCKETS = 64
+
 
 class Session(Protocol):
     """Commands on keys of one home; errors come out as `InputError`."""
@@ -44,8 +49,8 @@ class Session(Protocol):
         """What `call` returns, given a client of the server that has `key`; it may be called more than once."""
         ...
 
-    def any_exists(self, keys: Sequence[bytes]) -> bool:
-        """One of the keys exists."""
+    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Answers to commands that may be repeated, in order."""
         ...
 
 
@@ -62,11 +67,19 @@ class Home(Protocol):
         """Number of the database at the server."""
         ...
 
-    def infos(self, timeout_s: float) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of every server that takes rows."""
+    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
+        """(place, INFO) of every server that takes rows; with its appendfsync if asked to."""
         ...
 
     def session(self, timeout_s: float) -> AbstractContextManager[Session]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """What a home has of a namespace: its record, None if it has none, and whether any row."""
+
+    fields: dict[str, str] | None
+    has_rows: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +92,7 @@ class Namespace:
         num_buckets: bucket hashes, spread over the servers by number.
         homes: all servers, in order; or one cluster.
         timeout_s: deadline of one administrative command.
+        durability: see `bagpipe.store.durability`.
     """
 
     name: str
@@ -86,37 +100,56 @@ class Namespace:
     num_buckets: int
     homes: tuple[Home, ...]
     timeout_s: float
+    durability: str = "memory"
 
     def refuse_unsafe_servers(self) -> None:
-        """Refuse a server that may drop rows, serves rows only partly, or is named twice.
+        """Refuse a server that may drop rows, serves rows only partly, keeps them not well enough, or is named twice.
 
         Raises:
             InputError: names the server, what it is set to, and the fix.
         """
         seen: dict[object, str] = {}
         for home in self.homes:
-            for place, info in home.infos(self.timeout_s):
+            for place, info in home.infos(self.timeout_s, with_fsync=needs_fsync(self.durability)):
                 refuse_unsafe(place, info)
+                refuse_less_durable(place, info, str(info.get("appendfsync", "")), self.durability)
                 # A server named twice under two addresses; two databases of one server are two servers.
                 identity = (info.get("run_id"), home.database)
                 if info.get("run_id") is not None and identity in seen:
                     raise InputError(f"store.url names one server twice: {seen[identity]} and {place}")
                 seen[identity] = place
 
-    def check(self) -> bool:
+    def check(self, *, reloads: bool = False) -> bool:
         """See `Store.check`."""
         self.refuse_unsafe_servers()
-        return self._stored_records()[0] is not None
+        claimed = self._is_claimed(self._stored_records(reloads=reloads))
+        self._refuse_missing_rights()
+        return claimed
 
-    def claim(self) -> bool:
+    def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
-        if self.check():
-            return False
+        self.refuse_unsafe_servers()
+        records = self._stored_records(reloads=reloads)
         created = False
         # Server 0 last. Two jobs that claim at once both create or match the others; one of them creates this one.
         for number in reversed(range(len(self.homes))):
-            created = self._create_record(number)
-        return created
+            if records[number].fields is None:
+                created = self._create_record(number)
+        return created and not self._is_claimed(records)
+
+    @property
+    def bucket_keys(self) -> list[bytes]:
+        """Of all buckets, by number."""
+        return [bucket_key(self.name, bucket) for bucket in range(self.num_buckets)]
+
+    @property
+    def home_numbers(self) -> NDArray[np.int64]:
+        """Which of the homes has each bucket, by number."""
+        return spread(self.num_buckets, len(self.homes)).astype(np.int64)
+
+    def place_of(self, number: int) -> str:
+        """A home, for messages."""
+        return f"namespace {self.name!r} at {self.homes[number].place}"
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
@@ -134,40 +167,56 @@ class Namespace:
         buckets = np.flatnonzero(spread(self.num_buckets, len(self.homes)) == number)
         return [bucket_key(self.name, bucket) for bucket in buckets.tolist()]
 
-    def _place(self, number: int) -> str:
-        return f"namespace {self.name!r} at {self.homes[number].place}"
+    def _refuse_missing_rights(self) -> None:
+        """Ask every server, and every node of a cluster that has one of the first buckets."""
+        for number, home in enumerate(self.homes):
+            keys = self._keys(number)[:_ASKED_BUCKETS]
+            with home.session(self.timeout_s) as session:
+                denied = session.run_all([ask_rights(key) for key in keys])
+            refuse_missing_rights(home.place, sorted({name for names in denied for name in names}))
 
     def _record(self, number: int) -> SchemaRecord:
         return SchemaRecord(
             schema=self.schema, num_buckets=self.num_buckets, num_servers=len(self.homes), server=number
         )
 
-    def _stored_records(self) -> list[dict[str, str] | None]:
-        """Every server's record, compared with ours; None where there is none.
+    def _is_claimed(self, records: Sequence[_Stored]) -> bool:
+        """By another call, before. No record at server 0: that call was cut short, or the server lost it."""
+        return records[0].fields is not None or any(record.has_rows for record in records)
+
+    def _stored_records(self, *, reloads: bool) -> list[_Stored]:
+        """Every server's record, compared with ours.
 
         Raises:
-            InputError: a record differs, or rows exist without the record of their server, or of server 0.
+            InputError: a record differs, or rows exist without the record of their server, or (unless a reload makes
+                up for it) without that of server 0.
         """
-        records: list[dict[str, str] | None] = []
-        has_rows: list[bool] = []
+        records: list[_Stored] = []
         key = meta_key(self.name)
         for number, home in enumerate(self.homes):
             with home.session(self.timeout_s) as session:
-                records.append(_decode(session.run(key, lambda client: client.hgetall(key))) or None)
-                has_rows.append(session.any_exists(self._keys(number)))
+                fields = _decode(session.run(key, lambda client: client.hgetall(key))) or None
+                exist = session.run_all([Command(bucket, ("EXISTS", bucket)) for bucket in self._keys(number)])
+            records.append(_Stored(fields=fields, has_rows=any(exist)))
         for number, record in enumerate(records):
-            if record is not None:
-                self._record(number).compare(record, self._place(number))
-        claimed = records[0] is not None
+            if record.fields is not None:
+                self._record(number).compare(record.fields, self.place_of(number))
+        claimed = records[0].fields is not None
         for number, record in enumerate(records):
-            if record is None and has_rows[number]:
-                raise InputError(f"{self._place(number)} holds rows but no schema record; use another store.namespace")
-            if record is None and claimed:
+            if record.fields is None and record.has_rows:
                 raise InputError(
-                    f"{self._place(number)} has lost its data: server 0 has a schema record, this one has none"
+                    f"{self.place_of(number)} holds rows but no schema record; use another store.namespace"
                 )
-            if not claimed and has_rows[number]:
-                raise InputError(f"{self._place(0)} has lost its data: server {number} holds rows, this one no record")
+            if reloads:
+                continue
+            if record.fields is None and claimed:
+                raise InputError(
+                    f"{self.place_of(number)} has lost its data: server 0 has a schema record, this one has none"
+                )
+            if not claimed and record.has_rows:
+                raise InputError(
+                    f"{self.place_of(0)} has lost its data: server {number} holds rows, this one no record"
+                )
         return records
 
     def _create_record(self, number: int) -> bool:
@@ -177,7 +226,7 @@ class Namespace:
             stored = session.run(key, partial(_create, key=key, fields=record.to_fields()))
         if stored is None:
             return True
-        record.compare(stored, self._place(number))
+        record.compare(stored, self.place_of(number))
         return False
 
 

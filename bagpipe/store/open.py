@@ -23,10 +23,14 @@ class _Request:
     schema: RowSchema
     num_buckets: int
     timeout_s: float
+    durability: str
 
 
 def _memory(request: _Request) -> Store:
     from bagpipe.store.memory import MemoryStore
+
+    if request.durability != "memory":
+        raise InputError(f"store.durability is {request.durability}, but memory:// keeps rows in this process only")
 
     name = request.url.removeprefix("memory://")
     if not re.fullmatch(r"[A-Za-z0-9_.-]*", name):
@@ -50,6 +54,7 @@ def _redis(request: _Request) -> Store:
         namespace=request.namespace,
         num_buckets=request.num_buckets,
         timeout_s=request.timeout_s,
+        durability=request.durability,
     )
 
 
@@ -64,7 +69,15 @@ SCHEMES: dict[str, Callable[[_Request], Store]] = {
 }
 
 
-def open_store(url: str, *, namespace: str, schema: RowSchema, buckets: int = 64, timeout_s: float = 30.0) -> Store:
+def open_store(
+    url: str,
+    *,
+    namespace: str,
+    schema: RowSchema,
+    buckets: int = 64,
+    timeout_s: float = 30.0,
+    durability: str = "memory",
+) -> Store:
     """The store that `url` names, not entered yet.
 
     Args:
@@ -74,6 +87,7 @@ def open_store(url: str, *, namespace: str, schema: RowSchema, buckets: int = 64
         schema: what the rows mean.
         buckets: bucket hashes of the namespace, a power of two.
         timeout_s: deadline of one exchange with the store.
+        durability: memory, everysec or always; a server that promises less is refused once the store is entered.
 
     Raises:
         InputError: an unknown scheme, or something the store refuses.
@@ -89,4 +103,13 @@ def open_store(url: str, *, namespace: str, schema: RowSchema, buckets: int = 64
     if len(makers) > 1:
         raise InputError("store.url mixes memory:// with servers; name one kind of store")
     (make,) = makers
-    return make(_Request(url=url, namespace=namespace, schema=schema, num_buckets=buckets, timeout_s=timeout_s))
+    return make(
+        _Request(
+            url=url,
+            namespace=namespace,
+            schema=schema,
+            num_buckets=buckets,
+            timeout_s=timeout_s,
+            durability=durability,
+        )
+    )

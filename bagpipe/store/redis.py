@@ -1,7 +1,9 @@
 """`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers, or of a Redis Cluster.
 
     read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows put in place
+                then every row's check word is compared
     write_many  the same with HSET; returns when every server has acknowledged every row
+    fence       from then on every HSET is guarded and logged; rotate: every bucket's log is checked and the next begun
     check/claim the schema record of every server (of the cluster), compared field by field
 
 A fleet of links for reading and one for writing, so that a reader thread and a writer thread never share a socket.
@@ -18,16 +20,21 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.errors import InputError, StoreError
+from bagpipe.crash_points import reach
+from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
 from bagpipe.schema import RowSchema
+from bagpipe.store.checks import check_words
 from bagpipe.store.cluster import Cluster
 from bagpipe.store.cluster_fleet import ClusterFleet
+from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.fleet import Fleet, ListFleet
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
-from bagpipe.store.keys import bucket_key, check_layout
+from bagpipe.store.keys import bucket_key, bucket_of, check_layout
+from bagpipe.store.ledger import RedisLedger
+from bagpipe.store.logbook import Logbook
 from bagpipe.store.namespace import Home, Namespace
 from bagpipe.store.requests import check_read, check_write, row_dtype
-from bagpipe.store.transfer import ReadCodec, ReadGroup, WriteCodec, WriteGroup
+from bagpipe.store.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.urls import is_cluster_url, parse_cluster_url, parse_urls
 
 __all__ = ["RedisStore"]
@@ -43,10 +50,11 @@ class RedisStore:
         namespace: prefix of all keys.
         num_buckets: bucket hashes of the namespace, a power of two, at least one per server.
         timeout_s: deadline of one exchange, and of every connection attempt.
+        durability: what acknowledged rows must survive, see `bagpipe.store.durability`.
 
     Raises:
         InputError: a URL, the namespace or the number of buckets cannot be used. `__enter__` raises it for a server
-            that is unreachable, refuses us, speaks another protocol, or may drop rows.
+            that is unreachable, refuses us, speaks another protocol, may drop rows, or keeps them not well enough.
     """
 
     def __init__(
@@ -57,20 +65,22 @@ class RedisStore:
         namespace: str = "bagpipe",
         num_buckets: int = 64,
         timeout_s: float = 30.0,
+        durability: str = "memory",
     ) -> None:
         check_layout(namespace, num_buckets)
         if not timeout_s > 0:
             raise InputError(f"store.timeout_s must be greater than 0, got {timeout_s}")
         self.schema = schema
-        keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
+        keys = self._keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
         read_codec, write_codec = partial(ReadCodec, keys), partial(WriteCodec, keys)
         self._reading: Fleet[ReadGroup]
-        self._writing: Fleet[WriteGroup]
+        self._writing: Fleet[WriteGroup | LogRotation]
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
+            one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # buckets have slots of their own
             homes: tuple[Home, ...] = (cluster,)
             self._reading = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
-            self._writing = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=write_codec)
+            self._writing = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
         else:
             homes = servers = parse_urls(urls)
             if len(servers) > num_buckets:
@@ -78,10 +88,17 @@ class RedisStore:
             self._reading = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=read_codec)
             self._writing = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=write_codec)
         self._namespace = Namespace(
-            name=namespace, schema=schema, num_buckets=num_buckets, homes=homes, timeout_s=timeout_s
+            name=namespace,
+            schema=schema,
+            num_buckets=num_buckets,
+            homes=homes,
+            timeout_s=timeout_s,
+            durability=durability,
         )
         self._dtype = row_dtype(schema)
         self._stack: ExitStack | None = None
+        self._logbook: Logbook | None = None
+        self._refusal: FencedError | RolledBackError | None = None
         self._rows_read = self._rows_found = self._rows_written = 0
 
     def __enter__(self) -> Self:
@@ -101,13 +118,17 @@ class RedisStore:
         if stack is not None:
             stack.close()
 
-    def check(self) -> bool:
+    def check(self, *, reloads: bool = False) -> bool:
         """See `Store.check`."""
-        return self._namespace.check()
+        return self._namespace.check(reloads=reloads)
 
-    def claim(self) -> bool:
+    def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
-        return self._namespace.claim()
+        return self._namespace.claim(reloads=reloads)
+
+    def ledger(self) -> Ledger:
+        """See `Store.ledger`."""
+        return RedisLedger(self._namespace, token=self._logbook.fence.token if self._logbook is not None else "")
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
         """See `Store.read`."""
@@ -123,17 +144,19 @@ class RedisStore:
             lengths = [len(checked[member][1]) for member in members]
             rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
             routed = self._reading.route([checked[member] for member in members])
-            groups.append(ReadGroup(routed=routed, rows=_voids(rows), found=found))
+            checks = np.empty(sum(lengths), np.uint64)
+            groups.append(ReadGroup(routed=routed, rows=_voids(rows), checks=checks, found=found))
             start = 0
             for member, length in zip(members, lengths, strict=True):
                 stop = start + length
                 results[member] = ReadResult(rows[start:stop], found[start:stop])
                 start = stop
-        self._reading.carry(groups)
+        self._reading.carry(groups, repeat=True)
         for group in groups:
             num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
             if num_found < num_rows:
                 group.rows[~group.found] = np.zeros((), group.rows.dtype)
+            self._check_rows(group)
             self._rows_read += num_rows
             self._rows_found += num_found
         return results
@@ -144,16 +167,42 @@ class RedisStore:
 
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
         """See `Store.write_many`."""
-        self._check_open()
+        self._check_writable()
+        reach("before-write-back")
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
         groups = []
         for members in self._by_width([request.table for request in requests]).values():
             part = [checked[member] for member in members]
             rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
             routed = self._writing.route([(table, ids) for table, ids, _ in part])
-            groups.append(WriteGroup(routed=routed, rows=_voids(rows)))
-        self._writing.carry(groups)
+            voids, entries = _voids(rows), None
+            if self._logbook is not None:
+                entries = self._logbook.entries(self._writing.num_commands(routed, voids.itemsize))
+            groups.append(WriteGroup(routed=routed, rows=voids, entries=entries))
+        self._carry(groups)
         self._rows_written += sum(len(group.rows) for group in groups)
+        reach("after-write-back")
+
+    def fence(self, fence: Fence) -> None:
+        """See `Store.fence`."""
+        self._logbook = Logbook(fence, self._keys)
+
+    def rotate(self) -> NDArray[np.int64]:
+        """See `Store.rotate`. ValueError without a fence."""
+        self._check_writable()
+        if self._logbook is None:
+            raise ValueError("a store without a fence has no logs to rotate")
+        closed, opened = self._logbook, self._logbook.next()
+        rotation = LogRotation(
+            routed=self._writing.route_buckets(),
+            rows=np.zeros(len(self._keys), "V1"),
+            entries=closed.current(),
+            next_keys=opened.log_keys,
+            next_name=opened.log_name,
+        )
+        self._carry([rotation])
+        self._logbook = opened
+        return closed.num_groups()
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
@@ -183,6 +232,35 @@ class RedisStore:
         for number, table in enumerate(tables):
             members.setdefault(self.schema.row_width(table), []).append(number)
         return members
+
+    def _carry(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
+        try:
+            self._writing.carry(groups, repeat=self._logbook is not None)
+        except FencedError as error:
+            self._refusal = FencedError(str(error))
+            raise
+        except RolledBackError as error:
+            self._refusal = RolledBackError(str(error))
+            raise
+
+    def _check_rows(self, group: ReadGroup) -> None:
+        """Raise CorruptRowError at a row whose check word does not fit."""
+        routed = group.routed
+        wrong = (check_words(routed.tables, routed.ids, group.rows) != group.checks) & group.found
+        if not wrong.any():
+            return
+        first = int(wrong.argmax())
+        table, row_id = routed.tables[first], routed.ids[first]
+        bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], len(self._keys))[0])
+        raise CorruptRowError(
+            f"{self._reading.place(bucket)}: table {self.schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
+            f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not fit its bytes"
+        )
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._refusal is not None:  # once refused, always refused, by the same name
+            raise type(self._refusal)(str(self._refusal))
 
     def _check_open(self) -> None:
         if self._stack is None:

@@ -20,7 +20,7 @@ __all__ = ["Command", "RoutedRows", "Router", "spread"]
 
 
 class Command(NamedTuple):
-    """One HMGET or HSET: rows ``[start, stop)`` of the sending order, all in `bucket`.
+    """One HMGET or HSET: rows ``[start, stop)`` of the sending order, all in `bucket`; number `part` of its bucket's.
 
     A tuple because making one takes a third of the time of a frozen dataclass, and a batch makes one per bucket before
     the first byte is sent.
@@ -29,6 +29,7 @@ class Command(NamedTuple):
     bucket: int
     start: int
     stop: int
+    part: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,6 +66,7 @@ class Router:
         # Buckets in sending order: all of server 0, then of server 1, ...
         order = servers.argsort(kind="stable")
         self._buckets: list[int] = order.tolist()
+        self._order = order
         self._places = order.argsort().astype(np.uint16)
         self._in_order = bool((servers[1:] >= servers[:-1]).all())
         self._firsts: list[int] = np.searchsorted(servers[order], np.arange(int(servers.max()) + 2)).tolist()
@@ -80,6 +82,12 @@ class Router:
         stops: list[int] = np.bincount(places, minlength=self.num_buckets).cumsum().tolist()
         return RoutedRows(tables=tables, ids=ids, order=places.argsort(kind="stable"), stops=stops)
 
+    def route_buckets(self) -> RoutedRows:
+        """One row for each bucket, for what is done to buckets: as many commands, each of one row of no table or id."""
+        none = np.zeros(self.num_buckets, np.int64)
+        places = np.arange(self.num_buckets)
+        return RoutedRows(tables=none.astype(np.uint32), ids=none, order=places, stops=(places + 1).tolist())
+
     def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[Command]:
         """Commands for one server in sending order, of at most `max_rows` rows each; `rows` were routed here.
 
@@ -89,6 +97,12 @@ class Router:
         start = rows.stops[first - 1] if first else 0
         for place in range(first, last):
             bucket, stop = self._buckets[place], rows.stops[place]
-            for begin in range(start, stop, max_rows):
-                yield Command(bucket, begin, min(begin + max_rows, stop))
+            for part, begin in enumerate(range(start, stop, max_rows)):
+                yield Command(bucket, begin, min(begin + max_rows, stop), part)
             start = stop
+
+    def num_commands(self, rows: RoutedRows, *, max_rows: int) -> NDArray[np.int64]:
+        """How many `commands` each bucket gets from all servers together, int64 ``[num_buckets]``."""
+        num_commands = np.empty(self.num_buckets, np.int64)
+        num_commands[self._order] = -(-np.diff(rows.stops, prepend=0) // max_rows)
+        return num_commands

@@ -26,9 +26,29 @@ from redis.retry import Retry
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.link import Link
 
-__all__ = ["Server", "ServerSession", "Unreachable", "refuse_unsafe"]
+__all__ = [
+    "PIPELINE_COMMANDS",
+    "Command",
+    "Server",
+    "ServerSession",
+    "Unreachable",
+    "refuse_unsafe",
+    "run_pipeline",
+]
 
 T = TypeVar("T")
+
+
+#: Commands of one pipeline.
+PIPELINE_COMMANDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Words of a command, and the key that says which server gets it."""
+
+    key: bytes
+    words: tuple[bytes | str | int, ...]
 
 
 class Unreachable(InputError):
@@ -52,12 +72,11 @@ class Server:
     def __repr__(self) -> str:
         return f"Server({self.place})"
 
-    def connect(self, timeout_s: float, *, identify: bool = False) -> Link:
+    def connect(self, timeout_s: float) -> Link:
         """A connected, authenticated link.
 
         Args:
             timeout_s: deadline of every step.
-            identify: ask for the link's `client_id`.
 
         Raises:
             Unreachable: nobody answers.
@@ -70,36 +89,50 @@ class Server:
             connection.send_command("PING", check_health=False)
             if connection.read_response() != b"PONG":
                 raise redis.ConnectionError("it did not answer PING with PONG")
-            client_id = 0
-            if identify:
-                connection.send_command("CLIENT", "ID", check_health=False)
-                client_id = int(connection.read_response())
-        return Link(connection._sock, self.place, connection.disconnect, client_id=client_id)
+        return Link(connection._sock, self.place, connection.disconnect)
 
     @property
     def database(self) -> int:
         """Number of the database at the server."""
         return int(self.settings["db"])
 
-    def infos(self, timeout_s: float) -> list[tuple[str, Mapping[str, Any]]]:
+    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
         """(place, INFO) of every server behind this URL: of this one.
+
+        Args:
+            timeout_s: deadline.
+            with_fsync: put its appendfsync there too.
 
         Raises:
             InputError: as for `admin`, or the server has only a part of a cluster's keys.
         """
-        with self.admin(timeout_s) as client:
-            info = client.info()
+        info = self.info(timeout_s, with_fsync=with_fsync)
         if int(info.get("cluster_enabled", 0)):
             raise InputError(
                 f"store {self.place} is a node of a cluster, expected a server on its own; use redis+cluster:// instead"
             )
         return [(self.place, info)]
 
+    def info(self, timeout_s: float, *, with_fsync: bool) -> dict[str, Any]:
+        """INFO, see `infos`."""
+        with self.admin(timeout_s) as client:
+            info = dict(client.info())
+            if with_fsync:
+                try:
+                    answer = client.execute_command("CONFIG GET", "appendfsync")
+                except redis.ResponseError as error:
+                    raise InputError(
+                        f"store {self.place} does not tell its appendfsync, which store.durability needs to know: "
+                        f"grant the user +config|get, or set store.durability = memory ({error})"
+                    ) from error
+                info["appendfsync"] = next((_text(value) for value in answer.values()), "unknown")
+        return info
+
     @contextmanager
     def session(self, timeout_s: float) -> Iterator[ServerSession]:
         """Commands on keys of this server; its errors come out as `InputError`."""
         with self.admin(timeout_s) as client:
-            yield ServerSession(client)
+            yield ServerSession(self, client, timeout_s)
 
     @contextmanager
     def admin(self, timeout_s: float, *, client_class: type[redis.Redis] = redis.Redis) -> Iterator[redis.Redis]:
@@ -145,16 +178,32 @@ class Server:
 class ServerSession:
     """Runs calls on a client of one server. A cluster's session chooses the client by the key."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, server: Server, client: redis.Redis, timeout_s: float) -> None:
+        self._server = server
         self._client = client
+        self._timeout_s = timeout_s
 
     def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
         """What `call` returns, given a client of the server that has `key`; it may be called more than once."""
-        return call(self._client)
+        with self._server.refusals(self._timeout_s):
+            return call(self._client)
 
-    def any_exists(self, keys: Sequence[bytes]) -> bool:
-        """One of the keys exists."""
-        return bool(keys) and bool(self._client.exists(*keys))
+    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Their answers, in order; commands go out many at a time."""
+        answers: list[Any] = []
+        with self._server.refusals(self._timeout_s):
+            for start in range(0, len(commands), PIPELINE_COMMANDS):
+                answers += run_pipeline(self._client, commands[start : start + PIPELINE_COMMANDS], raise_on_error=True)
+        return answers
+
+
+def run_pipeline(client: redis.Redis, commands: Sequence[Command], *, raise_on_error: bool) -> list[Any]:
+    """Send commands at once; their answers, which may be errors unless those are raised."""
+    with client.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command.words)
+        answers: list[Any] = pipeline.execute(raise_on_error=raise_on_error)
+        return answers
 
 
 def refuse_unsafe(place: str, info: Mapping[str, Any]) -> None:
@@ -175,6 +224,10 @@ def refuse_unsafe(place: str, info: Mapping[str, Any]) -> None:
             f"store {place} drops rows when full: maxmemory {max_bytes} with maxmemory-policy {policy}, "
             f"expected noeviction; run CONFIG SET maxmemory-policy noeviction"
         )
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _is_unreachable(error: Exception) -> bool:

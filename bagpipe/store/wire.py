@@ -1,9 +1,11 @@
 """RESP for whole batches of fixed-width rows, encoded and decoded with numpy. Rule: bytes in, arrays out; no sockets.
 
     request   *{2+n} HMGET key  then n fields   `$12 | table id`              one strided record array, filled by column
-              *{2+2n} HSET key  then n pairs    `$12 | table id | $W | row`
-    reply     *{n}              then n values   `$W | row`  or  `$-1`         (HMGET)
+              *{2+2n} HSET key  then n pairs    `$12 | table id | $W | row check`
+    reply     *{n}              then n values   `$W | row check`  or  `$-1`   (HMGET)
               :{created}                                                      (HSET)
+
+What is called a row below is the whole value, with its check word; only `RowEncoder` tells them apart.
 
 A reply in which every row was found is a strided view of the buffer. With missing rows the starts of all records follow
 from the offsets of the `$-1` markers; the guess is *verified* header by header from the front, so it can only be the
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import StoreError
+from bagpipe.store.checks import CHECK_BYTES, check_words
 from bagpipe.store.keys import FIELD_BYTES
 
 __all__ = [
@@ -97,10 +100,10 @@ class FieldEncoder:
 
 
 class RowEncoder:
-    """Encodes (field, row) pairs of an HSET for rows of one width. The constant bytes stay in a scratch array."""
+    """Encodes (field, value) pairs of an HSET for rows of one width. The constant bytes stay in a scratch array."""
 
     def __init__(self, row_bytes: int) -> None:
-        middle = b"\r\n$%d\r\n" % row_bytes
+        middle = b"\r\n$%d\r\n" % (row_bytes + CHECK_BYTES)
         self._constants = {"head": b"$%d\r\n" % FIELD_BYTES, "middle": middle, "tail": _CRLF}
         self._dtype = np.dtype(
             [
@@ -109,6 +112,7 @@ class RowEncoder:
                 ("id", ">i8"),
                 ("middle", f"S{len(middle)}"),
                 ("row", f"V{row_bytes}"),
+                ("check", "<u8"),
                 ("tail", "S2"),
             ]
         )
@@ -125,7 +129,7 @@ class RowEncoder:
         Args:
             tables: table numbers ``[n]``.
             ids: ids ``[n]``.
-            rows: ``[n]``, one void element of `row_bytes` each.
+            rows: ``[n]``, contiguous, one void element of `row_bytes` each; their check words are made here.
         """
         num_rows = len(ids)
         if num_rows > len(self._scratch):
@@ -136,6 +140,7 @@ class RowEncoder:
         records["table"] = tables
         records["id"] = ids
         records["row"] = rows
+        records["check"] = check_words(tables, ids, rows)
         return records.view(np.uint8)
 
 

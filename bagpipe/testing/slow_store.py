@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.schema import RowSchema
+from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
 
 __all__ = ["Gate", "SlowStore"]
@@ -116,13 +117,13 @@ class SlowStore:
         """Every write from now on raises `error` once it has passed the gate."""
         self._failures["write"] = error
 
-    def check(self) -> bool:
+    def check(self, *, reloads: bool = False) -> bool:
         """See `Store.check`."""
-        return self.store.check()
+        return self.store.check(reloads=reloads)
 
-    def claim(self) -> bool:
+    def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
-        return self.store.claim()
+        return self.store.claim(reloads=reloads)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
         """See `Store.read`."""
@@ -143,6 +144,18 @@ class SlowStore:
         self.write_gate.pass_through()
         self._fail("write")
         self.store.write_many(requests)
+
+    def fence(self, fence: Fence) -> None:
+        """See `Store.fence`."""
+        self.store.fence(fence)
+
+    def rotate(self) -> NDArray[np.int64]:
+        """See `Store.rotate`."""
+        return self.store.rotate()
+
+    def ledger(self) -> Ledger:
+        """See `Store.ledger`."""
+        return self.store.ledger()
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import Rows, Store, WriteRequest
+from bagpipe.testing.fence_conformance import FENCE_CHECKS
 
 __all__ = ["CHECKS", "MakeStore", "check_store"]
 
@@ -341,7 +342,8 @@ def check_statistics_count_rows(make_store: MakeStore) -> None:
         assert (statistics.rows_written, statistics.rows_read, statistics.rows_found) == (20, 60, 20)
 
 
-#: Every check, in the order of this file.
-CHECKS: tuple[Callable[[MakeStore], None], ...] = tuple(
-    value for name, value in list(globals().items()) if name.startswith("check_") and name != "check_store"
+#: Every check, in the order of this file, then those of fences.
+CHECKS: tuple[Callable[[MakeStore], None], ...] = (
+    *(value for name, value in list(globals().items()) if name.startswith("check_") and name != "check_store"),
+    *FENCE_CHECKS,
 )

@@ -15,7 +15,7 @@ from bagpipe.store.cluster import Cluster
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import key_slot, meta_key
 from bagpipe.store.redis import RedisStore
-from bagpipe.store.servers import Unreachable
+from bagpipe.store.servers import Command, Unreachable
 from bagpipe.store.urls import parse_cluster_url
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_server
@@ -27,6 +27,10 @@ SCHEMA = RowSchema(tables=(RowTable(name="t", dim=4),), optimizer="sgd")
 
 def cluster_of(url: str) -> Cluster:
     return Cluster(seeds=parse_cluster_url(url))
+
+
+def exists(key: bytes) -> Command:
+    return Command(key, ("EXISTS", key))
 
 
 def refused(url: str, *words: str, namespace: str = "job", timeout_s: float = 30.0) -> None:
@@ -114,12 +118,12 @@ def test_a_key_that_moves_is_followed(redis_cluster: ClusterNodes, namespace: st
             assert session.run(key, lambda client: client.hgetall(key)) == {b"field": b"here"}
             assert nodes.move_keys(slot, source, target) == 1
             assert session.run(key, lambda client: client.hgetall(key)) == {b"field": b"here"}
-            assert session.any_exists([key])
+            assert session.run_all([exists(key)]) == [1]
             nodes.end_move(slot, target)
-            assert session.any_exists([key])
+            assert session.run_all([exists(key)]) == [1]
             assert session.run(key, lambda client: client.hgetall(key)) == {b"field": b"here"}
             assert session.run(key, lambda client: client.delete(key)) == 1
-            assert not session.any_exists([key, meta_key("other" + namespace)])
+            assert session.run_all([exists(key), exists(meta_key("other" + namespace))]) == [0, 0]
         finally:
             nodes.begin_move(slot, target, source)
             nodes.move_keys(slot, target, source)

@@ -29,7 +29,7 @@ def test_it_is_private_and_forgets(tmp_path: Path) -> None:
         process_id = server.process_id
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
-    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["store-server.log"]
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["store-server.log", "store.lock"]
 
 
 def test_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
@@ -104,3 +104,62 @@ def test_two_side_by_side(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / "a") as one, EmbeddedServer(tmp_path / "b") as two:
         assert one.url != two.url
         assert one.process_id != two.process_id
+
+
+def test_one_job_per_folder(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path) as server:
+        with pytest.raises(
+            InputError, match=rf"is used by another job, whose store server is process {server.process_id};"
+        ):
+            with EmbeddedServer(tmp_path):
+                pass
+        client = redis.Redis.from_url(server.url)
+        assert client.ping(), "the other server's socket is gone"
+        client.close()
+
+
+@pytest.mark.parametrize(("durability", "survives"), [("memory", False), ("everysec", True), ("always", True)])
+def test_what_outlives_the_server(tmp_path: Path, durability: str, survives: bool) -> None:
+    for round_number in range(3):
+        with EmbeddedServer(tmp_path, durability=durability) as server:
+            client = redis.Redis.from_url(server.url)
+            assert client.get("round") == (str(round_number - 1).encode() if survives and round_number else None)
+            client.set("round", round_number)
+            client.close()
+            if round_number == 1:
+                os.kill(server.process_id, signal.SIGKILL)
+
+
+def test_a_killed_job_leaves_its_rows_to_the_next(tmp_path: Path) -> None:
+    """Its server is gone or going; the next one on the folder waits for that, and loads what was acknowledged."""
+    program = (
+        "import os, signal, sys, redis; from bagpipe.store.embedded import EmbeddedServer\n"
+        "with EmbeddedServer(sys.argv[1], durability='always') as server:\n"
+        "    client = redis.Redis.from_url(server.url)\n"
+        "    for number in range(200): client.hset('rows', number, number)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=Path.cwd(), check=False)
+    assert done.returncode == -signal.SIGKILL
+    with EmbeddedServer(tmp_path, durability="always") as server:
+        client = redis.Redis.from_url(server.url)
+        assert client.hlen("rows") == 200
+        client.close()
+
+
+def test_a_server_that_outlived_its_job_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no kernel ends it. It is stopped, too, so that it does not hear of its end."""
+    monkeypatch.setattr("bagpipe.store.embedded._ORPHAN_TIMEOUT_S", 0.2)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with EmbeddedServer(tmp_path / "other") as other:
+        # It holds the folder's log, as an orphan does, and the folder's lock file names it.
+        (folder / "store-server.log").hardlink_to(tmp_path / "other" / "store-server.log")
+        (folder / "store.lock").write_text(f"{other.process_id}\n")
+        os.kill(other.process_id, signal.SIGSTOP)
+        watch = os.pidfd_open(other.process_id)
+        try:
+            with EmbeddedServer(folder):
+                assert select.select([watch], [], [], 0)[0], "the other server still runs"
+        finally:
+            os.close(watch)

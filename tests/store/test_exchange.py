@@ -72,7 +72,7 @@ def ask(link: Link, log: list[bytes], num_replies: int = 1) -> Talk:
 
 
 def request(question: bytes, max_reply_bytes: int, accept: Accept) -> Request:
-    return Request(memoryview(question), memoryview(b""), max_reply_bytes, accept)
+    return Request((memoryview(question),), max_reply_bytes, accept)
 
 
 def test_replies_arrive_in_order() -> None:
@@ -200,7 +200,7 @@ def test_large_requests_and_replies_pass_each_other() -> None:
         return start + size
 
     question = np.full(size, ord("q"), np.uint8)
-    frames = ([Request(question[:1].data, question[1:].data, size, accept)] for _ in range(count))
+    frames = ([Request((question[:1].data, question[1:].data), size, accept)] for _ in range(count))
     with linked(serve) as link:
         exchange([Talk(link, frames)], TIMEOUT_S)
         assert len(received) == count

@@ -91,7 +91,7 @@ def test_nothing_there_is_not_an_end(authority: Authority) -> None:
 def test_a_connection_that_ended_is_lost(authority: Authority, tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        link = Link(ours, "there", ours.close, client_id=7)
+        link = Link(ours, "there", ours.close)
         assert link.client_id == 7
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(LinkLost, match="there: the server closed the connection") as caught:

@@ -74,7 +74,9 @@ def test_rows_can_be_read_by_other_tools(redis_server: EmbeddedServer, namespace
     with client_of(redis_server.url) as client:
         assert set(client.keys(f"{namespace}*")) == {bucket_key(namespace, 0), meta_key(namespace)}
         field = np.array([(1, 0)], FIELD_DTYPE).tobytes()
-        assert client.hgetall(bucket_key(namespace, 0)) == {field: ROWS[0, :4].tobytes()}
+        value = client.hgetall(bucket_key(namespace, 0)).pop(field)
+        assert value[:16] == ROWS[0, :4].tobytes()
+        assert len(value) == 24, "and a check word"
         record = client.hgetall(meta_key(namespace))
         assert json.loads(record[b"schema"]) == json.loads(json.dumps(SCHEMA.to_json()))
         assert record[b"buckets"] == b"1"
@@ -94,3 +96,36 @@ def test_ids_are_listed_without_scan_too(redis_server: EmbeddedServer, namespace
         finally:
             with client_of(redis_server.url) as client:
                 client.acl_deluser("old")
+
+
+def test_a_server_that_is_back_without_its_data(redis_server: EmbeddedServer, namespace: str) -> None:
+    """Refused, unless the caller will load its rows again; then its record is made again, and nothing else."""
+    urls = [f"{redis_server.url}?db={number}" for number in (6, 7, 8)]
+    for lost in range(3):
+        name = f"{namespace}-{lost}"
+        with RedisStore(",".join(urls), schema=SCHEMA, namespace=name) as store:
+            assert store.claim()
+            store.write(0, IDS, ROWS)
+            with client_of(urls[lost]) as client:
+                client.delete(*client.keys(f"{name}*"))
+                refused(",".join(urls), urls[lost].split("=")[-1], "lost its data", namespace=name)
+                assert store.check(reloads=True) is True
+                assert client.keys(f"{name}*") == []
+                assert store.claim(reloads=True) is False
+                assert client.keys(f"{name}*") == [meta_key(name)]
+            assert store.check() is True
+            found = store.read(0, IDS).found
+            assert found.any()
+            assert not found.all()
+
+
+def test_a_reload_is_no_excuse_for_rows_of_others(redis_server: EmbeddedServer, namespace: str) -> None:
+    with RedisStore(redis_server.url, schema=SCHEMA, namespace=namespace) as store:
+        store.write(0, IDS, ROWS)
+        for call in (store.check, store.claim):
+            with pytest.raises(InputError, match="holds rows but no schema record"):
+                call(reloads=True)
+        assert store.ledger().num_buckets == 64
+    with RedisStore(redis_server.url, schema=SCHEMA, namespace=f"{namespace}-new") as store:
+        assert store.check(reloads=True) is False
+        assert store.claim(reloads=True) is True

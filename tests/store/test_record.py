@@ -19,7 +19,7 @@ def test_a_record_equals_itself() -> None:
 def test_fields_read_plainly() -> None:
     fields = RECORD.to_fields()
     assert {name: fields[name] for name in ("format", "buckets", "servers", "server")} == {
-        "format": "1",
+        "format": "2",
         "buckets": "16",
         "servers": "2",
         "server": "1",
@@ -34,7 +34,7 @@ def test_fields_read_plainly() -> None:
         (dataclasses.replace(RECORD, num_buckets=32), "here was made with store.buckets '32', this job has '16'"),
         (dataclasses.replace(RECORD, num_servers=3), "here was made with number of servers '3', this job has '2'"),
         (dataclasses.replace(RECORD, server=0), "here was made with server position '0', this job has '1'"),
-        (dataclasses.replace(RECORD, format_version=2), "here was made with format version '2', this job has '1'"),
+        (dataclasses.replace(RECORD, format_version=1), "here was made with format version '1', this job has '2'"),
         (
             dataclasses.replace(RECORD, schema=dataclasses.replace(SCHEMA, seed=9)),
             "here was made with seed 9, this job has 0",

@@ -6,7 +6,6 @@ import pytest
 import redis
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.servers import Unreachable, refuse_unsafe
 from bagpipe.store.urls import parse_urls
 
@@ -31,19 +30,6 @@ def test_a_server_that_may_drop_rows(info: dict[str, object], message: str) -> N
 def test_a_server_that_keeps_rows() -> None:
     refuse_unsafe("there", {"maxmemory": 10, "maxmemory_policy": "noeviction"})
     refuse_unsafe("there", {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"})
-
-
-@pytest.mark.redis
-def test_a_link_knows_its_number_at_the_server(redis_server: EmbeddedServer) -> None:
-    (server,) = parse_urls(redis_server.url)
-    first, second = server.connect(10.0, identify=True), server.connect(10.0, identify=True)
-    anonymous = server.connect(10.0)
-    try:
-        assert 0 < first.client_id < second.client_id
-        assert anonymous.client_id == 0
-    finally:
-        for link in (first, second, anonymous):
-            link.close("the test is over")
 
 
 @pytest.mark.parametrize(

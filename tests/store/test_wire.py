@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import StoreError
+from bagpipe.store.checks import check_words
 from bagpipe.store.wire import (
     ErrorReply,
     FieldEncoder,
@@ -190,8 +191,12 @@ def test_requests_are_what_a_plain_encoder_makes() -> None:
     fields = [struct.pack(">Iq", table, row_id) for table, row_id in zip(tables, ids, strict=True)]
     hmget = hmget_header(b"job:{3}", 3) + FieldEncoder().encode(tables, ids).tobytes()
     assert hmget == plain_command(b"HMGET", b"job:{3}", *fields)
-    pairs = [word for field, row in zip(fields, rows[order], strict=True) for word in (field, row.tobytes())]
-    hset = hset_header(b"job:{3}", 3) + RowEncoder(16).encode(tables, ids, rows[order].view("V16").ravel()).tobytes()
+    voids = rows[order].view("V16").ravel()
+    values = [
+        row.tobytes() + check.tobytes() for row, check in zip(voids, check_words(tables, ids, voids), strict=True)
+    ]
+    pairs = [word for pair in zip(fields, values, strict=True) for word in pair]
+    hset = hset_header(b"job:{3}", 3) + RowEncoder(16).encode(tables, ids, voids).tobytes()
     assert hset == plain_command(b"HSET", b"job:{3}", *pairs)
 
 

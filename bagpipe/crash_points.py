@@ -1,0 +1,46 @@
+"""Named points at which a process can be made to die, so that tests can ask what survives. Costs one comparison.
+
+BAGPIPE_CRASH_AT=after-manifest:2     the process kills itself the second time it reaches that point
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+__all__ = ["POINTS", "reach"]
+
+#: In the order of a batch, then of a checkpoint, then of a recovery.
+POINTS = (
+    "after-fetch",
+    "before-write-back",
+    "mid-write-back",
+    "after-write-back",
+    "after-dense-copy",
+    "after-rotation",
+    "after-checkpoint-data",
+    "before-manifest",
+    "after-manifest",
+    "mid-commit",
+    "after-commit",
+    "after-seize",
+    "mid-recovery",
+    "before-begin",
+    "after-begin",
+)
+
+_ARMED = os.environ.get("BAGPIPE_CRASH_AT", "")
+_NAME, _, _TIMES = _ARMED.partition(":")
+_reached: Counter[str] = Counter()
+
+if _ARMED and _NAME not in POINTS:
+    raise ValueError(f"BAGPIPE_CRASH_AT: expected one of {', '.join(POINTS)}, with :N, got {_ARMED!r}")
+
+
+def reach(point: str) -> None:
+    """Kill this process (SIGKILL) if it was told to die here. From any thread."""
+    if point == _NAME:
+        _reached[point] += 1
+        if _reached[point] == int(_TIMES or 1):
+            os.kill(os.getpid(), signal.SIGKILL)

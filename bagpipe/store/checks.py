@@ -1,0 +1,65 @@
+"""The check word behind every stored row. Pure: arrays in, arrays out.
+
+    value in the store = row record | check word, uint64 LE
+    check word         = start + table * t + id * i + sum over k of word k * m[k]      modulo 2**64
+
+Words are the record's 32-bit words; all multipliers are odd constants. An odd multiplier has an inverse modulo 2**64,
+so a change of one word, of the table or of the id always changes the sum. 32-bit words, not 64-bit ones: with those,
+turning the top bits of any two words would go unnoticed (2**63 times an even number is 0). 128 bytes take 16 ns in
+large batches, 50 ns in groups of 150 rows.
+
+Part of the stored format, as the keys are. It guards against damage and mix-ups, not against malice.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CHECK_BYTES", "check_words", "value_dtype"]
+
+CHECK_BYTES = 8
+_WORD = np.dtype("<u4")
+
+_GOLDEN = 0x9E3779B97F4A7C15  # the increment of splitmix64, see bagpipe.store.keys
+#: Numbers of the multipliers in splitmix64's sequence; the record's words take those from `_FIRST_WORD` on.
+_START, _TABLE, _ID, _FIRST_WORD = 0, 1, 2, 3
+_MASK = (1 << 64) - 1
+
+
+@lru_cache(maxsize=64)
+def value_dtype(row_bytes: int) -> np.dtype[np.void]:
+    """What the store keeps of one row: fields ``row`` (void) and ``check`` (uint64 LE), without padding."""
+    return np.dtype([("row", f"V{row_bytes}"), ("check", "<u8")])
+
+
+def check_words(tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Check word of each row, uint64 ``[n]``.
+
+    Args:
+        tables: table numbers ``[n]``.
+        ids: ids ``[n]``.
+        rows: ``[n]``, contiguous, one void element of a multiple of 4 bytes each.
+    """
+    words = rows.view(_WORD).reshape(len(rows), rows.itemsize // _WORD.itemsize)
+    sums: NDArray[np.uint64] = np.einsum("ij,j->i", words, _multipliers(words.shape[1]), dtype=np.uint64)
+    sums += ids.view(np.uint64) * np.uint64(_multiplier(_ID))
+    sums += tables * np.uint64(_multiplier(_TABLE))
+    sums += np.uint64(_multiplier(_START))
+    return sums
+
+
+@lru_cache(maxsize=64)
+def _multipliers(num_words: int) -> NDArray[np.uint64]:
+    return np.array([_multiplier(_FIRST_WORD + number) for number in range(num_words)], np.uint64)
+
+
+@lru_cache(maxsize=8)
+def _multiplier(number: int) -> int:
+    """Element of splitmix64's sequence from seed 0, made odd."""
+    word = (number + 1) * _GOLDEN & _MASK
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _MASK
+    return word ^ word >> 31 | 1

@@ -1,0 +1,72 @@
+"""What one writer knows of its logs: their names, and how long each must be. No I/O.
+
+    Fence ──> Logbook ──entries(commands per bucket)──> LogEntries: the length of each log after each command to come
+                      └─next()──> Logbook of the next epoch, all logs empty
+
+A log begins with one empty element, so that it exists; each group adds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.store.fencing import Fence, check_token, log_key, log_name
+
+__all__ = ["LogEntries", "Logbook"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntries:
+    """Where the commands of one group of rows are logged.
+
+    Attributes:
+        token: of the writer.
+        keys: key of the log, by bucket.
+        lengths: elements of the log, by bucket: after the first command of the group, or now.
+    """
+
+    token: str
+    keys: Sequence[bytes]
+    lengths: Sequence[int]
+
+
+class Logbook:
+    """Counts the groups of one writer in one epoch. One thread at a time.
+
+    Args:
+        fence: the writer; its logs exist and are empty.
+        bucket_keys: key of each bucket.
+
+    Raises:
+        ValueError: the fence's token is none.
+    """
+
+    def __init__(self, fence: Fence, bucket_keys: Sequence[bytes]) -> None:
+        check_token(fence.token)
+        self.fence = fence
+        self.log_name = log_name(fence)
+        self.log_keys = [log_key(key, fence) for key in bucket_keys]
+        self._bucket_keys = bucket_keys
+        self._lengths = np.ones(len(bucket_keys), np.int64)
+
+    def entries(self, num_commands: NDArray[np.int64]) -> LogEntries:
+        """Entries for the next commands, int64 ``[num_buckets]`` of them; from now on they count as made."""
+        firsts = (self._lengths + 1).tolist()
+        self._lengths += num_commands
+        return LogEntries(token=self.fence.token, keys=self.log_keys, lengths=firsts)
+
+    def current(self) -> LogEntries:
+        """The logs as they must be now."""
+        return LogEntries(token=self.fence.token, keys=self.log_keys, lengths=self._lengths.tolist())
+
+    def num_groups(self) -> NDArray[np.int64]:
+        """Groups in each log, int64 ``[num_buckets]``."""
+        return self._lengths - 1
+
+    def next(self) -> Logbook:
+        """The logs of the next epoch."""
+        return Logbook(replace(self.fence, epoch=self.fence.epoch + 1), self._bucket_keys)

@@ -1,0 +1,72 @@
+"""Short RESP replies of any form, one value at a time. Pure: bytes in, values out. Rows have their own way: `wire`.
+
++text   :number   $length text   *count values   -error line
+  str      int       bytes          list           Refusal       `$-1` and `*-1`: None
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bagpipe.errors import StoreError
+
+__all__ = ["Parsed", "Refusal", "Reply", "parse_reply"]
+
+_CRLF = b"\r\n"
+#: No reply that is read here nests deeper, or has more elements.
+_MAX_DEPTH = 4
+_MAX_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error line, without its minus."""
+
+    line: str
+
+
+Reply = str | int | bytes | None | Refusal | list["Reply"]
+
+
+class Parsed(NamedTuple):
+    """A reply, and the offset after it."""
+
+    reply: Reply
+    end: int
+
+
+def parse_reply(data: bytes, start: int, depth: int = 0) -> Parsed | None:
+    """The reply that begins at `start`; None while it is incomplete.
+
+    Raises:
+        StoreError: these bytes begin no reply.
+    """
+    stop = data.find(_CRLF, start)
+    if stop < 0:
+        return None
+    kind, text, after = data[start : start + 1], data[start + 1 : stop], stop + len(_CRLF)
+    if kind == b"+":
+        return Parsed(text.decode(errors="replace"), after)
+    if kind == b"-":
+        return Parsed(Refusal(text.decode(errors="replace")), after)
+    if kind not in (b":", b"$", b"*") or not text.lstrip(b"-").isdigit() or depth > _MAX_DEPTH:
+        raise StoreError(f"the store answered {data[start : start + 40]!r}, expected a reply")
+    number = int(text)
+    if kind == b":":
+        return Parsed(number, after)
+    if number < 0:
+        return Parsed(None, after)
+    if kind == b"$":
+        end = after + number
+        return Parsed(data[after:end], end + len(_CRLF)) if len(data) >= end + len(_CRLF) else None
+    if number > _MAX_ELEMENTS:
+        raise StoreError(f"the store answered an array of {number} elements")
+    elements: list[Reply] = []
+    for _ in range(number):
+        parsed = parse_reply(data, after, depth + 1)
+        if parsed is None:
+            return None
+        elements.append(parsed.reply)
+        after = parsed.end
+    return Parsed(elements, after)

@@ -1,0 +1,340 @@
+"""What every embedding store must do about fences: who may write, and what is known of who wrote what.
+
+Part of `bagpipe.testing.store_conformance`, which runs these checks with its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from bagpipe.errors import FencedError, RolledBackError, StoreError
+from bagpipe.store.fencing import Fence, LogState
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.keys import bucket_of
+from bagpipe.testing.fence_jobs import (
+    SCHEMA,
+    MakeStore,
+    drop_all,
+    holds,
+    ids_of,
+    look_at,
+    new_name,
+    new_token,
+    play_job,
+    raises,
+    rows_of,
+    touched_ids,
+)
+
+__all__ = ["FENCE_CHECKS"]
+
+_INT64 = np.iinfo(np.int64)
+
+
+def check_fenced_rows_are_like_others(make_store: MakeStore) -> None:
+    name, ids = new_name(), np.unique(np.random.default_rng(1).integers(_INT64.min, _INT64.max, 5_000))
+    with play_job(make_store, name, 1) as job:
+        job.write(ids, 1.0)
+        job.stores[0].write_many([WriteRequest(table, ids[:7], rows_of(table, ids[:7], 2.0)) for table in (1, 0)])
+        job.stores[0].write_many([])
+        job.write(ids[:0], 3.0)
+        assert holds(job.stores[0], ids[7:], 1.0)
+    with make_store(SCHEMA, name) as store:
+        assert holds(store, ids[:7], 2.0)
+        assert holds(store, ids[:7], 2.0, table=1)
+        assert (store.ids(0) == ids).all()
+
+
+def check_a_zombie_changes_nothing(make_store: MakeStore) -> None:
+    """Neither rows, nor buckets that did not exist, nor logs; whatever it tries, and however often."""
+    name, old, new = new_name(), ids_of((0, 40)), ids_of((1_000, 1_400))
+    with play_job(make_store, name, 1) as zombie:
+        zombie.write(old, 1.0)
+        with play_job(make_store, name, 2, mark="m:1") as job:
+            before = job.ledger.state()
+            for _ in range(2):
+                raises(FencedError, lambda: zombie.write(old, 9.0))
+                raises(FencedError, lambda: zombie.write(new, 9.0))
+                raises(FencedError, lambda: zombie.write(new, 9.0, table=1))
+                raises(FencedError, zombie.stores[0].rotate)
+            assert holds(job.stores[0], old, 1.0)
+            assert not job.stores[0].read(0, new).found.any()
+            assert (job.stores[0].ids(0) == old).all()
+            assert len(job.stores[0].ids(1)) == 0
+            assert job.ledger.state() == before
+            job.write(new, 2.0)
+            job.write(old[:3], 2.0)
+            raises(FencedError, lambda: zombie.write(old, 9.0))
+            assert holds(job.stores[0], np.concatenate([new, old[:3]]), 2.0)
+            assert holds(job.stores[0], old[3:], 1.0)
+
+
+def check_a_zombie_may_not_administer(make_store: MakeStore) -> None:
+    name, ids = new_name(), ids_of((0, 40))
+    with play_job(make_store, name, 1) as zombie:
+        zombie.write(ids, 1.0)
+        with play_job(make_store, name, 2, mark="m:1") as job:
+            job.write(ids[:5], 2.0)
+            before = job.ledger.state()
+            raises(FencedError, lambda: zombie.ledger.commit("m:9", 5))
+            raises(FencedError, lambda: zombie.ledger.begin("m:9", 1))
+            raises(FencedError, lambda: zombie.ledger.condemn("x"))
+            raises(FencedError, zombie.ledger.inspect)
+            raises(FencedError, lambda: zombie.ledger.delete(np.zeros(len(ids), np.uint32), ids))
+            raises(FencedError, lambda: drop_all(zombie.ledger))
+            assert job.ledger.state() == before
+            job.ledger.inspect()
+
+
+def check_a_ledger_that_seized_nothing(make_store: MakeStore) -> None:
+    """It may look, and acts for its store's writer if that has a fence."""
+    name = new_name()
+    with play_job(make_store, name, 1, writers=2) as job:
+        with look_at(make_store, name) as (_, ledger):
+            raises(StoreError, lambda: ledger.condemn("x"))
+            raises(StoreError, lambda: ledger.commit("m:1", 1))
+            ledger.inspect()
+        assert {state.mark for state in job.ledger.state()} == {"m:0"}
+        with job.stores[1].ledger() as ledger:
+            ledger.inspect()
+            ledger.condemn("x")
+        assert {state.mark for state in job.ledger.state()} == {"x"}
+
+
+def check_the_state_tells_and_changes_nothing(make_store: MakeStore) -> None:
+    name = new_name()
+    with look_at(make_store, name) as (store, ledger):
+        for _ in range(2):
+            states = ledger.state()
+            assert len(states) == ledger.num_buckets
+            assert {(state.owner, state.mark, state.logs, state.num_rows) for state in states} == {("", "", (), 0)}
+        assert len(touched_ids(ledger)) == 0
+        assert store.check() is False
+    with play_job(make_store, name, 7, mark="m:3", writers=2) as job:
+        ids = ids_of((0, 300))
+        job.write(ids, 1.0)
+        job.write(ids, 1.0, table=1, writer=1)
+        with look_at(make_store, name) as (_, ledger):
+            states = ledger.state()
+            assert states == ledger.state() == job.ledger.state()
+        assert {(state.owner, state.mark) for state in states} == {(job.token, "m:3")}
+        num_rows = np.zeros(job.ledger.num_buckets, np.int64)
+        for table in (0, 1):
+            buckets = bucket_of(np.full(1, table, np.uint32), ids, job.ledger.num_buckets)
+            num_rows += np.bincount(buckets, minlength=job.ledger.num_buckets)
+        assert [state.num_rows for state in states] == num_rows.tolist()
+        for state in states:
+            assert [(log.token, log.epoch, log.writer) for log in state.logs] == [(job.token, 1, 0), (job.token, 1, 1)]
+
+
+def check_rotation_counts_the_groups_of_each_log(make_store: MakeStore) -> None:
+    name = new_name()
+    with play_job(make_store, name, 1, writers=2) as job:
+        job.write(ids_of((0, 30)), 1.0)
+        job.write(ids_of((5, 6)), 2.0)
+        job.write(ids_of((100, 105)), 1.0, writer=1)
+        counts = job.rotate()
+        for writer in (0, 1):
+            assert counts[writer].dtype == np.int64
+            assert counts[writer].shape == (job.ledger.num_buckets,)
+            logged = [
+                log.num_groups
+                for state in job.ledger.state()
+                for log in state.logs
+                if (log.epoch, log.writer) == (1, writer)
+            ]
+            assert counts[writer].tolist() == logged
+        bucket = int(bucket_of(np.zeros(1, np.uint32), np.array([5], np.int64), job.ledger.num_buckets)[0])
+        assert counts[0][bucket] == 2
+        assert counts[1].sum() <= 5
+        assert all(not rotated.any() for rotated in job.rotate()), "epoch 2 was empty"
+        for state in job.ledger.state():
+            assert {(log.epoch, log.writer) for log in state.logs} == {(e, w) for e in (1, 2, 3) for w in (0, 1)}
+
+
+def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) -> None:
+    """The story of a job that is killed, and taken over by two more, of which the first is killed in recovery."""
+    name = new_name()
+    with play_job(make_store, name, 1) as job:
+        job.write(ids_of((0, 100)), 1.0)
+        assert (touched_ids(job.ledger) == ids_of((0, 100))).all()
+        job.rotate()
+        job.write(ids_of((90, 120)), 2.0)
+        job.ledger.commit("m:1", 1)
+        assert (touched_ids(job.ledger) == ids_of((90, 120))).all()
+        assert {state.mark for state in job.ledger.state()} == {"m:1"}
+        job.rotate()
+        job.write(ids_of((110, 130)), 3.0)
+        job.write(ids_of((7, 8)), 3.0, table=1)
+    with look_at(make_store, name) as (store, ledger):
+        ledger.seize(new_token(2))
+        assert (touched_ids(ledger) == ids_of((90, 130))).all()
+        token = ledger.state()[0].owner
+        store.fence(Fence(token=token, writer=0, epoch=0))
+        store.write(0, ids_of((90, 93)), rows_of(0, ids_of((90, 93)), 1.0))
+        store.write(0, ids_of((500, 510)), rows_of(0, ids_of((500, 510)), 1.0))
+        assert (touched_ids(ledger) == ids_of((90, 130), (500, 510))).all()
+    token = new_token(3)
+    with look_at(make_store, name) as (store, ledger):
+        ledger.seize(token)
+        assert (touched_ids(ledger) == ids_of((90, 130), (500, 510))).all()
+        assert (touched_ids(ledger, table=1) == [7]).all()
+        assert {state.mark for state in ledger.state()} == {"m:1"}
+        ledger.begin("m:1", 2)
+        assert len(touched_ids(ledger)) == 0
+        for state in ledger.state():
+            assert state.logs == tuple(LogState(token=token, epoch=1, writer=writer, num_groups=0) for writer in (0, 1))
+        assert holds(store, ids_of((90, 93), (500, 510)), 1.0)
+
+
+def check_logs_of_another_job_keep_their_length(make_store: MakeStore) -> None:
+    """By which recovery knows whether the interval that ended at a checkpoint is complete."""
+    name, token = new_name(), new_token(2)
+    with play_job(make_store, name, 1, writers=2) as job:
+        job.write(ids_of((0, 100)), 1.0)
+        job.write(ids_of((200, 210)), 1.0, writer=1)
+        counts = job.rotate()
+        old = job.token
+    with look_at(make_store, name) as (_, ledger):
+        before = ledger.state()
+        for _ in range(2):
+            ledger.seize(token)
+        for bucket, (was, state) in enumerate(zip(before, ledger.state(), strict=True)):
+            assert state.owner == token
+            assert state.mark == "m:0"
+            assert state.num_rows == was.num_rows
+            found = {(log.token, log.epoch, log.writer): log.num_groups for log in state.logs}
+            assert found == {
+                (token, 0, 0): 0,
+                **{(old, 1, writer): counts[writer][bucket] for writer in (0, 1)},
+                **{(old, 2, writer): 0 for writer in (0, 1)},
+            }
+
+
+def check_a_commit_leaves_later_epochs_and_other_jobs(make_store: MakeStore) -> None:
+    name = new_name()
+    with play_job(make_store, name, 1) as job:
+        job.write(ids_of((0, 10)), 1.0)
+        job.rotate()
+        job.write(ids_of((10, 20)), 1.0)
+        job.rotate()
+        for _ in range(2):
+            job.ledger.commit("m:5", 1)
+            assert (touched_ids(job.ledger) == ids_of((10, 20))).all()
+        job.write(ids_of((20, 30)), 1.0)
+        job.ledger.commit("m:6", 2)
+        assert (touched_ids(job.ledger) == ids_of((20, 30))).all()
+        (epoch,) = {log.epoch for state in job.ledger.state() for log in state.logs}
+        assert epoch == 3
+        assert holds(job.stores[0], ids_of((0, 30)), 1.0)
+
+
+def check_calls_may_be_repeated(make_store: MakeStore) -> None:
+    name, token, ids = new_name(), new_token(3), ids_of((0, 50))
+    with look_at(make_store, name) as (store, ledger):
+        for _ in range(2):
+            ledger.seize(token)
+        store.fence(Fence(token=token, writer=0, epoch=0))
+        store.write(0, ids, rows_of(0, ids, 1.0))
+        ledger.seize(token)
+        assert (touched_ids(ledger) == ids).all(), "seizing again forgot what was written since"
+        for _ in range(2):
+            ledger.delete(np.zeros(3, np.uint32), ids[:3])
+        for _ in range(2):
+            ledger.begin("m:1", 1)
+        for _ in range(2):
+            ledger.condemn("x")
+        assert {state.mark for state in ledger.state()} == {"x"}
+        assert (store.ids(0) == ids[3:]).all()
+
+
+def check_deleting_and_dropping(make_store: MakeStore) -> None:
+    name, ids = new_name(), ids_of((0, 12_000))
+    with play_job(make_store, name, 1) as job:
+        for table in (0, 1):
+            job.write(ids, 1.0, table=table)
+        gone = np.random.default_rng(2).permutation(ids)[:10_000]
+        job.ledger.delete(np.zeros(len(gone), np.uint32), gone)
+        job.ledger.delete(np.zeros(0, np.uint32), gone[:0])
+        job.ledger.delete(np.array([1, 0], np.uint32), np.array([5, 99_999], np.int64))
+        assert (job.stores[0].ids(0) == np.setdiff1d(ids, gone)).all()
+        assert (job.stores[0].ids(1) == ids[ids != 5]).all()
+        job.ledger.drop(0)
+        for table in (0, 1):
+            buckets = bucket_of(np.full(1, table, np.uint32), job.stores[0].ids(table), job.ledger.num_buckets)
+            assert (buckets != 0).all()
+        drop_all(job.ledger)
+        assert sum(state.num_rows for state in job.ledger.state()) == 0
+        job.write(ids, 2.0)
+        assert holds(job.stores[0], ids, 2.0)
+
+
+def check_two_writers_of_one_job(make_store: MakeStore) -> None:
+    name = new_name()
+    shares = [ids_of((writer * 1_000, writer * 1_000 + 500)) for writer in (0, 1)]
+    errors: list[BaseException] = []
+    with play_job(make_store, name, 1, writers=2) as job:
+        start = threading.Barrier(2)
+
+        def write(writer: int) -> None:
+            try:
+                start.wait()
+                for part in np.array_split(shares[writer], 20):
+                    job.write(part, 1.0, writer=writer)
+                job.stores[writer].rotate()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(writer,)) for writer in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        assert (touched_ids(job.ledger) == np.concatenate(shares)).all()
+        assert holds(job.stores[0], np.concatenate(shares), 1.0)
+
+
+def check_a_writer_that_was_never_let_in(make_store: MakeStore) -> None:
+    name, ids = new_name(), ids_of((0, 10))
+    with make_store(SCHEMA, name) as store:
+        store.fence(Fence(token=new_token(1), writer=0, epoch=1))
+        raises(StoreError, lambda: store.write(0, ids, rows_of(0, ids, 1.0)))
+        assert not store.read(0, ids).found.any()
+    with play_job(make_store, name, 1, writers=1) as job, make_store(SCHEMA, name) as store:
+        store.fence(Fence(token=job.token, writer=1, epoch=1))
+        raises(StoreError, lambda: store.write(0, ids, rows_of(0, ids, 1.0)))
+        assert not store.read(0, ids).found.any()
+
+
+def check_what_no_job_is_called(make_store: MakeStore) -> None:
+    with look_at(make_store, new_name()) as (store, ledger):
+        raises(ValueError, store.rotate)
+        for token in ("", "1", "1-xyz", f"-{'0' * 32}", f"1-{'0' * 32} "):
+            raises(ValueError, partial(ledger.seize, token))
+        ledger.seize(new_token(1))
+        raises(ValueError, lambda: ledger.begin("x" * 201, 1))
+        raises(ValueError, lambda: ledger.commit("x" * 201, 1))
+
+
+def check_a_namespace_without_owner(make_store: MakeStore) -> None:
+    """As after a loss of all data: nothing is administered in a namespace that has forgotten its job."""
+    name = new_name()
+    with make_store(SCHEMA, name) as store:
+        store.fence(Fence(token=new_token(1), writer=0, epoch=1))
+        with store.ledger() as ledger:
+            raises(RolledBackError, lambda: ledger.condemn("x"))
+            raises(RolledBackError, lambda: ledger.commit("m:1", 1))
+            raises(RolledBackError, lambda: ledger.begin("m:1", 1))
+            raises(RolledBackError, ledger.inspect)
+            assert {(state.owner, state.mark) for state in ledger.state()} == {("", "")}
+
+
+#: Every check, in the order of this file.
+FENCE_CHECKS: tuple[Callable[[MakeStore], None], ...] = tuple(
+    value for name, value in list(globals().items()) if name.startswith("check_")
+)
