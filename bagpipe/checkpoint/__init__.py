@@ -1,0 +1,18 @@
+"""Checkpoints: everything a job needs to go on as if it had never ended, in one directory, published by one rename.
+
+    lanes ──copies──> Recorder ──rows, dense state──> files ──Part (per rank)──> Manifest ──rename──> folder
+                                                                                    └──> Ledger.commit
+    folder ──newest whose files are whole──> Manifest ──> dense state, rng           (every rank)
+                                                └──> CheckpointRows ──touched, dirty rows──> store     (rank 0)
+
+    <checkpoint.dir>/generation-000007/           one per start of the job; its number is part of the job's token
+        step-00000400/                            the state before batch 400 is trained
+            manifest.json                         last; without it the rest is nothing
+            part-0000.json                        what rank 0 contributed
+            dense-0000.safetensors                parameters, buffers, optimizer, random state
+            rows-00000400-0000-000384.npy         rows of 384 bytes that changed since the checkpoint before
+            dirty-0000.npy                        rows newer than the store's
+            full-00000300-000384.npy, …           files of earlier checkpoints that this one builds on, as hard links
+
+Every file is named in the manifest with its length and XXH3-128 checksum. Nothing is a pickle.
+"""

@@ -1,0 +1,263 @@
+"""`DenseState`: the dense part of a model on the host: parameters, buffers, optimizer state, random state, by name.
+
+model, optimizer ──capture (copies)──> DenseState ──save──> dense-<rank>.safetensors ──load──> restore
+
+model.<name>              parameters and buffers, by the model's own names
+optim.<name>.<state>      optimizer state of a parameter; what is no tensor is in the file's metadata, as JSON
+rng.<name>                states of random number generators
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bagpipe.checkpoint.files import finish
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
+from bagpipe.errors import InputError
+
+__all__ = ["DenseState", "capture", "combine", "load", "random_state", "restore_random_state", "save_tensors"]
+
+_MODEL, _OPTIM, _RNG = "model.", "optim.", "rng."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenseState:
+    """Copies on the host.
+
+    Attributes:
+        tensors: by full name, see above.
+        values: optimizer state that is no tensor (numbers, None), by full name.
+    """
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """XXH3-128 of everything but the random state, hexadecimal: equal on ranks that hold the same dense part."""
+        hasher = xxhash.xxh3_128()
+        for name in sorted(name for name in self.tensors if not name.startswith(_RNG)):
+            hasher.update(f"{name} {_title(self.tensors[name])}\0".encode())
+            hasher.update(_bytes(self.tensors[name]))
+        hasher.update(json.dumps(dict(self.values), sort_keys=True).encode())
+        return hasher.hexdigest()
+
+    def rng(self) -> dict[str, Tensor]:
+        """Random states by name, as `random_state` gave them."""
+        return {name.removeprefix(_RNG): state for name, state in self.tensors.items() if name.startswith(_RNG)}
+
+    def save(self, folder: Path, rank: int) -> FileEntry:
+        """Write ``dense-<rank>.safetensors``, durable. Raises OSError if the file system refuses."""
+        path = folder / f"dense-{rank:04d}.safetensors"
+        metadata = {name: json.dumps(value) for name, value in self.values.items()}
+        save_tensors(self.tensors, path, metadata)
+        return finish(path)
+
+    def restore(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        """Put the state into a model and its optimizers, in place; all is compared before anything is changed.
+
+        Args:
+            model: has exactly the parameters and buffers that are here.
+            optimizers: each takes the state of its own parameters; what it had is forgotten.
+
+        Raises:
+            InputError: another model or optimizer: one line naming the first difference.
+        """
+        targets = dict(_named_tensors(model))
+        ours = {name.removeprefix(_MODEL): value for name, value in self.tensors.items() if name.startswith(_MODEL)}
+        _compare({name: _title(value) for name, value in ours.items()}, targets)
+        states = self._optimizer_states(set(targets))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name in states:
+            if name not in parameters:
+                raise InputError(f"the checkpoint has optimizer state of {name!r}, which is no parameter of the model")
+        for optimizer in optimizers:
+            _compare_states(states, parameters, optimizer)
+        with torch.no_grad():
+            for name, value in ours.items():
+                targets[name].copy_(value)
+        for optimizer in optimizers:
+            _restore_optimizer(states, parameters, optimizer)
+
+    def _optimizer_states(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """By parameter, by name of the state. Names hold dots, those of states do not."""
+        states: dict[str, dict[str, Any]] = {}
+        for full_name, value in (*self.tensors.items(), *self.values.items()):
+            if full_name.startswith(_OPTIM):
+                name, _, state = full_name.removeprefix(_OPTIM).rpartition(".")
+                states.setdefault(name, {})[state] = value
+        return states
+
+
+def capture(
+    model: nn.Module,
+    *optimizers: torch.optim.Optimizer,
+    only: Collection[str] | None = None,
+    rng: Mapping[str, Tensor] | None = None,
+) -> DenseState:
+    """Copy the dense state to the host. Blocks until a device has done what was asked of it before.
+
+    Args:
+        model: whose parameters and buffers (also those outside its state_dict) are copied.
+        optimizers: of its parameters; each parameter's state is with one of them.
+        only: names of the parameters and buffers to copy, with their optimizer state; None: all.
+        rng: random states to keep with it, by name.
+
+    Raises:
+        InputError: a module has extra state of its own, which only a pickle could hold.
+    """
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(f"module {name!r} has extra state, which checkpoints cannot hold: use a buffer")
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for name, tensor in _named_tensors(model):
+        if only is None or name in only:
+            tensors[_MODEL + name] = _copy(tensor)
+    for name, parameter in model.named_parameters():
+        if only is not None and name not in only:
+            continue
+        for optimizer in optimizers:
+            for state, value in optimizer.state.get(parameter, {}).items():
+                full_name = f"{_OPTIM}{name}.{state}"
+                if isinstance(value, Tensor):
+                    tensors[full_name] = _copy(value)
+                elif value is None or isinstance(value, bool | int | float | str):
+                    values[full_name] = value
+                else:
+                    raise InputError(f"optimizer state {state!r} of {name!r} is a {type(value).__name__}, not a tensor")
+    for name, value in (rng or {}).items():
+        tensors[_RNG + name] = _copy(value)
+    return DenseState(tensors=tensors, values=values)
+
+
+def combine(states: Iterable[DenseState]) -> DenseState:
+    """The whole of several parts. What several have is the first's: that is alike, but for buffers and random state."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for part in states:
+        tensors = {**part.tensors, **tensors}
+        values = {**part.values, **values}
+    return DenseState(tensors=tensors, values=values)
+
+
+def load(folder: Path, entry: FileEntry) -> DenseState:
+    """Read a file that `DenseState.save` wrote. Raises `BrokenCheckpoint` if it is no such file."""
+    path = folder / entry.name
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = file.metadata() or {}
+        values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(_OPTIM)}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
+    return DenseState(tensors=tensors, values=values)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file. Raises OSError if the file system refuses."""
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from None
+    # The library makes files for their owner only, whatever the process's mask says; folders follow the mask.
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """States of torch's global generators: the host's, and the device's if it has one."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Put states of `random_state` back; one for a device that this job does not use is left out."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then buffers; a tied one under each of its names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _title(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _compare(theirs: Mapping[str, str], targets: Mapping[str, Tensor]) -> None:
+    """Refuse names, shapes or dtypes that differ; in the model's order."""
+    for name, target in targets.items():
+        if name not in theirs:
+            raise InputError(f"the checkpoint is of another model: it has no {name!r}")
+        if theirs[name] != _title(target):
+            raise InputError(
+                f"the checkpoint is of another model: {name!r} is {theirs[name]} there, {_title(target)} in this job"
+            )
+    unknown = sorted(theirs.keys() - targets.keys())
+    if unknown:
+        raise InputError(f"the checkpoint is of another model: it has {unknown[0]!r}, this job's model has not")
+
+
+def _own(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, Any]]:
+    """(name, parameter, its group) of the parameters that an optimizer has."""
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in parameters.items():
+        if parameter in groups:
+            yield name, parameter, groups[parameter]
+
+
+def _compare_states(
+    states: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """What a fresh optimizer has already, the checkpoint must have alike: the rest comes with the first step."""
+    for name, parameter, _ in _own(parameters, optimizer):
+        theirs = states.get(name, {})
+        for state, value in optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                continue
+            found = theirs.get(state)
+            if not isinstance(found, Tensor) or _title(found) != _title(value):
+                title = _title(found) if isinstance(found, Tensor) else "missing"
+                raise InputError(
+                    f"the checkpoint is of another optimizer: state {state!r} of {name!r} is {title} there, "
+                    f"{_title(value)} in this job"
+                )
+
+
+def _restore_optimizer(
+    states: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    for name, parameter, group in _own(parameters, optimizer):
+        if name not in states:
+            continue
+        kept: dict[str, Any] = {}
+        for state, value in states[name].items():
+            if isinstance(value, Tensor):
+                # torch counts steps on the host, unless a fused or captured kernel reads the count.
+                on_host = state == "step" and not (group.get("fused") or group.get("capturable"))
+                kept[state] = value.clone() if on_host else value.to(parameter.device, copy=True)
+            else:
+                kept[state] = value
+        optimizer.state[parameter] = kept

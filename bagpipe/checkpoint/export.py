@@ -1,0 +1,240 @@
+"""A checkpoint as plain tensors for other programs: the model's own dense names, torchrec's names of tables.
+
+dense files ──names of the model's state_dict──> weights ─┐
+rows of a bounded table ──initial values, then rows──>    ├──> model.safetensors, optimizer.safetensors; or DCP
+rows of an unbounded table ──ids, rows──────────────>    ─┘
+
+<collection>.embedding_bags.<table>.weight     [rows, dim]; unbounded: [n, dim], beside
+<collection>.embedding_bags.<table>.ids        int64 [n], ascending
+<weight>.<state>                               optimizer state of a weight, by torch's names of states
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.initial import TORCH_DTYPE, InitialWeights
+from bagpipe.checkpoint.dense import combine, load, save_tensors
+from bagpipe.checkpoint.folder import Checkpoint
+from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.errors import InputError
+from bagpipe.schema import RowSchema
+
+__all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]
+
+FORMATS = ("safetensors", "dcp")
+
+#: Names of a row optimizer's states, in the order of the record, and whether each is one number a row.
+_ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
+    "sgd": (),
+    "adagrad": (("sum", False),),
+    "rowwise_adagrad": (("sum", True),),
+    "adam": (("exp_avg", False), ("exp_avg_sq", False)),
+}
+
+#: Initial values made at a time.
+_CHUNK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportTable:
+    """What a table of the row schema is called in the model.
+
+    Attributes:
+        name: full name without ``.weight``: ``sparse_arch.embedding_bag_collection.embedding_bags.<table>``.
+        table: its name in the row schema.
+        num_rows: rows of the tensor; None: the table has no bound, and only rows that exist are exported.
+    """
+
+    name: str
+    table: str
+    num_rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exported:
+    """Tensors by name.
+
+    Attributes:
+        weights: dense and embedding weights, and ids of unbounded tables.
+        states: optimizer states, ``<weight's name>.<state>``.
+    """
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    states: dict[str, Tensor] = field(default_factory=dict)
+
+
+def collect(
+    checkpoint: Checkpoint, tables: Sequence[ExportTable], dense: Collection[str], *, max_bytes: int
+) -> Exported:
+    """Everything of a checkpoint, in memory.
+
+    Args:
+        checkpoint: whole.
+        tables: all tables of its row schema.
+        dense: names of the model's dense weights.
+        max_bytes: refuse to make more than this.
+
+    Raises:
+        InputError: the checkpoint has no such weight or table, or it is too large.
+    """
+    schema = RowSchema.from_json(checkpoint.manifest.row_schema)
+    rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, schema)
+    numbers = {table.name: number for number, table in enumerate(schema.tables)}
+    known = {table.table for table in tables}
+    if known != numbers.keys():
+        raise InputError(f"the checkpoint has tables {sorted(numbers)}, the model {sorted(known)}")
+    _check_size(rows, tables, numbers, max_bytes)
+    found = Exported()
+    _collect_dense(checkpoint, dense, found)
+    for table in tables:
+        if table.num_rows is None:
+            _collect_unbounded(rows, numbers[table.table], table.name, found)
+        else:
+            _collect_bounded(rows, numbers[table.table], table.name, table.num_rows, found)
+    return found
+
+
+def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[str, str]) -> None:
+    """Write into a new folder, which is there when all is written.
+
+    Args:
+        exported: tensors.
+        out: must not exist yet, or be empty.
+        file_format: safetensors, or dcp: torch.distributed.checkpoint, with keys ``model.…`` and ``optimizer.…``.
+        metadata: texts for the safetensors headers.
+
+    Raises:
+        InputError: the folder is not empty, or cannot be written.
+    """
+    beside = out.with_name(out.name + ".tmp")
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"--out {out} is not empty")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        if file_format == "dcp":
+            _write_dcp(exported, beside)
+        else:
+            save_tensors(exported.weights, beside / "model.safetensors", metadata)
+            save_tensors(exported.states, beside / "optimizer.safetensors", metadata)
+        beside.replace(out)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_dcp(exported: Exported, folder: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings():
+        # That one process writes, without a group, is the intent, and torch says that it assumes so.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save(
+            {"model": exported.weights, "optimizer": exported.states},
+            storage_writer=FileSystemWriter(folder),
+            no_dist=True,
+        )
+
+
+def _check_size(
+    rows: CheckpointRows, tables: Sequence[ExportTable], numbers: Mapping[str, int], max_bytes: int
+) -> None:
+    sizes = {}
+    for table in tables:
+        number = numbers[table.table]
+        count = rows.num_records_of(number) if table.num_rows is None else table.num_rows
+        sizes[table.table] = count * rows.schema.row_bytes(number)
+    total = sum(sizes.values())
+    if total > max_bytes:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"the tables take {total / 2**30:.1f} GiB of memory, more than --max-gib {max_bytes / 2**30:g} allows "
+            f"(the largest is {largest!r} with {sizes[largest] / 2**30:.1f} GiB)"
+        )
+
+
+def _collect_dense(checkpoint: Checkpoint, dense: Collection[str], found: Exported) -> None:
+    parts = checkpoint.manifest.parts
+    if not parts:
+        raise InputError(f"the checkpoint of step {checkpoint.manifest.step} is of a job that has not trained anything")
+    state = combine(load(checkpoint.folder, part.dense) for part in parts)
+    for name in dense:
+        if f"model.{name}" not in state.tensors:
+            raise InputError(f"the checkpoint has no {name!r}: it is of another model")
+        found.weights[name] = state.tensors[f"model.{name}"]
+    for name, tensor in state.tensors.items():
+        if name.startswith("optim."):
+            found.states[name.removeprefix("optim.")] = tensor
+
+
+def _collect_bounded(rows: CheckpointRows, table: int, name: str, num_rows: int, found: Exported) -> None:
+    schema = rows.schema
+    dim = schema.tables[table].dim
+    weight = torch.empty(num_rows, dim, dtype=TORCH_DTYPE[schema.dtype])
+    initial = InitialWeights(schema, torch.device("cpu"))
+    for first in range(0, num_rows, _CHUNK_ROWS):
+        ids = torch.arange(first, min(first + _CHUNK_ROWS, num_rows))
+        initial.fill_(weight[first : first + len(ids)], torch.full_like(ids, table), ids)
+    states = _empty_states(schema, table, num_rows)
+    for request in rows.rows(table):
+        if request.ids[0] < 0 or request.ids[-1] >= num_rows:
+            outside = int(request.ids[0] if request.ids[0] < 0 else request.ids[-1])
+            raise InputError(f"table {schema.tables[table].name!r} has a row {outside}, beyond its {num_rows} rows")
+        values = torch.from_numpy(request.rows)
+        places = torch.from_numpy(request.ids)
+        weight[places] = values[:, :dim]
+        _put_states(states, places, values[:, dim:])
+    _keep(found, name, weight, states)
+
+
+def _collect_unbounded(rows: CheckpointRows, table: int, name: str, found: Exported) -> None:
+    schema = rows.schema
+    dim = schema.tables[table].dim
+    ids = torch.from_numpy(rows.ids(table))
+    weight = torch.empty(len(ids), dim, dtype=TORCH_DTYPE[schema.dtype])
+    states = _empty_states(schema, table, len(ids))
+    first = 0
+    for request in rows.rows(table):
+        values = torch.from_numpy(request.rows)
+        places = torch.arange(first, first + len(values))
+        weight[places] = values[:, :dim]
+        _put_states(states, places, values[:, dim:])
+        first += len(values)
+    found.weights[f"{name}.ids"] = ids
+    _keep(found, name, weight, states)
+
+
+def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Tensor]:
+    """Zeros, as those of a row that was never trained."""
+    dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.dtype]
+    return {
+        name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
+        for name, is_scalar in _ROW_STATES[schema.optimizer]
+    }
+
+
+def _put_states(states: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+    first = 0
+    for state in states.values():
+        if state.ndim == 1:
+            state[places] = values[:, first]
+            first += 1
+        else:
+            state[places] = values[:, first : first + state.shape[1]]
+            first += state.shape[1]
+
+
+def _keep(found: Exported, name: str, weight: Tensor, states: Mapping[str, Tensor]) -> None:
+    found.weights[f"{name}.weight"] = weight
+    for state, values in states.items():
+        found.states[f"{name}.weight.{state}"] = values

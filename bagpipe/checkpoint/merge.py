@@ -1,0 +1,184 @@
+"""Several sorted row files as one: of each row the latest record, in order, some MiB at a time.
+
+    full file     ids  1  4  7  9 ..          span 0: ids <= 7      span 1: ids <= 15 …
+    rows of 400   ids     4     9 ..   ──>    read together, sorted, the latest kept ──> full file, store, index
+    rows of 800   ids  1        9 ..
+
+*Latest* is by (checkpoint that the file was made for, step of the record).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, RowFile
+from bagpipe.checkpoint.record import (
+    RecordFile,
+    join_records,
+    latest_positions,
+    map_records,
+    record_dtype,
+    take_records,
+)
+from bagpipe.schema import RowSchema
+
+__all__ = ["CHUNK_BYTES", "SortedFile", "merge_files", "merged_ids", "merged_records", "open_files"]
+
+#: Records taken together at most: what a merge holds is a few times as much.
+CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SortedFile:
+    """A row file, mapped.
+
+    Attributes:
+        source: what the manifest says.
+        records: all of it, in its pages.
+        bounds: by table of its width: first record and end.
+    """
+
+    source: RowFile
+    records: NDArray[Any]
+    bounds: dict[int, tuple[int, int]]
+
+    def of(self, table: int) -> NDArray[Any]:
+        """The records of a table, in ascending order of ids."""
+        first, end = self.bounds[table]
+        return self.records[first:end]
+
+
+def open_files(folder: Path, files: Sequence[RowFile], schema: RowSchema) -> dict[int, tuple[SortedFile, ...]]:
+    """Map row files. Their checksums have been compared before.
+
+    Returns:
+        By table, the files of its width, oldest first; those before the last full one are left out.
+
+    Raises:
+        BrokenCheckpoint: a file is missing, or not of its name's kind.
+    """
+    by_width: dict[int, list[RowFile]] = {schema.row_bytes(table): [] for table in range(len(schema.tables))}
+    for file in files:
+        if file.row_bytes not in by_width:
+            raise BrokenCheckpoint(f"{folder / file.file.name}: no table has rows of {file.row_bytes} bytes")
+        if file.full:
+            by_width[file.row_bytes].clear()
+        by_width[file.row_bytes].append(file)
+    opened = {
+        row_bytes: tuple(_open_file(folder / file.file.name, file, schema) for file in group)
+        for row_bytes, group in by_width.items()
+    }
+    return {table: opened[schema.row_bytes(table)] for table in range(len(schema.tables))}
+
+
+def _open_file(path: Path, file: RowFile, schema: RowSchema) -> SortedFile:
+    records = map_records(path, record_dtype(file.row_bytes, schema.dtype), file.num_rows)
+    tables = records["table"]
+    bounds = {}
+    end = 0
+    for table in range(len(schema.tables)):
+        if schema.row_bytes(table) == file.row_bytes:
+            first, end = end, int(np.searchsorted(tables, np.uint32(table), side="right"))
+            bounds[table] = (first, end)
+    if end != len(records):
+        raise BrokenCheckpoint(f"{path}: expected rows of tables {list(bounds)}, got table {int(tables[end])}")
+    return SortedFile(source=file, records=records, bounds=bounds)
+
+
+def merged_records(files: Sequence[SortedFile], table: int) -> Iterator[NDArray[Any]]:
+    """The latest record of each row of a table, in ascending order of ids, in chunks of up to `CHUNK_BYTES`."""
+    for spans in _spans(files, table, CHUNK_BYTES):
+        if len(spans) == 1:
+            yield files[spans[0].file].of(table)[spans[0].first : spans[0].end]
+            continue
+        records = join_records([files[span.file].of(table)[span.first : span.end] for span in spans])
+        sources = [files[span.file].source.step for span in spans]
+        ages = np.repeat(np.array(sources, np.int64) << 32, [span.end - span.first for span in spans])
+        if len(set(sources)) < len(sources):
+            # Files of several ranks: the row may have moved from one to the other.
+            ages |= records["step"]
+        yield take_records(records, latest_positions(records["table"], records["id"], ages))
+
+
+def merged_ids(files: Sequence[SortedFile], table: int) -> Iterator[NDArray[np.int64]]:
+    """The ids of a table, ascending, distinct, in chunks of up to `CHUNK_BYTES` (of records)."""
+    for spans in _spans(files, table, CHUNK_BYTES):
+        ids = [files[span.file].of(table)["id"][span.first : span.end] for span in spans]
+        yield np.unique(np.concatenate(ids)) if len(ids) > 1 else np.ascontiguousarray(ids[0])
+
+
+def merge_files(
+    folder: Path,
+    files: Sequence[RowFile],
+    schema: RowSchema,
+    *,
+    target: Path,
+    step: int,
+    on_chunk: Callable[[int], None] = lambda num_rows: None,
+) -> tuple[RowFile, ...]:
+    """Write full files, one for each width that has rows: what `files`, together, say of every row.
+
+    Args:
+        folder: of the files.
+        files: oldest first.
+        schema: of the rows.
+        target: folder for the full files, ``full-<step>-<row bytes>.npy``.
+        step: of the checkpoint that `files` belong to.
+        on_chunk: called after each chunk with the number of its rows; may raise to give up.
+
+    Raises:
+        BrokenCheckpoint: a file cannot be read.
+        OSError: a file cannot be written; nothing of it is left.
+    """
+    by_table = open_files(folder, files, schema)
+    merged = []
+    for row_bytes in sorted({file.row_bytes for file in files}):
+        name = f"full-{step:08d}-{row_bytes:06d}.npy"
+        with RecordFile(target / name, record_dtype(row_bytes, schema.dtype)) as out:
+            for table in range(len(schema.tables)):
+                if schema.row_bytes(table) == row_bytes:
+                    for records in merged_records(by_table[table], table):
+                        out.write(records)
+                        on_chunk(len(records))
+        merged.append(RowFile(file=out.entry, row_bytes=row_bytes, num_rows=out.num_records, full=True, step=step))
+    return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Records `first` to `end` of a table in a file (by number)."""
+
+    file: int
+    first: int
+    end: int
+
+
+def _spans(files: Sequence[SortedFile], table: int, chunk_bytes: int) -> Iterator[list[_Span]]:
+    """Cut the table at ids so that the pieces between two cuts are, together, at most `chunk_bytes`; never empty."""
+    ids = {number: file.of(table)["id"] for number, file in enumerate(files)}
+    places = {number: 0 for number, column in ids.items() if len(column)}
+    while places:
+        stride = max(1, chunk_bytes // (files[0].records.dtype.itemsize * len(places)))
+        ahead = [
+            ids[number][place + stride - 1] for number, place in places.items() if place + stride < len(ids[number])
+        ]
+        cut = min(ahead) if ahead else None
+        spans = []
+        for number, place in tuple(places.items()):
+            column = ids[number]
+            end = len(column)
+            if cut is not None:
+                end = place + int(np.searchsorted(column[place : place + stride], cut, side="right"))
+            if end > place:
+                spans.append(_Span(number, place, end))
+            if end == len(column):
+                del places[number]
+            else:
+                places[number] = end
+        yield spans

@@ -1,0 +1,163 @@
+"""`Publisher`: all ranks' parts become one checkpoint, and the store learns of it.
+
+    every rank: Part ──write_part──> folder          rank 0: ──read_parts──> replicas agree? ──> Manifest ──publish──>
+                                                             ──commit──> marks of the store, logs gone ──> prune
+
+Called by each rank's background thread, one checkpoint after the other: when `Publisher` returns at rank 0, the
+checkpoint is what a restart finds; at another rank, its part is safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
+from bagpipe.checkpoint.merge import merge_files
+from bagpipe.crash_points import reach
+from bagpipe.errors import JobError
+from bagpipe.schema import RowSchema
+from bagpipe.store.fencing import Ledger
+
+__all__ = ["Publisher"]
+
+#: Between looks for other ranks' parts: first, and at most.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 0.2
+
+
+class Publisher:
+    """One rank's end. Used by one thread; `close` by any.
+
+    Args:
+        folder: of the checkpoints.
+        beginning: the checkpoint that the job goes on from.
+        template: of the manifests to come; lacks step, parts, base and all that changes.
+        schema: of the rows.
+        rank: this one.
+        ledger: entered, the owner's; only rank 0 needs one.
+        bookmark: the nearest known position of the data's reader at or before a batch.
+        keep, full_every: see `CheckpointConfig`.
+        timeout_s: how long another rank's part is waited for.
+
+    Attributes:
+        num_published: checkpoints so far.
+        newest: the last one published; at rank 0.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        beginning: Checkpoint,
+        template: Manifest,
+        schema: RowSchema,
+        *,
+        rank: int = 0,
+        ledger: Ledger | None = None,
+        bookmark: Callable[[int], Mapping[str, Any] | None] = lambda step: None,
+        keep: int = 2,
+        full_every: int = 16,
+        timeout_s: float = 120.0,
+    ) -> None:
+        if rank == 0 and ledger is None:
+            raise ValueError("rank 0 publishes, and needs a ledger to commit")
+        self.newest = beginning
+        self.num_published = 0
+        self._folder = folder
+        self._template = template
+        self._schema = schema
+        self._rank = rank
+        self._ledger = ledger
+        self._bookmark = bookmark
+        self._keep = keep
+        self._full_every = full_every
+        self._timeout_s = timeout_s
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Wait for nobody any more; what is being published is given up. From any thread."""
+        self._closed.set()
+
+    def __call__(self, step: int, epoch: int, part: Part) -> None:
+        """Contribute this rank's part, whose logs are those of an epoch; at rank 0, publish and commit.
+
+        Raises:
+            JobError: a part does not come in time, the replicas differ, or the publisher was closed.
+            OSError: what the file system says. StoreError: the commit failed; the checkpoint is there all the same.
+        """
+        self._folder.write_part(self._template.generation, step, part)
+        if self._rank == 0:
+            self._publish(step, epoch)
+        self.num_published += 1
+
+    def _publish(self, step: int, epoch: int) -> None:
+        assert self._ledger is not None, "checked"
+        generation = self._template.generation
+        parts = self._await_parts(step)
+        _check_replicas(step, parts)
+        parent = self.newest
+        manifest = dataclasses.replace(
+            self._template,
+            step=step,
+            parent_mark=parent.manifest.mark,
+            epoch=epoch,
+            bookmark=self._bookmark(step),
+            parts=parts,
+            base=self._base(parent, self._folder.step_folder(generation, step)),
+        )
+        self.newest = self._folder.publish(manifest, sources=[parent.folder])
+        self._ledger.commit(manifest.mark, manifest.epoch)
+        reach("after-commit")
+        self._folder.prune(self._keep, self.newest)
+
+    def _await_parts(self, step: int) -> tuple[Part, ...]:
+        generation, world_size = self._template.generation, self._template.world_size
+        deadline_s, pause_s = time.monotonic() + self._timeout_s, _FIRST_LOOK_S
+        while (parts := self._folder.read_parts(generation, step, world_size)) is None:
+            if self._closed.wait(pause_s):
+                raise JobError(f"the checkpoint at step {step} was given up: the job has ended")
+            if time.monotonic() > deadline_s:
+                raise JobError(
+                    f"the checkpoint at step {step}: not all ranks wrote their part in {self._timeout_s:g} s"
+                )
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+        return parts
+
+    def _base(self, parent: Checkpoint, target: Path) -> tuple[RowFile, ...]:
+        """Row files that the next checkpoint builds on: those of its parent, or full ones made of them."""
+        files = parent.manifest.row_files
+        if len({file.step for file in files if not file.full}) < self._full_every:
+            return files
+        return merge_files(
+            parent.folder,
+            files,
+            self._schema,
+            target=target,
+            step=parent.manifest.step,
+            on_chunk=self._check_open,
+        )
+
+    def _check_open(self, num_rows: int) -> None:
+        if self._closed.is_set():
+            raise JobError("the merge of row files was given up: the job has ended")
+
+
+def _check_replicas(step: int, parts: Sequence[Part]) -> None:
+    """Ranks that hold the same dense part must hold the same numbers.
+
+    Raises:
+        JobError: names the first two that do not.
+    """
+    digests: dict[str, tuple[int, str]] = {}
+    for part in parts:
+        for stage, digest in part.progress.get("dense", {}).items():
+            rank, first = digests.setdefault(stage, (part.rank, digest))
+            if first != digest:
+                raise JobError(
+                    f"the checkpoint at step {step}: ranks {rank} and {part.rank} hold different dense parameters "
+                    f"({stage}, digests {first} and {digest})"
+                )

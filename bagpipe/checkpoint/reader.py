@@ -1,0 +1,149 @@
+"""`CheckpointRows`: the rows of a checkpoint, read from its files as if they were one table each.
+
+    rows-… and full-… files ──open_files──> per table, oldest first ──search newest last──> read(table, ids)
+                                                                    ├──merged chunks────> requests(buckets)
+                                                                    └──merged ids───────> contains(table, ids)
+
+Files are sorted, so rows are found by binary search in the mapped pages; `contains` has an index of ids (8 B each) in
+an unlinked file of its own, since it is asked for every batch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.checkpoint.manifest import Manifest
+from bagpipe.checkpoint.merge import SortedFile, merged_ids, merged_records, open_files
+from bagpipe.checkpoint.record import NAME_DTYPE, latest_positions, load_names, take_records
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.keys import bucket_of
+from bagpipe.store.requests import row_dtype
+
+__all__ = ["CheckpointRows"]
+
+
+class CheckpointRows:
+    """Rows of a checkpoint whose files have been checked. One thread at a time; goes on working if the folder goes.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: its manifest.
+        schema: `RowSchema.from_json` of the manifest's.
+
+    Raises:
+        BrokenCheckpoint: a file is missing or not what the manifest says.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, schema: RowSchema) -> None:
+        self.schema = schema
+        self._files: dict[int, tuple[SortedFile, ...]] = open_files(folder, manifest.row_files, schema)
+        self._dirty = [load_names(folder, part.dirty) for part in manifest.parts if part.dirty is not None]
+        self._index: dict[int, NDArray[np.int64]] | None = None
+
+    @property
+    def num_records(self) -> int:
+        """Of all files: at least the number of rows."""
+        return sum(map(self.num_records_of, self._files))
+
+    def num_records_of(self, table: int) -> int:
+        """Of one table: at least the number of its rows."""
+        return sum(len(file.of(table)) for file in self._files[table])
+
+    def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
+        """Rows of one table, in the order of the ids; zeros where there is none."""
+        rows = np.zeros((len(ids), self.schema.row_width(table)), row_dtype(self.schema))
+        order = np.argsort(ids)
+        wanted = ids[order]
+        ages = np.full(len(ids), -1, np.int64)
+        for file in self._files[table]:
+            records = file.of(table)
+            if not len(records):
+                continue
+            places = np.minimum(np.searchsorted(records["id"], wanted), len(records) - 1)
+            hits = np.flatnonzero(records["id"][places] == wanted)
+            steps = (np.int64(file.source.step) << 32) | records["step"][places[hits]].astype(np.int64)
+            newer = steps >= ages[order[hits]]
+            hits, steps = hits[newer], steps[newer]
+            ages[order[hits]] = steps
+            rows[order[hits]] = records["row"][places[hits]]
+        return ReadResult(rows, ages >= 0)
+
+    def contains(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each row exists in the checkpoint, bool ``[n]``. Call `build_index` before it matters how long."""
+        self.build_index()
+        assert self._index is not None, "just built"
+        known = self._index[table]
+        if not len(known):
+            return np.zeros(len(ids), np.bool_)
+        places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        found: NDArray[np.bool_] = known[places] == ids
+        return found
+
+    def build_index(self) -> None:
+        """Make what `contains` searches, once: 8 B a row, in a temporary file."""
+        if self._index is not None:
+            return
+        index = {}
+        with tempfile.TemporaryFile() as file:
+            counts = {}
+            for table, files in self._files.items():
+                counts[table] = 0
+                for ids in merged_ids(files, table):
+                    file.write(ids.astype("<i8", copy=False).data)
+                    counts[table] += len(ids)
+            file.flush()
+            total = sum(counts.values())
+            every: NDArray[Any] = np.memmap(file, "<i8", mode="r", shape=(total,)) if total else np.empty(0, "<i8")
+        first = 0
+        for table, count in counts.items():
+            index[table] = every[first : first + count]
+            first += count
+        self._index = index
+
+    def ids(self, table: int) -> NDArray[np.int64]:
+        """All ids of a table that have a row, ascending. Heap: 8 B each, twice."""
+        return np.concatenate([np.empty(0, np.int64), *merged_ids(self._files[table], table)])
+
+    def rows(self, table: int) -> Iterator[WriteRequest]:
+        """All rows of a table, in ascending order of ids, in chunks of some MiB."""
+        for records in merged_records(self._files[table], table):
+            yield _request(table, records)
+
+    def requests(
+        self, *, buckets: Collection[int] | None = None, num_buckets: int = 1
+    ) -> Iterator[tuple[WriteRequest, ...]]:
+        """All rows, in chunks of some MiB, each row once: to be written to a store.
+
+        Args:
+            buckets: only rows of these; None: all rows.
+            num_buckets: of the namespace.
+        """
+        wanted = np.ones(num_buckets, np.bool_)
+        if buckets is not None:
+            wanted[:] = False
+            wanted[list(buckets)] = True
+        for table in range(len(self.schema.tables)):
+            for records in merged_records(self._files[table], table):
+                if buckets is not None:
+                    places = bucket_of(np.array([table], np.uint32), records["id"], num_buckets)
+                    records = take_records(records, np.flatnonzero(wanted[places]))
+                if len(records):
+                    yield (_request(table, records),)
+
+    def dirty(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Names of the rows that were newer in a cache than in the store: tables and ids ``[n]``, sorted, distinct."""
+        names = np.concatenate([np.empty(0, NAME_DTYPE), *self._dirty])
+        tables, ids = names["table"].astype(np.uint32), names["id"].astype(np.int64)
+        places = latest_positions(tables, ids, np.zeros(len(ids), np.int64))
+        return tables[places], ids[places]
+
+
+def _request(table: int, records: NDArray[Any]) -> WriteRequest:
+    return WriteRequest(table, np.ascontiguousarray(records["id"]), np.ascontiguousarray(records["row"]))

@@ -1,0 +1,208 @@
+"""The bytes of a row file: an .npy of records (id, table, step, row), sorted by (table, id), each row once.
+
+    offset 0   id     int64     8 B
+           8   table  uint32    4 B    table number of the schema
+          12   step   uint32    4 B    batch it left the cache for
+          16   row    float32 or float64 [row_width], then zeros up to a multiple of 8 B
+
+Files are read by comparing their header with the one that we would have written, then mapping what follows: no header
+is ever interpreted. `numpy.load` reads them too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from bagpipe.checkpoint.files import finish
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
+from bagpipe.schema import DTYPE_BYTES
+
+__all__ = [
+    "MAX_STEP",
+    "NAME_DTYPE",
+    "RecordFile",
+    "close_quietly",
+    "join_records",
+    "latest_positions",
+    "load_names",
+    "map_records",
+    "record_dtype",
+    "save_names",
+    "take_records",
+]
+
+MAX_STEP = (1 << 32) - 1
+_HEAD_BYTES = 16
+
+#: A row's name.
+NAME_DTYPE = np.dtype([("table", "<u4"), ("id", "<i8")])
+
+
+def record_dtype(row_bytes: int, dtype: str) -> np.dtype[np.void]:
+    """Of rows of `row_bytes` bytes of ``float32`` or ``float64``. Fields are aligned, so ids are searched in place."""
+    width = row_bytes // DTYPE_BYTES[dtype]
+    element = np.dtype(dtype).newbyteorder("<")
+    return np.dtype(
+        {
+            "names": ["id", "table", "step", "row"],
+            "formats": ["<i8", "<u4", "<u4", (element, (width,))],
+            "offsets": [0, 8, 12, _HEAD_BYTES],
+            "itemsize": _HEAD_BYTES + -(-row_bytes // 8) * 8,
+        }
+    )
+
+
+class RecordFile:
+    """A new .npy file of records, durable and described once it is left without an error; removed otherwise."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.num_records = 0
+        self._file: BinaryIO | None = None
+        self._entry: FileEntry | None = None
+
+    @property
+    def entry(self) -> FileEntry:
+        """After the end."""
+        assert self._entry is not None, "the file is not finished"
+        return self._entry
+
+    def __enter__(self) -> Self:
+        self._file = self.path.open("wb")
+        self._file.write(_header(self.dtype, 0))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        file = self._file
+        assert file is not None, "entered"
+        try:
+            if kind is None:
+                # numpy leaves room in the header for any number of records.
+                file.seek(0)
+                file.write(_header(self.dtype, self.num_records))
+                file.close()
+                self._entry = finish(self.path)
+        finally:
+            if self._entry is None:
+                close_quietly(file)
+                self.path.unlink(missing_ok=True)
+
+    def write(self, records: NDArray[Any]) -> None:
+        """Append records; they come sorted."""
+        assert self._file is not None, "entered"
+        if len(records):
+            self._file.write(np.ascontiguousarray(records, self.dtype).view(np.uint8).data)
+            self.num_records += len(records)
+
+
+def map_records(path: Path, dtype: np.dtype[Any], num_records: int) -> NDArray[Any]:
+    """The records of a file, in its pages. Raises `BrokenCheckpoint` if it is no such file."""
+    header = _header(dtype, num_records)
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(header))
+        if start != header:
+            raise BrokenCheckpoint(
+                f"{path}: expected {num_records} records of {dtype.itemsize} bytes, got other content"
+            )
+        if not num_records:
+            return np.empty(0, dtype)
+        return np.memmap(path, dtype, mode="r", offset=len(header), shape=(num_records,))
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
+
+
+def take_records(records: NDArray[Any], positions: NDArray[np.int64]) -> NDArray[Any]:
+    """Records at these places. Moved as bytes: numpy copies records field by field, which took 7 times as long."""
+    found: NDArray[Any] = _as_bytes(records).take(positions).view(records.dtype)
+    return found
+
+
+def join_records(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Records one after the other; at least one part. As bytes too."""
+    joined: NDArray[Any] = np.concatenate([_as_bytes(part) for part in parts]).view(parts[0].dtype)
+    return joined
+
+
+def _as_bytes(records: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(records).view(np.dtype((np.void, records.dtype.itemsize)))
+
+
+def save_names(path: Path, tables: NDArray[np.uint32], ids: NDArray[np.int64]) -> FileEntry:
+    """Write row names, ``[n]`` each."""
+    names = np.empty(len(ids), NAME_DTYPE)
+    names["table"] = tables
+    names["id"] = ids
+    with RecordFile(path, NAME_DTYPE) as file:
+        file.write(names)
+    return file.entry
+
+
+def load_names(folder: Path, entry: FileEntry) -> NDArray[np.void]:
+    """Row names as `NAME_DTYPE`, in the order they were written. Raises `BrokenCheckpoint`."""
+    num_names = (entry.num_bytes - len(_header(NAME_DTYPE, 0))) // NAME_DTYPE.itemsize
+    return map_records(folder / entry.name, NAME_DTYPE, max(0, num_names))
+
+
+def latest_positions(
+    tables: NDArray[np.uint32], ids: NDArray[np.int64], steps: NDArray[np.integer[Any]]
+) -> NDArray[np.int64]:
+    """Where the latest record of each row is: that of the highest step, the last one of equal steps.
+
+    Args:
+        tables, ids, steps: of the records, ``[n]``.
+
+    Returns:
+        int64 ``[number of rows]``, in ascending order of (table, id).
+    """
+    count = len(ids)
+    if not count:
+        return np.empty(0, np.int64)
+    by_step = None if (steps[1:] >= steps[:-1]).all() else np.argsort(steps, kind="stable")
+    if by_step is not None:
+        tables, ids = tables[by_step], ids[by_step]
+    low, high, top = int(ids.min()), int(ids.max()), int(tables.max())
+    id_bits, place_bits = (high - low).bit_length(), (count - 1).bit_length()
+    if top.bit_length() + id_bits + place_bits <= 64:
+        # One sort of plain words: (table, id, place). Several times as fast as three sorts of arguments.
+        words = (ids - np.int64(low)).astype(np.uint64)
+        words |= tables.astype(np.uint64) << np.uint64(id_bits)
+        words <<= np.uint64(place_bits)
+        words |= np.arange(count, dtype=np.uint64)
+        words.sort()
+        places = (words & np.uint64((1 << place_bits) - 1)).astype(np.int64)
+        words >>= np.uint64(place_bits)
+        last = np.append(words[1:] != words[:-1], True)
+    else:
+        places = np.lexsort((ids, tables))
+        sorted_ids, sorted_tables = ids[places], tables[places]
+        last = np.append((sorted_ids[1:] != sorted_ids[:-1]) | (sorted_tables[1:] != sorted_tables[:-1]), True)
+    latest: NDArray[np.int64] = places[last]
+    return latest if by_step is None else by_step[latest]
+
+
+def _header(dtype: np.dtype[Any], num_records: int) -> bytes:
+    header = io.BytesIO()
+    npy.write_array_header_1_0(
+        header, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_records,)}
+    )
+    return header.getvalue()
+
+
+def close_quietly(file: BinaryIO) -> None:
+    """Close a file that is given up: what could not be flushed is not wanted any more."""
+    try:
+        file.close()
+    except OSError:
+        return

@@ -1,0 +1,397 @@
+"""`Recorder`: one rank's checkpoints, made while it trains. Lanes copy what they are about to change; a thread writes.
+
+    compute  before_forward(C)  the dense part, copied ───────────────────────┐
+    compute, push  before_update(b)  the moment of C; rows that are dirty ────┤ `Making`
+    copy     (RowCache.evict_in_epoch)  rows that leave, told their epoch     │
+    net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `Scribe` ──Part──> on_part
+    main     finish(N)  the last checkpoint, when everything is written back
+
+Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, or the dense parts
+of the two checkpoints before. A checkpoint is never skipped: all ranks make the same ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.checkpoint.scribe import Making, OnPart, Places, Scribe
+from bagpipe.checkpoint.written import WrittenRows
+from bagpipe.crash_points import reach
+from bagpipe.store.interface import WriteRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bagpipe.cache.capture import CapturedRows
+    from bagpipe.engine import Engine
+
+__all__ = ["BACKLOG_BYTES", "NoRecorder", "Recorder"]
+
+#: Bytes of rows that may wait to be written before lanes wait too.
+BACKLOG_BYTES = 256 << 20
+
+#: Bytes of rows copied per batch, if that takes longer than `_DRAIN_BATCHES`.
+_DRAIN_BYTES = 8 << 20
+#: Batches over which the copying of a checkpoint's rows is spread at least; half of those until the next at most.
+_DRAIN_BATCHES = 16
+
+#: Dense parts that wait to be written, at most.
+_MAX_DENSE = 2
+
+#: Write-backs between two looks at the store's servers.
+_INSPECT_EVERY = 50
+
+
+class NoRecorder:
+    """In the place of a recorder where there is none."""
+
+    stall_s = 0.0
+
+    def before_forward(self, b: int, loss_sum: Tensor) -> None:
+        """Batch b is about to be computed by the whole model; `loss_sum` is that of the batches before."""
+
+    def before_seat(self, stage: int, seat: int, b: int, loss_sum: Tensor) -> None:
+        """A seat is about to begin batch b, in its lane; `loss_sum` is its own of the batches before."""
+
+    def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
+        """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
+
+        Args:
+            b: the batch.
+            counts: of the batches before, for `Part.progress`.
+            drains: the lane is to copy some more rows for a checkpoint that is being made.
+        """
+
+    def before_write(self, epoch: int) -> None:
+        """Rows that left the cache in an epoch are about to be written, in lane net-out.
+
+        Raises:
+            StoreError: a log could not be closed, or a server is not what it was.
+        """
+
+    def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
+        """The store has acknowledged rows that left the cache in an epoch, for a batch."""
+
+    def drain(self) -> None:
+        """Training is over, rows are about to be flushed: copy what is left to copy."""
+
+    def finish(
+        self,
+        step: int,
+        counts: Callable[[], Mapping[str, int]],
+        loss_sum: Tensor,
+        seat_sums: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
+        """All rows are written back: make the last checkpoint, return when `on_part` has had it and all before.
+
+        Raises:
+            JobError: a checkpoint could not be written. StoreError: as `before_write`.
+        """
+
+
+class Recorder(NoRecorder):
+    """One rank's. Give it to one `Engine`, and enter it around that engine's training and evaluation.
+
+    Args:
+        rank: this one.
+        every: a checkpoint before each batch whose number is a multiple of this; 0: only the last one, at the end.
+        first_batch: of this process; no checkpoint is made of it.
+        places: where files go. None: nothing is copied, checkpoints only close logs, so that these stay bounded.
+        on_part: takes what this rank contributes: ``on_part(step, epoch, part)``, in order, in the recorder's thread;
+            the last checkpoint too. Part is None without places. While it blocks, at most two more checkpoints are
+            made, then lanes wait. Its errors end the job.
+        inspect: looks at the store's servers (`Ledger.inspect`); called in lane net-out every 50 write-backs. Its
+            errors end the job.
+
+    Attributes:
+        written: rows that this process has written since the checkpoint that `forget` was told of.
+        stall_s: what it has cost the lanes so far, the last checkpoint left out.
+
+    `Part.progress` has ``steps``, ``samples``, ``skipped_batches`` and ``loss_sum``; with stages also ``loss_sums`` by
+    seat; and ``dense``: digests of parameters and optimizer state, by stage (``model`` where there are none), which
+    ranks that hold the same must agree on. Buffers are left out of them: each rank's are its own while it trains.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        every: int = 0,
+        first_batch: int = 0,
+        places: Places | None = None,
+        on_part: OnPart,
+        inspect: Callable[[], None] | None = None,
+    ) -> None:
+        self.written = WrittenRows()
+        self.stall_s = 0.0
+        self._every = every
+        self._first_batch = first_batch
+        self._has_files = places is not None
+        self._on_part = on_part
+        self._inspect = inspect
+        self._engine: Engine | None = None
+        self._scribe = Scribe(rank, places, self._take_part, self._fail)
+        self._lock = threading.RLock()
+        self._dense_lock = threading.Lock()
+        self._makings: dict[int, Making] = {}  # by epoch
+        self._moment = -1  # step of the latest moment
+        self._drain_slots = 0
+        self._store_epoch = 1
+        self._num_writes = 0
+
+    def bind(self, engine: Engine) -> None:
+        """By the engine: whose training is recorded."""
+        self._engine = engine
+        self._scribe.schema = engine.cache.schema
+
+    def __enter__(self) -> Self:
+        self._scribe.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread. What is not written by then is given up; `finish` has waited for it if all went well."""
+        self._scribe.close()
+
+    def due(self, b: int) -> bool:
+        """Whether a checkpoint is made before batch b."""
+        return self._every > 0 and b % self._every == 0 and b > self._first_batch
+
+    def forget(self, epoch: int) -> None:
+        """The checkpoint of an epoch is safe, and `Engine.known` knows its rows: they need not be known here."""
+        self.written.forget(epoch)
+
+    # ---- lanes that compute --------------------------------------------------------------------------------------
+
+    def before_forward(self, b: int, loss_sum: Tensor) -> None:
+        if self.due(b) and self._has_files:
+            with self._stall():
+                self._copy_model(self._begin(b), loss_sum)
+
+    def before_seat(self, stage: int, seat: int, b: int, loss_sum: Tensor) -> None:
+        if self.due(b) and self._has_files:
+            with self._stall():
+                making = self._begin(b)
+                self._copy_stage(making, stage)
+                self._note_loss(making, seat, loss_sum)
+
+    def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
+        capture = self._bound.cache.capture
+        if self.due(b):
+            with self._stall():
+                self._take_moment(b, counts)
+        if drains and capture.num_left and self._scribe.backlog_bytes < BACKLOG_BYTES:
+            with self._stall():
+                capture.drain(self._drain_slots)
+                self._after_drain()
+
+    def _begin(self, step: int) -> Making:
+        """The checkpoint of a step, made by the first lane that comes to it; waits while too many are under way."""
+        making = self._at(step)
+        if making is not None:
+            return making
+        if self._has_files:
+            self._wait_for(lambda: self._scribe.num_dense < _MAX_DENSE)
+        with self._lock:
+            making = self._at(step)
+            if making is None:
+                # Its moment comes later; the epochs that end with checkpoints are in the order of checkpoints.
+                epoch = max([self._bound.cache.capture.epoch - 1, *self._makings]) + 1
+                making = self._makings[epoch] = Making(step=step, epoch=epoch, missing=self._pieces())
+                making.progress["steps"] = step
+                if self._has_files:
+                    self._scribe.admit()
+            return making
+
+    def _pieces(self) -> set[str]:
+        if not self._has_files:
+            return {"moment", "log"}
+        pipeline = self._bound.pipeline
+        if pipeline is None:
+            return {"moment", "log", "rows", "dense model"}
+        dense = {f"dense {stage}" for stage in pipeline.stages} | {f"dense loss {seat}" for seat in pipeline.seats}
+        return {"moment", "log", "rows", *dense}
+
+    def _at(self, step: int) -> Making | None:
+        with self._lock:
+            return next((making for making in self._makings.values() if making.step == step), None)
+
+    def _copy_model(self, making: Making, loss_sum: Tensor) -> None:
+        from bagpipe.checkpoint.dense import capture, random_state
+
+        engine = self._bound
+        making.unshared = frozenset(f"model.{key}" for key, _ in engine.model.named_buffers(remove_duplicate=False))
+        making.progress["loss_sum"] = float(loss_sum)
+        making.dense["model"] = capture(engine.model, engine.optimizer, rng=random_state(engine.cache.device))
+        self._give(making, "dense model")
+        reach("after-dense-copy")
+
+    def _copy_stage(self, making: Making, stage: int) -> None:
+        from bagpipe.checkpoint.dense import capture, random_state
+
+        engine, pipeline = self._bound, self._bound.pipeline
+        assert pipeline is not None, "stages have a pipeline"
+        with self._dense_lock:  # another seat of the stage may not begin before it is copied
+            if f"dense {stage}" not in making.missing:
+                return
+            making.unshared = frozenset(f"model.{key}" for key, _ in engine.model.named_buffers(remove_duplicate=False))
+            optimizer = pipeline.optimizers.get(stage)
+            making.dense[str(stage)] = capture(
+                engine.model,
+                *(() if optimizer is None else (optimizer,)),
+                only=pipeline.names_of(stage),
+                rng=None if making.dense else random_state(engine.cache.device),
+            )
+            self._give(making, f"dense {stage}")
+        reach("after-dense-copy")
+
+    def _note_loss(self, making: Making, seat: int, loss_sum: Tensor) -> None:
+        with self._lock:
+            sums = making.progress.setdefault("loss_sums", {})
+            sums[str(seat)] = float(loss_sum)
+            making.progress["loss_sum"] = sum(sums[name] for name in sorted(sums, key=int))
+            self._give(making, f"dense loss {seat}")
+
+    def _take_moment(self, step: int, counts: Callable[[], Mapping[str, int]]) -> None:
+        cache = self._bound.cache
+        making = self._begin(step)
+        with cache.capture.lock:
+            if self._moment == step:
+                return  # the other lane that updates rows was first
+            self.drain()
+            num_bytes = cache.capture.begin(_Taker(self._scribe, making) if self._has_files else None)
+            self._moment = step
+            batches = min(max(_DRAIN_BATCHES, num_bytes // _DRAIN_BYTES), self._every // 2)
+            self._drain_slots = -(-len(cache.slots) // max(batches, 1))
+        making.progress.update(counts())
+        self._give(making, "moment")
+        self._after_drain()
+
+    def _after_drain(self) -> None:
+        capture = self._bound.cache.capture
+        with self._lock:
+            making = self._makings.get(capture.epoch - 1)
+            if making is not None and "rows" in making.missing and not capture.num_left:
+                self._give(making, "rows")
+
+    # ---- lane net-out --------------------------------------------------------------------------------------------
+
+    def before_write(self, epoch: int) -> None:
+        if self._store_epoch < epoch:
+            with self._stall():
+                while self._store_epoch < epoch:
+                    self._close_logs()
+        self._num_writes += 1
+        if self._inspect is not None and self._num_writes % _INSPECT_EVERY == 0:
+            self._inspect()
+
+    def _close_logs(self) -> None:
+        """End an epoch in the store: every write-back of it has been acknowledged."""
+        num_groups = self._bound.store.rotate()
+        reach("after-rotation")
+        with self._lock:
+            making = self._makings[self._store_epoch]
+            making.num_groups = tuple(num_groups.tolist())
+            self._store_epoch += 1
+            self._give(making, "log")
+
+    def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
+        if not requests:
+            return
+        for request in requests:
+            self.written.add(epoch, request.table, request.ids)
+        if self._has_files:
+            self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
+            num_bytes = sum(request.rows.nbytes for request in requests)
+            self._scribe.rows(lambda: requests, num_bytes, epoch=epoch, step=step)
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        capture = self._bound.cache.capture
+        while capture.num_left:
+            self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
+            capture.drain(max(self._drain_slots, 1))
+            self._after_drain()
+
+    def finish(
+        self,
+        step: int,
+        counts: Callable[[], Mapping[str, int]],
+        loss_sum: Tensor,
+        seat_sums: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
+        stall_s = self.stall_s
+        if step > self._first_batch:
+            making = self._begin(step)
+            pipeline = self._bound.pipeline
+            if self._has_files and pipeline is None:
+                self._copy_model(making, loss_sum)
+            elif self._has_files and pipeline is not None:
+                for stage in pipeline.stages:
+                    self._copy_stage(making, stage)
+                for seat, own_sum in seat_sums.items():
+                    self._note_loss(making, seat, own_sum)
+            self._take_moment(step, counts)
+            self.drain()
+            self.before_write(self._bound.cache.capture.epoch)
+        self._wait_for(self._scribe.is_idle)
+        self.stall_s = stall_s
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    @property
+    def _bound(self) -> Engine:
+        assert self._engine is not None, "bound by its engine"
+        return self._engine
+
+    @contextmanager
+    def _stall(self) -> Iterator[None]:
+        start_s = time.monotonic()
+        yield
+        with self._lock:
+            self.stall_s += time.monotonic() - start_s
+
+    def _give(self, making: Making, piece: str) -> None:
+        """A lane has done its part; the last of the dense part, and the last of all, send it off."""
+        with self._lock:
+            making.missing.discard(piece)
+            if piece.startswith("dense") and not any(missing.startswith("dense") for missing in making.missing):
+                self._scribe.dense(making)
+            if not making.missing:
+                self._scribe.complete(making)
+
+    def _wait_for(self, test: Callable[[], bool]) -> None:
+        runner = self._bound.runner
+        self._scribe.wait_for(test, lambda: runner.error if runner is not None else None)
+
+    def _take_part(self, step: int, epoch: int, part: Any) -> None:
+        self._on_part(step, epoch, part)
+        with self._lock:
+            del self._makings[epoch]
+
+    def _fail(self, error: BaseException) -> None:
+        self._bound.abort(error)
+
+
+class _Taker:
+    """`bagpipe.cache.capture.Taker` of one checkpoint."""
+
+    def __init__(self, scribe: Scribe, making: Making) -> None:
+        self._scribe = scribe
+        self._making = making
+
+    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+        self._scribe.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
+
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+        self._making.names.append((tables, ids))

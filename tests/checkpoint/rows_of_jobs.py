@@ -1,0 +1,187 @@
+"""A job reduced to its rows: a cache, writers with fences, checkpoints, crashes. No model and no threads."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bagpipe.checkpoint.files import finish
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.publisher import Publisher
+from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.checkpoint.recovery import Recovered, recover
+from bagpipe.checkpoint.rows import RowWriter, save_dirty
+from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.interface import Store
+from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, requests
+
+
+def no_warning(line: str) -> None:
+    raise AssertionError(line)
+
+
+def nothing(folder: CheckpointFolder, generation: int, token: str) -> Checkpoint:
+    """The checkpoint before the first batch."""
+    manifest = Manifest(
+        lineage=LINEAGE,
+        generation=generation,
+        step=0,
+        parent_mark="",
+        token=token,
+        epoch=0,
+        world_size=0,
+        settings={},
+        row_schema=SCHEMA.to_json(),
+        identity={},
+    )
+    return folder.publish(manifest)
+
+
+def stored(store: Store) -> Model:
+    """All rows of a store; their elements are equal."""
+    found: Model = {}
+    for table in range(len(SCHEMA.tables)):
+        ids = store.ids(table)
+        rows = store.read(table, ids).rows
+        assert (rows == rows[:, :1]).all()
+        found |= {(table, int(number)): float(row[0]) for number, row in zip(ids, rows, strict=True)}
+    return found
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RowsOfJob:
+    """One start of a job, whose writers take turns.
+
+    Attributes:
+        stores: by rank, entered.
+        newest: what is in the cache or was: all rows as they are.
+        dirty: rows newer than the store's, and which rank has them.
+        committed: by checkpoint's mark: all rows as they were.
+    """
+
+    folder: CheckpointFolder
+    stores: list[Store]
+    ledger: Ledger
+    token: str
+    recovered: Recovered
+    publishers: list[Publisher]
+    newest: Model
+    committed: dict[str, Model]
+    journals: list[RowWriter] = field(default_factory=list)
+    dirty: dict[tuple[int, int], int] = field(default_factory=dict)
+    step: int = 0
+    epoch: int = 1
+
+    @classmethod
+    def start(
+        cls,
+        stack: ExitStack,
+        folder: CheckpointFolder,
+        stores: list[Store],
+        ledger: Ledger,
+        committed: dict[str, Model],
+        **options: int,
+    ) -> RowsOfJob:
+        """Go on from the newest checkpoint of the folder, or from nothing."""
+        found = folder.newest(no_warning)
+        generation = folder.new_generation()
+        token = f"{generation}-{secrets.token_hex(16)}"
+        if found is None:
+            found = nothing(folder, generation, token)
+            committed[found.manifest.mark] = {}
+        rows = CheckpointRows(found.folder, found.manifest, SCHEMA)
+        done = recover(stores[0], ledger, token=token, checkpoint=found.manifest, rows=rows, num_writers=len(stores))
+        for rank, store in enumerate(stores):
+            store.fence(Fence(token=token, writer=rank, epoch=1))
+        template = Manifest(
+            lineage=LINEAGE,
+            generation=generation,
+            step=0,
+            parent_mark="",
+            token=token,
+            epoch=0,
+            world_size=len(stores),
+            settings={},
+            row_schema=SCHEMA.to_json(),
+            identity={},
+        )
+        publishers = [
+            Publisher(folder, found, template, SCHEMA, rank=rank, ledger=None if rank else ledger, **options)
+            for rank in range(len(stores))
+        ]
+        job = cls(
+            folder=folder,
+            stores=stores,
+            ledger=ledger,
+            token=token,
+            recovered=done,
+            publishers=publishers,
+            newest=dict(committed[found.manifest.mark]),
+            committed=committed,
+            step=found.manifest.step,
+        )
+        job.open_journals()
+        stack.callback(job.close)
+        return job
+
+    @property
+    def generation(self) -> int:
+        return int(self.token.partition("-")[0])
+
+    def open_journals(self) -> None:
+        folder = self.folder.generation_folder(self.generation)
+        self.journals = [RowWriter(folder, SCHEMA, rank=rank, epoch=self.epoch) for rank in range(len(self.stores))]
+
+    def close(self) -> None:
+        for journal in self.journals:
+            journal.discard()
+
+    def train(self, rows: Model) -> None:
+        """A batch: these rows change. A row's owner is the rank of its id."""
+        self.step += 1
+        self.newest |= rows
+        self.dirty |= {key: key[1] % len(self.stores) for key in rows}
+
+    def write_back(self, share: float, random: np.random.Generator) -> None:
+        """Rows leave the cache."""
+        for rank, store in enumerate(self.stores):
+            keys = [key for key, owner in self.dirty.items() if owner == rank and random.random() < share]
+            written = requests({key: self.newest[key] for key in sorted(keys)})
+            store.write_many(written)
+            self.journals[rank].append(written, self.step)
+            for key in keys:
+                del self.dirty[key]
+
+    def snapshot(self) -> list[Part]:
+        """Every rank's part of a checkpoint of this moment; what is written from now on is of the next interval."""
+        where = self.folder.step_folder(self.generation, self.step)
+        parts = []
+        for rank, store in enumerate(self.stores):
+            keys = sorted(key for key, owner in self.dirty.items() if owner == rank)
+            self.journals[rank].append(requests({key: self.newest[key] for key in keys}), self.step)
+            dense = where / f"dense-{rank:04d}.safetensors"
+            dense.write_bytes(b"dense")
+            names = np.array(keys, np.int64).reshape(-1, 2)
+            parts.append(
+                Part(
+                    rank=rank,
+                    dense=finish(dense),
+                    rows=self.journals[rank].seal(where, self.step),
+                    dirty=save_dirty(where, rank=rank, tables=names[:, 0].astype(np.uint32), ids=names[:, 1]),
+                    num_groups=tuple(store.rotate().tolist()),
+                )
+            )
+        self.committed[f"{LINEAGE}:{self.generation}:{self.step}"] = dict(self.newest)
+        self.epoch += 1
+        self.open_journals()
+        return parts
+
+    def publish(self, step: int, parts: list[Part]) -> None:
+        """Right after `snapshot`, or later. Rank 0 last, since nobody waits here."""
+        epoch = self.epoch - 1
+        for publisher, part in reversed(list(zip(self.publishers, parts, strict=True))):
+            publisher(step, epoch, part)

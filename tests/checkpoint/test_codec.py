@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry, Manifest, Part, RowFile
+from bagpipe.errors import InputError
+from tests.checkpoint.samples import LINEAGE, manifest_of
+
+
+def entry(name: str) -> FileEntry:
+    return FileEntry(name=name, num_bytes=3, xxh3_128=LINEAGE)
+
+
+def row_file(name: str, step: int = 5) -> RowFile:
+    return RowFile(file=entry(name), row_bytes=12, num_rows=2, full=False, step=step)
+
+
+PART = Part(
+    rank=0,
+    dense=entry("dense-0000.safetensors"),
+    rows=(row_file("rows-a.npy"),),
+    dirty=entry("dirty.npy"),
+    num_groups=(1, 0),
+    progress={"loss_sum": 0.1 + 0.2, "samples": 2**53 + 1, "none": None},
+)
+MANIFEST = manifest_of(3, 5, parts=(PART,), base=(row_file("rows-0.npy", 4),))
+
+
+def changed(value: object, *path: object, to: object) -> bytes:
+    """The bytes of a record with one field changed, its checksum right: as somebody else would have written it."""
+    document = json.loads(encode(value))
+    document.pop("checksum")
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    if to is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return _signed(document)
+
+
+def _signed(document: dict[str, object]) -> bytes:
+    from bagpipe.checkpoint.codec import _checksum
+
+    return json.dumps(document | {"checksum": _checksum(document)}).encode()
+
+
+def test_records_read_back():
+    assert decode_manifest(encode(MANIFEST), "x") == MANIFEST
+    assert decode_part(encode(PART), "x") == PART
+    assert decode_part(encode(dataclasses.replace(PART, dirty=None)), "x").dirty is None
+    assert (MANIFEST.mark, [file.name for file in MANIFEST.files]) == (
+        f"{LINEAGE}:3:5",
+        ["dense-0000.safetensors", "dirty.npy", "rows-0.npy", "rows-a.npy"],
+    )
+
+
+@given(st.floats() | st.integers() | st.text(), st.text())
+def test_progress_reads_back_exactly(value, key):
+    part = decode_part(encode(dataclasses.replace(PART, progress={key: value})), "x")
+    found = part.progress[key]
+    assert type(found) is type(value)
+    assert found == value or math.isnan(found)
+
+
+def test_what_is_no_json_is_not_written():
+    with pytest.raises(ValueError, match="expected a JSON value"):
+        encode(dataclasses.replace(PART, progress={"x": object()}))
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "said"),
+    [
+        (("format_version",), 2, "format version 2, this bagpipe reads versions up to 1"),
+        (("format_version",), 0, "format_version: expected 1, got 0"),
+        (("format_version",), True, "format_version: expected an integer"),
+        (("format_version",), "1", "format_version: expected an integer, got '1'"),
+        (("step",), None, "missing field step"),
+        (("color",), "red", "unknown field color"),
+        (("step",), -1, "step: expected 0 or more, got -1"),
+        (("step",), 4, "ascending steps up to 4"),
+        (("step",), 5.0, "step: expected an integer, got '5.0'"),
+        (("lineage",), "abc", "lineage: expected 32 hexadecimal digits"),
+        (("token",), "abc", "token: expected a token"),
+        (("world_size",), 2, "parts: expected ranks 0 to 1"),
+        (("parts", 0, "rank"), 1, r"parts: expected ranks 0 to 0, got \[1\]"),
+        (("parts", 0, "dense"), [], r"parts\[0\]\.dense: expected an object"),
+        (("parts", 0, "dense", "name"), "../../etc/passwd.npy", "is not one of a checkpoint"),
+        (("parts", 0, "dense", "name"), "x.pkl", "is not one of a checkpoint"),
+        (("parts", 0, "dense", "name"), "dirty.npy", "a file is named twice"),
+        (("parts", 0, "dense", "xxh3_128"), "0", "expected 32 hexadecimal digits"),
+        (("parts", 0, "rows", 0, "full"), 1, r"parts\[0\]\.rows\[0\]\.full: expected true or false"),
+        (("parts", 0, "rows", 0, "num_rows"), 0, "has no rows"),
+        (("parts", 0, "num_groups"), "12", r"num_groups: expected a list"),
+        (("parts", 0, "num_groups"), [1, "2"], r"num_groups\[1\]: expected an integer"),
+        (("identity",), {"a": 1}, "identity: expected an object"),
+        (("settings",), [1], "settings: expected an object"),
+        (("base", 0, "step"), 9, "ascending steps"),
+    ],
+)
+def test_a_foreign_manifest_is_refused_in_one_line(path, to, said):
+    with pytest.raises(InputError, match=said) as caught:
+        decode_manifest(changed(MANIFEST, *path, to=to), "manifest.json")
+    assert not isinstance(caught.value, BrokenCheckpoint)
+    assert str(caught.value).startswith("manifest.json: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_names_files_of_its_folder_only():
+    with pytest.raises(InputError, match="is not one of a checkpoint"):
+        decode_part(changed(PART, "dirty", "name", to="/etc/x.npy"), "part.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a": 1, "a": 1}',
+        b"1" * 5000,
+        encode(MANIFEST)[:-9],
+        encode(MANIFEST).replace(b'"step": 5', b'"step": 6'),
+        encode(MANIFEST).replace(b'"format_version": 1', b'"format_version": 3'),
+    ],
+)
+def test_damage_is_not_mistaken_for_something_else(content):
+    with pytest.raises(BrokenCheckpoint):
+        decode_manifest(content, "manifest.json")
+
+
+def test_fields_of_a_manifest_are_all_read():
+    """A new field that the reader forgets would be refused here."""
+    assert {field.name for field in dataclasses.fields(Manifest)} == json.loads(encode(MANIFEST)).keys() - {"checksum"}

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from bagpipe.cache.initial import initial_weights
+from bagpipe.checkpoint.dense import capture
+from bagpipe.checkpoint.export import ExportTable, collect, write
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import Part
+from bagpipe.checkpoint.rows import RowWriter
+from bagpipe.errors import InputError
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import WriteRequest
+from tests.checkpoint.samples import SCHEMA, manifest_of, model_and_optimizer, rows_of, three_checkpoints
+
+TABLES = (
+    ExportTable(name="ebc.embedding_bags.user", table="user", num_rows=None),
+    ExportTable(name="ebc.embedding_bags.item", table="item", num_rows=500),
+    ExportTable(name="ebc.embedding_bags.shop", table="shop", num_rows=50),
+)
+DENSE = tuple(model_and_optimizer()[0].state_dict())
+
+
+@pytest.fixture
+def saved(tmp_path) -> Checkpoint:
+    """Tables 1 and 2 have bounds, so their negative ids of the sample are taken as positive ones."""
+    folder, _, _ = three_checkpoints(tmp_path / "dir")
+    return folder.newest(pytest.fail)
+
+
+def unbounded(table: ExportTable) -> ExportTable:
+    return dataclasses.replace(table, num_rows=None)
+
+
+def test_rows_of_a_table_without_bound_come_with_their_ids(saved):
+    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
+    rows = rows_of(saved)
+    for number, table in enumerate(TABLES):
+        ids = rows.ids(number)
+        expected = rows.read(number, ids).rows
+        assert exported.weights[f"{table.name}.ids"].tolist() == ids.tolist()
+        dim = SCHEMA.tables[number].dim
+        assert (exported.weights[f"{table.name}.weight"].numpy() == expected[:, :dim]).all()
+        assert (exported.states[f"{table.name}.weight.sum"].numpy() == expected[:, dim]).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_a_bounded_table_is_whole(tmp_path, optimizer):
+    """Rows never trained have their initial values, and no optimizer state."""
+    schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=SCHEMA.tables[1:2])
+    folder = CheckpointFolder(tmp_path)
+    generation = folder.new_generation()
+    where = folder.step_folder(generation, 1)
+    writer = RowWriter(folder.generation_folder(generation), schema, rank=0, epoch=1)
+    trained = np.array([3, 0, 499])
+    rows = np.arange(3 * schema.row_width(0), dtype=np.float32).reshape(3, -1)
+    writer.append([WriteRequest(0, trained, rows)], 1)
+    model, dense_optimizer = model_and_optimizer()
+    part = Part(rank=0, dense=capture(model, dense_optimizer).save(where, 0), rows=writer.seal(where, 1))
+    manifest = dataclasses.replace(manifest_of(generation, 1, (part,)), row_schema=schema.to_json())
+    exported = collect(folder.publish(manifest), TABLES[1:2], DENSE, max_bytes=1 << 30)
+    weight = exported.weights["ebc.embedding_bags.item.weight"]
+    expected = initial_weights(schema.tables[0], np.arange(500), seed=schema.seed)
+    expected[trained] = torch.from_numpy(rows[:, :4])
+    assert torch.equal(weight, expected)
+    states = {name.rpartition(".")[2]: value for name, value in exported.states.items() if name.startswith("ebc")}
+    names = {"sgd": [], "adam": ["exp_avg", "exp_avg_sq"]}.get(optimizer, ["sum"])
+    assert list(states) == names
+    for place, name in enumerate(names):
+        untrained = np.delete(np.arange(500), trained)
+        assert not states[name][untrained].any()
+        found = states[name][trained].reshape(3, -1).numpy()
+        assert (found == rows[:, 4 + 4 * place :][:, : found.shape[1]]).all()
+
+
+def test_dense_names_are_the_models_own(saved):
+    model, optimizer = model_and_optimizer()
+    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
+    again = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    again.load_state_dict({name: value for name, value in exported.weights.items() if not name.startswith("ebc")})
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    state = optimizer.state[next(model.parameters())]
+    assert torch.equal(exported.states["0.weight.exp_avg"], state["exp_avg"])
+
+
+def test_safetensors_read_back(saved, tmp_path):
+    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
+    out = tmp_path / "out"
+    write(exported, out, "safetensors", metadata={"step": "30"})
+    for name, tensors in (("model", exported.weights), ("optimizer", exported.states)):
+        found = load_file(out / f"{name}.safetensors")
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
+    with pytest.raises(InputError, match=r"--out .*/out is not empty"):
+        write(exported, out, "safetensors", metadata={})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written: Not a directory"):
+        write(exported, tmp_path / "file" / "out", "safetensors", metadata={})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as it says, one process reads
+def test_torch_reads_the_other_format(saved, tmp_path):
+    """By `torch.distributed.checkpoint.load`, into tensors of the same shapes."""
+    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
+    write(exported, tmp_path / "out", "dcp", metadata={})
+    target = {
+        "model": {name: torch.zeros_like(tensor) for name, tensor in exported.weights.items()},
+        "optimizer": {name: torch.zeros_like(tensor) for name, tensor in exported.states.items()},
+    }
+    dcp.load(target, checkpoint_id=tmp_path / "out", no_dist=True)
+    for name, tensors in (("model", exported.weights), ("optimizer", exported.states)):
+        assert all(torch.equal(target[name][key], tensor) for key, tensor in tensors.items())
+
+
+def test_what_does_not_fit_is_refused(saved, tmp_path):
+    tables = [unbounded(table) for table in TABLES]
+    with pytest.raises(InputError, match=r"GiB of memory, more than --max-gib .* \(the largest is"):
+        collect(saved, tables, DENSE, max_bytes=1000)
+    with pytest.raises(InputError, match=r"has tables \['item', 'shop', 'user'\], the model \['item', 'user'\]"):
+        collect(saved, tables[:2], DENSE, max_bytes=1 << 30)
+    with pytest.raises(InputError, match="has no '7.weight': it is of another model".replace(".", r"\.")):
+        collect(saved, tables, ["7.weight"], max_bytes=1 << 30)
+    with pytest.raises(InputError, match="table 'shop' has a row -"):
+        collect(saved, [*tables[:2], TABLES[2]], DENSE, max_bytes=1 << 30)
+    empty = CheckpointFolder(tmp_path / "dir").publish(manifest_of(1, 40))
+    with pytest.raises(InputError, match="has not trained anything"):
+        collect(empty, tables, DENSE, max_bytes=1 << 30)
+    assert RowSchema.from_json(empty.manifest.row_schema) == SCHEMA

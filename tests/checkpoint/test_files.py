@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from bagpipe.checkpoint import files
+from bagpipe.checkpoint.manifest import BrokenCheckpoint
+
+
+def test_a_file_is_described_by_length_and_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(bytes(range(256)) * 8192)
+    entry = files.finish(path)
+    assert (entry.name, entry.num_bytes) == ("x.npy", 1 << 21)
+    assert entry.xxh3_128 == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    files.check(tmp_path, entry)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(b"abcx"), "expected XXH3-128"),
+        (lambda path: path.write_bytes(b"abc"), "expected 4 bytes, got 3"),
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "bytes"),
+    ],
+)
+def test_a_changed_file_is_broken(tmp_path: Path, damage, said: str) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(b"abcd")
+    entry = files.finish(path)
+    damage(path)
+    with pytest.raises(BrokenCheckpoint, match=said) as caught:
+        files.check(tmp_path, entry)
+    assert str(path) in str(caught.value)
+
+
+def test_a_small_file_is_put_in_place_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    for text in (b"one", b"two"):
+        files.write_whole(path, text)
+        assert files.read_small(path) == text
+    assert [found.name for found in tmp_path.iterdir()] == ["manifest.json"]
+    with pytest.raises(BrokenCheckpoint, match="cannot be read"):
+        files.read_small(tmp_path / "none")
+
+
+def test_a_link_shares_the_file_and_replaces_what_is_there(tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_bytes(b"rows")
+    target.write_bytes(b"old")
+    for _ in range(2):  # the second time both names are the same file already
+        files.link_or_copy(source, target)
+        assert source.samefile(target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    with pytest.raises(FileNotFoundError):
+        files.link_or_copy(tmp_path / "none", target)
+
+
+def test_without_hard_links_the_file_is_copied(tmp_path: Path) -> None:
+    """Two file systems cannot share a file."""
+    source, target = tmp_path / "a", Path("/dev/shm") / f"bagpipe-{os.getpid()}"
+    if source.parent.stat().st_dev == target.parent.stat().st_dev:
+        pytest.skip("one file system only")
+    source.write_bytes(b"rows")
+    try:
+        files.link_or_copy(source, target)
+        assert target.read_bytes() == b"rows"
+    finally:
+        target.unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+
+import pytest
+
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.errors import InputError
+from tests.checkpoint.samples import content, files_of, manifest_of, rows_of, save, three_checkpoints
+from tests.checkpoint.test_codec import changed
+
+
+def no_warnings(text: str) -> None:
+    raise AssertionError(text)
+
+
+def steps_of(folder: CheckpointFolder) -> list[tuple[int, int]]:
+    return list(folder.positions())
+
+
+def test_two_starts_at_once_get_two_generations(tmp_path):
+    numbers = []
+    threads = [
+        threading.Thread(target=lambda: numbers.append(CheckpointFolder(tmp_path / "new").new_generation()))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 9))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"checkpoint\.dir .*/file/x cannot be written: Not a directory"):
+        CheckpointFolder(tmp_path / "file" / "x").new_generation()
+    with pytest.raises(InputError, match="cannot be read: Not a directory"):
+        CheckpointFolder(tmp_path / "file").positions()
+    assert CheckpointFolder(tmp_path / "none").newest(no_warnings) is None
+
+
+def test_every_checkpoint_reads_back(tmp_path):
+    _, checkpoints, models = three_checkpoints(tmp_path)
+    folder = CheckpointFolder(tmp_path)
+    newest = folder.newest(no_warnings)
+    assert newest == checkpoints[-1]
+    assert content(rows_of(newest)) == models[-1]
+    for step, checkpoint, model in zip((10, 20, 30), checkpoints, models, strict=True):
+        assert folder.at(step, no_warnings) == checkpoint
+        assert content(rows_of(checkpoint)) == model
+    with pytest.raises(InputError, match="no whole checkpoint of step 15, it has steps 10, 20, 30"):
+        folder.at(15, no_warnings)
+
+
+def test_a_later_generation_is_newer_whatever_its_step(tmp_path):
+    folder, checkpoints, models = three_checkpoints(tmp_path)
+    again = save(folder, folder.new_generation(), 25, [{(0, 1): 5.0}], before=checkpoints[1])
+    assert again.manifest.generation == 2
+    assert folder.newest(no_warnings) == again
+    assert content(rows_of(again)) == models[1] | {(0, 1): 5.0}
+
+
+def test_without_its_manifest_a_checkpoint_is_nothing(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    (checkpoints[-1].folder / "manifest.json").rename(checkpoints[-1].folder / "manifest.json.tmp")
+    assert folder.newest(no_warnings) == checkpoints[1]
+
+
+def test_an_interrupted_save_is_saved_again(tmp_path):
+    """In the same generation, and by the next start; what was left makes no difference, and the latter is swept."""
+    folder, checkpoints, models = three_checkpoints(tmp_path)
+    for generation in (1, folder.new_generation()):
+        left = folder.step_folder(generation, 40)
+        for name in ("manifest.json.tmp", "dense-0000.safetensors", "rows-00000040-0000-000016.npy", "part-0000.json"):
+            (left / name).write_bytes(b"half of it")
+        (folder.generation_folder(generation) / "journal-000001-0000-000016").write_bytes(b"rows")
+        assert folder.newest(no_warnings) == checkpoints[-1]
+        again = save(folder, generation, 40, [{(0, 7): 3.0}, {(0, 8): 4.0}], before=checkpoints[-1])
+        assert folder.newest(no_warnings) == again
+        assert content(rows_of(again)) == models[-1] | {(0, 7): 3.0, (0, 8): 4.0}
+        if generation == 1:
+            (again.folder / "manifest.json").unlink()
+    folder.prune(10, again)
+    names = {str(path.relative_to(tmp_path)) for path in files_of(tmp_path) if path.parent.name != "full"}
+    assert not [
+        name for name in names if "generation-000001" in name and ("step-00000040" in name or "journal" in name)
+    ]
+
+
+def test_parts_are_awaited(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    parts = checkpoints[0].manifest.parts
+    folder.write_part(1, 50, parts[1])
+    assert folder.read_parts(1, 50, 2) is None
+    folder.write_part(1, 50, parts[0])
+    assert folder.read_parts(1, 50, 2) == parts
+
+
+def test_what_is_missing_is_not_published(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    base = checkpoints[0].manifest.row_files
+    with pytest.raises(FileNotFoundError, match="is gone"):
+        folder.publish(manifest_of(1, 40, base=base))
+    # A file that was written, and has lost its end since.
+    manifest = dataclasses.replace(checkpoints[0].manifest, step=50)
+    for entry in manifest.files:
+        (folder.step_folder(1, 50) / entry.name).write_bytes(b"\0" * entry.num_bytes)
+    os.truncate(folder.step_folder(1, 50) / manifest.files[0].name, 1)
+    with pytest.raises(OSError, match="another length"):
+        folder.publish(manifest)
+    assert steps_of(folder) == [(1, 30), (1, 20), (1, 10)]
+
+
+def test_a_newer_format_is_refused_not_passed_over(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    newest = checkpoints[-1]
+    (newest.folder / "manifest.json").write_bytes(changed(newest.manifest, "format_version", to=2))
+    with pytest.raises(InputError, match="format version 2"):
+        folder.newest(no_warnings)
+
+
+def test_a_manifest_of_another_step_is_broken(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    stale = (checkpoints[0].folder / "manifest.json").read_bytes()
+    (checkpoints[-1].folder / "manifest.json").write_bytes(stale)
+    warnings = []
+    assert folder.newest(warnings.append) == checkpoints[1]
+    assert "it is that of generation 1, step 10" in warnings[0]
+
+
+def test_when_all_are_broken_that_is_said(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    for checkpoint in checkpoints:
+        (checkpoint.folder / "dense-0000.safetensors").unlink()
+    warnings = []
+    with pytest.raises(InputError, match="none of its 3 checkpoints is whole"):
+        folder.newest(warnings.append)
+    assert len(warnings) == 3
+    assert all("dense-0000.safetensors: cannot be read" in text for text in warnings)
+    with pytest.raises(InputError, match="it has steps none"):
+        folder.at(30, warnings.append)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [30]), (2, [30, 20]), (3, [30, 20, 10]), (9, [30, 20, 10])])
+def test_the_newest_are_kept(tmp_path, keep, left):
+    folder, checkpoints, models = three_checkpoints(tmp_path)
+    folder.prune(keep, checkpoints[-1])
+    assert steps_of(folder) == [(1, step) for step in left]
+    assert content(rows_of(folder.at(30, no_warnings))) == models[-1]
+    with pytest.raises(ValueError, match="at least 1"):
+        folder.prune(0, checkpoints[-1])
+
+
+def test_broken_checkpoints_are_not_counted_as_kept(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    (checkpoints[2].folder / "dense-0000.safetensors").unlink()
+    warnings = []
+    start = folder.newest(warnings.append)
+    assert start == checkpoints[1]
+    again = save(folder, folder.new_generation(), 30, [{}, {}], before=start)
+    folder.prune(2, again)
+    assert steps_of(folder) == [(2, 30), (1, 30), (1, 20)]
+
+
+def test_nothing_newer_than_the_known_one_goes(tmp_path):
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    folder.prune(1, checkpoints[1])
+    assert steps_of(folder) == [(1, 30), (1, 20)]
+
+
+def test_an_empty_generation_is_swept(tmp_path):
+    folder, _, _ = three_checkpoints(tmp_path)
+    folder.new_generation()
+    latest = save(folder, folder.new_generation(), 40, [{}])
+    folder.prune(1, latest)
+    assert [path.name for path in tmp_path.iterdir() if "generation" in path.name] == ["generation-000003"]
+    assert CheckpointFolder(tmp_path).new_generation() == 4

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.checkpoint import merge
+from bagpipe.checkpoint.manifest import BrokenCheckpoint
+from bagpipe.checkpoint.rows import RowWriter
+from bagpipe.schema import RowSchema, RowTable
+from tests.checkpoint.samples import SCHEMA, requests, rows_of, three_checkpoints
+
+KEYS = st.tuples(st.integers(0, 2), st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1])))
+VALUES = st.floats(0, 1, width=32)
+#: By interval: rows of a full file or of two ranks; a row is at one rank at a time, so a step decides between two.
+INTERVALS = st.lists(
+    st.tuples(st.dictionaries(KEYS, VALUES, max_size=20), st.dictionaries(KEYS, VALUES, max_size=20)), max_size=4
+)
+
+
+@given(INTERVALS, st.sampled_from([1, 64, 200, 1 << 20]), st.integers(0, 3))
+def test_merging_gives_the_latest_of_every_row(tmp_path_factory, intervals, chunk_bytes, full_after):
+    folder = tmp_path_factory.mktemp("merge")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge, "CHUNK_BYTES", chunk_bytes)
+        files, model = [], {}
+        for number, (early, late) in enumerate(intervals):
+            # The later rows come from the lower rank: neither the order of ranks nor that of files may decide.
+            for rank, rows, step in ((1, early, 10 * number + 1), (0, late, 10 * number + 2)):
+                writer = RowWriter(folder, SCHEMA, rank=rank, epoch=number)
+                writer.append(requests(rows), step)
+                files += writer.seal(folder, 10 * number + 10)
+                model |= rows
+            if number + 1 == full_after:
+                files = list(merge.merge_files(folder, files, SCHEMA, target=folder, step=10 * number + 10))
+        merged = merge.merge_files(folder, files, SCHEMA, target=folder, step=99)
+        found = {}
+        for file in merged:
+            records = np.load(folder / file.file.name, allow_pickle=False)
+            assert (file.full, len(records)) == (True, file.num_rows)
+            keys = list(zip(records["table"].tolist(), records["id"].tolist(), strict=True))
+            assert keys == sorted(set(keys))
+            found |= dict(zip(keys, records["row"][:, 0].tolist(), strict=True))
+        assert found == model
+    shutil.rmtree(folder)
+
+
+def test_giving_up_leaves_no_file(tmp_path):
+    _, checkpoints, _ = three_checkpoints(tmp_path / "dir")
+    newest = checkpoints[-1]
+
+    def give_up(num_rows: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        merge.merge_files(newest.folder, newest.manifest.row_files, SCHEMA, target=tmp_path, step=30, on_chunk=give_up)
+    assert not list(tmp_path.glob("*.npy"))
+
+
+def test_files_before_a_full_one_are_not_opened(tmp_path):
+    _, checkpoints, models = three_checkpoints(tmp_path)
+    newest = checkpoints[-1]
+    files = checkpoints[0].manifest.row_files + newest.manifest.row_files  # the first are not in this folder
+    opened = merge.open_files(newest.folder, files, SCHEMA)
+    assert all(len(found) == 3 and found[0].source.full for found in opened.values())
+    assert sum(len(ids) for table in range(3) for ids in merge.merged_ids(opened[table], table)) == len(models[-1])
+
+
+def test_rows_of_no_table_are_refused(tmp_path):
+    _, checkpoints, _ = three_checkpoints(tmp_path)
+    folder, files = checkpoints[0].folder, checkpoints[0].manifest.row_files
+    others = (SCHEMA.tables[0], RowTable(name="item", dim=5), SCHEMA.tables[2])
+    other = RowSchema(tables=others, optimizer="rowwise_adagrad")
+    with pytest.raises(BrokenCheckpoint, match="no table has rows of 20 bytes"):
+        merge.open_files(folder, files, other)
+    fewer = RowSchema(
+        tables=(SCHEMA.tables[0], SCHEMA.tables[1], RowTable(name="shop", dim=5)), optimizer="rowwise_adagrad"
+    )
+    with pytest.raises(BrokenCheckpoint, match=r"expected rows of tables \[0\], got table 2"):
+        merge.open_files(folder, files, fewer)
+    assert rows_of(checkpoints[0]).num_records
+
+
+def test_a_merge_holds_a_few_chunks(tmp_path, monkeypatch):
+    """However the ids of the files lie: no span is larger than was asked for."""
+    random = np.random.default_rng(1)
+    files = []
+    for number, ids in enumerate((np.arange(900), np.arange(400, 600), random.integers(0, 5000, 800))):
+        writer = RowWriter(tmp_path, SCHEMA, rank=0, epoch=number)
+        writer.append(requests({(1, row_id): 1.0 for row_id in ids.tolist()}), number)
+        files += writer.seal(tmp_path, number + 1)
+    opened = merge.open_files(tmp_path, files, SCHEMA)[1]
+    spans = list(merge._spans(opened, 1, 40 * 100))
+    assert max(sum(span.end - span.first for span in group) for group in spans) <= 100
+    assert all(group for group in spans)
+    assert len(spans) < 60

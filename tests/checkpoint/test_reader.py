@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from bagpipe.checkpoint import merge
+from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.store.keys import bucket_of
+from tests.checkpoint.samples import SCHEMA, content, manifest_of, rows_of, three_checkpoints
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    _, checkpoints, models = three_checkpoints(tmp_path_factory.mktemp("saved"))
+    return list(zip(checkpoints, models, strict=True))
+
+
+def test_reading_is_looking_up_the_model(saved):
+    random = np.random.default_rng(2)
+    for checkpoint, model in saved:
+        rows = rows_of(checkpoint)
+        for table in range(len(SCHEMA.tables)):
+            ids = random.permutation(np.arange(-60, 60))
+            result = rows.read(table, ids)
+            assert result.rows.shape == (120, SCHEMA.row_width(table))
+            expected = [model.get((table, row_id), 0.0) for row_id in ids.tolist()]
+            assert (result.rows == np.array(expected, np.float32)[:, None]).all()
+            assert result.found.tolist() == [(table, row_id) in model for row_id in ids.tolist()]
+            assert rows.contains(table, ids).tolist() == result.found.tolist()
+            assert rows.ids(table).tolist() == sorted(row_id for at, row_id in model if at == table)
+            assert [row_id for chunk in rows.rows(table) for row_id in chunk.ids.tolist()] == rows.ids(table).tolist()
+            assert not len(rows.read(table, ids[:0]).rows)
+
+
+@pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
+def test_all_rows_come_once_and_by_bucket(saved, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(merge, "CHUNK_BYTES", chunk_bytes)
+    for checkpoint, model in saved:
+        rows = rows_of(checkpoint)
+        assert content(rows) == model
+        found = {}
+        for buckets in ([0, 3], [1], [2]):
+            for group in rows.requests(buckets=buckets, num_buckets=4):
+                for request in group:
+                    assert set(bucket_of(np.array([request.table], np.uint32), request.ids, 4).tolist()) <= set(buckets)
+                    for row_id, row in zip(request.ids.tolist(), request.rows, strict=True):
+                        assert (request.table, row_id) not in found
+                        found[request.table, row_id] = float(row[0])
+        assert found == model
+
+
+def test_dirty_rows_of_all_ranks(saved):
+    tables, ids = rows_of(saved[0][0]).dirty()
+    names = list(zip(tables.tolist(), ids.tolist(), strict=True))
+    assert (tables.dtype, ids.dtype) == (np.uint32, np.int64)
+    assert names == sorted(set(names))
+    assert 2 < len(names) <= 4
+
+
+def test_an_empty_checkpoint_has_no_rows(tmp_path):
+    rows = CheckpointRows(tmp_path, manifest_of(1, 0), SCHEMA)
+    assert rows.num_records == 0
+    assert content(rows) == {}
+    assert not rows.contains(1, np.arange(3)).any()
+    assert not rows.read(1, np.arange(3)).found.any()
+    assert len(rows.ids(0)) == len(rows.dirty()[1]) == 0
+
+
+def test_rows_stay_readable_when_the_folder_goes(tmp_path):
+    _, checkpoints, models = three_checkpoints(tmp_path)
+    rows = rows_of(checkpoints[-1])
+    shutil.rmtree(tmp_path)
+    assert content(rows) == models[-1]
+    table, row_id = next(iter(models[-1]))
+    assert rows.contains(table, np.array([row_id])).all()

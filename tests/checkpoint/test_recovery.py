@@ -1,0 +1,208 @@
+"""Recovery: whatever happened to a store, its rows are those of the checkpoint; and nobody else's are touched."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.recovery import check_namespace, is_usable
+from bagpipe.errors import FencedError, InputError
+from bagpipe.store.fencing import BucketState, Ledger, LogState, condemned
+from bagpipe.store.interface import Store
+from bagpipe.store.memory import MemoryStore
+from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
+from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, draw_rows, three_checkpoints
+
+OTHER = LINEAGE[::-1]
+PLACE = "store.namespace 'x'"
+
+
+class Interrupted(Exception):
+    """The process dies here."""
+
+
+class DyingLedger:
+    """A ledger of a process that dies before a call of one kind."""
+
+    def __init__(self, ledger: Ledger, at: str) -> None:
+        self._ledger = ledger
+        self._at = at
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._at:
+            raise Interrupted
+        return getattr(self._ledger, name)
+
+
+def open_memory(stack: ExitStack, name: str, ranks: int) -> list[Store]:
+    return [stack.enter_context(MemoryStore(SCHEMA, name=name, num_buckets=4)) for _ in range(ranks)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), ranks=st.sampled_from([1, 2]))
+def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: int) -> None:
+    """Jobs that die anywhere: between batches, a manifest and its commit, in a recovery; stores that lose all."""
+    random = np.random.default_rng(seed)
+    committed: dict[str, Model] = {}
+    with TemporaryDirectory() as path, ExitStack() as stack:
+        folder, name = CheckpointFolder(Path(path)), uuid.uuid4().hex
+        for _ in range(5):
+            if random.random() < 0.2:
+                name = uuid.uuid4().hex  # the store is back empty
+            stores = open_memory(stack, name, ranks)
+            ledger = stores[0].ledger()
+            dying = random.choice(["", "seize", "touched", "delete", "condemn", "drop", "begin", "commit"])
+            try:
+                job = RowsOfJob.start(
+                    stack,
+                    folder,
+                    stores,
+                    DyingLedger(ledger, dying),
+                    committed,
+                    keep=2,
+                    full_every=2,  # type: ignore[arg-type]
+                )
+                found = folder.newest(no_warning)
+                assert found is not None
+                assert stored(stores[0]) == committed[found.manifest.mark] == job.newest
+                work(job, random)
+            except Interrupted:
+                continue
+
+
+def work(job: RowsOfJob, random: np.random.Generator) -> None:
+    """Batches, write-backs, checkpoints, in any order; some checkpoints are not published, the last then."""
+    for _ in range(random.integers(1, 12)):
+        what = random.integers(0, 4)
+        if what == 0 and job.step > job.publishers[0].newest.manifest.step:
+            step, parts = job.step, job.snapshot()
+            job.train(draw_rows(random, 10))
+            job.write_back(random.random(), random)
+            if random.random() < 0.2:
+                return
+            job.publish(step, parts)
+        elif what == 1:
+            job.write_back(random.random(), random)
+        else:
+            job.train(draw_rows(random, 15))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[RowsOfJob, str]]:
+    """A job with a checkpoint, and rows written since."""
+    name = uuid.uuid4().hex
+    with ExitStack() as stack:
+        stores = open_memory(stack, name, 1)
+        job = RowsOfJob.start(stack, CheckpointFolder(tmp_path), stores, stores[0].ledger(), {})
+        job.train({(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0})
+        job.write_back(1.0, np.random.default_rng())
+        job.publish(job.step, job.snapshot())
+        job.train({(0, 1): 7.0, (0, 9): 8.0})
+        job.write_back(1.0, np.random.default_rng())
+        yield job, name
+
+
+def again(job: RowsOfJob, name: str, stack: ExitStack) -> RowsOfJob:
+    stores = open_memory(stack, name, 1)
+    return RowsOfJob.start(stack, job.folder, stores, stores[0].ledger(), job.committed)
+
+
+def test_only_what_changed_is_written(started: tuple[RowsOfJob, str]) -> None:
+    job, name = started
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+        done = later.recovered
+        assert (done.buckets_reloaded, done.rows_written, done.rows_deleted) == (0, 1, 1)
+
+
+def test_the_job_before_writes_no_more(started: tuple[RowsOfJob, str]) -> None:
+    job, name = started
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        job.train({(0, 5): 5.0})
+        with pytest.raises(FencedError):
+            job.write_back(1.0, np.random.default_rng())
+        assert (0, 5) not in stored(later.stores[0])
+
+
+def test_rows_not_to_be_trusted_are_all_loaded(started: tuple[RowsOfJob, str]) -> None:
+    job, name = started
+    job.ledger.condemn(condemned(job.publishers[0].newest.manifest.mark))
+    job.stores[0].write_many([])
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+        assert later.recovered.rows_written == 3
+        assert later.recovered.buckets_reloaded > 0
+
+
+def test_a_step_that_lies_further_back(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
+    """Marks are those of a later checkpoint, so that nothing in the store can be used."""
+    job, name = started
+    job.publish(job.step, job.snapshot())
+    newest = job.publishers[0].newest
+    (newest.folder / "manifest.json").unlink()
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+        assert later.recovered.buckets_reloaded > 0
+
+
+def test_a_bucket_is_usable_if_its_logs_tell_all(tmp_path: Path) -> None:
+    _, checkpoints, _ = three_checkpoints(tmp_path)
+    checkpoint = checkpoints[-1].manifest
+
+    def state(mark: str, *groups: int, token: str = checkpoint.token, epoch: int = 1) -> BucketState:
+        logs = (LogState(token=token, epoch=epoch, writer=rank, num_groups=n) for rank, n in enumerate(groups))
+        return BucketState(owner=token, mark=mark, logs=tuple(logs))
+
+    assert is_usable(state(checkpoint.mark), 0, checkpoint)
+    assert is_usable(state(checkpoint.parent_mark, 1, 1), 0, checkpoint)
+    assert is_usable(state(checkpoint.parent_mark, 4, 4), 3, checkpoint)
+    for lost in (
+        state(""),
+        state(condemned(checkpoint.mark)),
+        state(f"{LINEAGE}:1:999"),
+        state(checkpoint.parent_mark),
+        state(checkpoint.parent_mark, 1),
+        state(checkpoint.parent_mark, 1, 0),
+        state(checkpoint.parent_mark, 1, 2),
+        state(checkpoint.parent_mark, 1, 1, epoch=2),
+        state(checkpoint.parent_mark, 1, 1, token=f"9-{secrets.token_hex(16)}"),
+    ):
+        assert not is_usable(lost, 0, checkpoint), lost
+
+
+def test_a_namespace_of_nobody_or_of_this_lineage_is_taken() -> None:
+    empty, ours = BucketState(), BucketState(mark=f"{LINEAGE}:3:400", num_rows=5)
+    check_namespace([empty, ours, BucketState(mark=condemned(ours.mark), num_rows=1)], PLACE, LINEAGE)
+    check_namespace([empty, BucketState(num_rows=5)], PLACE, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "lineage", "words"),
+    [
+        (
+            BucketState(mark=f"{OTHER}:3:400"),
+            LINEAGE,
+            r"belongs to a job's checkpoints \(fedcba98\), not those of this",
+        ),
+        (BucketState(mark=condemned(f"{OTHER}:3:400")), LINEAGE, "belongs to a job's checkpoints"),
+        (BucketState(mark=f"{OTHER}:3:400"), "", "and checkpoint.dir is not set"),
+        (BucketState(num_rows=1), LINEAGE, "holds rows that belong to no checkpoint"),
+    ],
+)
+def test_anybody_elses_rows_are_refused(state: BucketState, lineage: str, words: str) -> None:
+    with pytest.raises(InputError, match=f"^{PLACE} .*{words}"):
+        check_namespace([BucketState(), state], PLACE, lineage)

@@ -1,0 +1,93 @@
+"""`Scribe`: parts in order, errors told once, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.checkpoint.manifest import Part
+from bagpipe.checkpoint.scribe import Making, Places, Scribe
+from bagpipe.errors import JobError
+from bagpipe.schema import RowSchema, RowTable
+from bagpipe.store.interface import WriteRequest
+
+SCHEMA = RowSchema(tables=(RowTable(name="user", dim=2),), optimizer="sgd", dtype="float32", seed=0)
+
+
+def request(*ids: int) -> WriteRequest:
+    return WriteRequest(table=0, ids=np.array(ids, np.int64), rows=np.ones((len(ids), 2), np.float32))
+
+
+class Ends:
+    """What a scribe tells."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, int, Part | None]] = []
+        self.errors: list[BaseException] = []
+
+    def on_part(self, step: int, epoch: int, part: Part | None) -> None:
+        self.parts.append((step, epoch, part))
+
+
+def wait(scribe: Scribe) -> None:
+    scribe.wait_for(scribe.is_idle, lambda: None)
+
+
+def test_parts_come_in_order() -> None:
+    ends = Ends()
+    scribe = Scribe(0, None, ends.on_part, ends.errors.append)
+    scribe.start()
+    for epoch in (1, 2, 3):
+        scribe.complete(Making(step=10 * epoch, epoch=epoch, missing=set()))
+    wait(scribe)
+    scribe.close()
+    assert ends.parts == [(10, 1, None), (20, 2, None), (30, 3, None)]
+
+
+def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> None:
+    ends = Ends()
+    scribe = Scribe(0, Places(generation=tmp_path / "gone", step=Path), ends.on_part, ends.errors.append)
+    scribe.schema = SCHEMA
+    scribe.start()
+    for _ in range(3):
+        scribe.rows(lambda: [request(1, 2)], 16, epoch=1, step=0)
+    with pytest.raises(JobError, match=r"a checkpoint cannot be written: No such file or directory .*gone/journal-"):
+        scribe.wait_for(lambda: False, lambda: None)
+    scribe.close()
+    assert len(ends.errors) == 1
+    assert isinstance(ends.errors[0].__cause__, OSError)
+
+
+def test_who_waits_is_told_that_the_job_has_failed() -> None:
+    ends = Ends()
+    scribe = Scribe(0, None, ends.on_part, ends.errors.append)
+    scribe.start()
+    with pytest.raises(KeyError):
+        scribe.wait_for(lambda: False, lambda: KeyError())
+    scribe.close()
+
+
+def test_the_end_leaves_no_journal(tmp_path: Path) -> None:
+    """The work under way is finished; journals are removed."""
+    ends = Ends()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow() -> list[WriteRequest]:
+        begun.set()
+        may_end.wait(30)
+        return [request(5)]
+
+    scribe = Scribe(0, Places(generation=tmp_path, step=lambda step: tmp_path), ends.on_part, ends.errors.append)
+    scribe.schema = SCHEMA
+    scribe.start()
+    scribe.rows(slow, 8, epoch=1, step=0)
+    begun.wait(30)
+    closing = threading.Thread(target=scribe.close)
+    closing.start()
+    may_end.set()
+    closing.join()
+    assert not list(tmp_path.iterdir())
+    assert not ends.errors
