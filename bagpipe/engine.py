@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.client.step import Step
 from bagpipe.peers.interface import Peers
 from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks
+from bagpipe.phases.guard import NonFinite
 from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
 from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.runner import Runner
@@ -26,6 +27,15 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bagpipe.checkpoint.recorder import Recorder
+
+    #: (table number, ids int64 ``[n]``) -> bool ``[n]``: the row was written before, so the store must have it.
+    KnownRows = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
 
 __all__ = ["Engine", "EngineSettings", "ModelInputs", "PhaseResult", "Progress"]
 
@@ -53,12 +63,15 @@ class EngineSettings:
         prefetch_depth: batches fetched ahead.
         read_ahead: batches read and not yet trained, at most.
         rows_lr, eps: of the row optimizer.
+        nonfinite: what a loss or gradient that is NaN or infinite does: it stops the job before anything is changed by
+            it, or its batch is left out (skip; not with stages).
     """
 
     prefetch_depth: int
     read_ahead: int
     rows_lr: float
     eps: float
+    nonfinite: NonFinite = "stop"
 
 
 #: (dense part in stages, several ranks) -> phase.
@@ -88,6 +101,11 @@ class Engine:
         pipeline: this rank's part of the dense stages; None: the model is trained whole.
         claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
             Called in the data lane. Default: the store's own.
+        recorder: makes checkpoints of what is trained, and guards what is written; see `Recorder`.
+        known: rows that a checkpoint holds, which the store must therefore have: one that is not found is a
+            `LostRowError`. Rows that this process wrote are known without.
+        settle: with several ranks that skip batches (`EngineSettings.nonfinite`): makes the dense gradients the sums
+            over all ranks, and says whether any rank's batch is bad (`DenseParallel.settle`).
     """
 
     def __init__(
@@ -106,6 +124,9 @@ class Engine:
         peers: Peers | None = None,
         pipeline: DensePipeline | None = None,
         claim: Callable[[], bool] | None = None,
+        recorder: Recorder | None = None,
+        known: KnownRows | None = None,
+        settle: Callable[[bool], bool] | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -120,6 +141,11 @@ class Engine:
         self.peers = peers
         self.pipeline = pipeline
         self.claim = claim if claim is not None else store.claim
+        self.recorder = recorder
+        if recorder is not None:
+            recorder.bind(self)
+        self.known = known
+        self.settle = settle
         #: Of the phase under way.
         self.runner: Runner | None = None
 
@@ -129,17 +155,29 @@ class Engine:
         if runner is not None:
             runner.abort(error)
 
-    def train(self, steps: Iterator[Step]) -> PhaseResult:
-        """Train on the steps and write every updated row back.
+    def train(
+        self, steps: Iterator[Step], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
+    ) -> PhaseResult:
+        """Train on the steps and write every updated row back; then the recorder's last checkpoint.
 
         On SIGINT or SIGTERM the batches already read are finished and written back (`PhaseResult.report.stopped`).
 
+        Args:
+            steps: what to train on.
+            first_batch: number of the first of them; the batches before are trained already. Model, optimizers, random
+                state and store are as they were then.
+            carried: this rank's `Part.progress` of the checkpoint that is resumed from: samples, losses and skipped
+                batches go on from there, so that `PhaseResult.progress` counts the whole job (rows and times: this
+                process).
+
         Raises:
             StoreError: the store failed; rows not acknowledged are still dirty in the cache.
+            LostRowError: a row that was written is not in the store. Nothing was trained on its loss.
+            JobError: a checkpoint could not be written, or a loss or gradient is not finite.
         """
         self.model.train()
         phase = _TRAINING[self.pipeline is not None, self.peers is not None]
-        result = phase(self, steps).run()
+        result = phase(self, steps, first_batch=first_batch, carried=carried or {}).run()
         self.cache.clear()
         if self.pipeline is not None:
             self.pipeline.adopt(self.optimizer)

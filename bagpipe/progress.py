@@ -27,6 +27,9 @@ class Progress:
         rows_written: rows written to the store.
         elapsed_s: wall time.
         exposed_s: time the compute lane waited for rows.
+        skipped_batches: batches that were left out because their loss or gradients were not finite.
+
+    After a resume, steps, samples, loss_sum and skipped_batches are of the whole job, the rest of this process.
     """
 
     steps: int
@@ -38,6 +41,7 @@ class Progress:
     rows_written: int
     elapsed_s: float
     exposed_s: float
+    skipped_batches: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -53,8 +57,11 @@ class PhaseResult:
         progress: its totals.
         report: where its time went.
         input_error: the data went bad after the batches that were done; None if it did not.
+        checkpoint_stall_s: what checkpoints cost the lanes: copying what they were about to change, waiting for a
+            checkpoint before to be written, closing logs. Added up over lanes; the last checkpoint is not in it.
     """
 
     progress: Progress
     report: Report
     input_error: InputError | None
+    checkpoint_stall_s: float = 0.0

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bagpipe.cache.capture import CapturedRows, RowCapture
 from bagpipe.cache.initial import TORCH_DTYPE, InitialWeights
 from bagpipe.cache.layout import LookupRun
 from bagpipe.cache.lookup import ActiveRun, ActiveStep, row_gradient
@@ -93,6 +94,7 @@ class RowCache:
     Attributes:
         slots: which slot holds which row.
         current: the batch being computed, read by the embedding modules.
+        capture: copies rows for checkpoints.
     """
 
     def __init__(self, schema: RowSchema, num_slots: int, device: torch.device | str = "cpu") -> None:
@@ -110,6 +112,13 @@ class RowCache:
         self._staging = Scratch(self.dtype, torch.device("cpu"))
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
+        self.capture = RowCapture(
+            self.slots,
+            len(schema.tables),
+            max(self._widths, default=1) * self.dtype.itemsize,
+            self._copy_out,
+            self.device,
+        )
 
     def statistics(self) -> CacheStatistics:
         return CacheStatistics(
@@ -122,6 +131,11 @@ class RowCache:
             evicted_dirty=self._evicted_dirty,
             updated=self._updated,
         )
+
+    @property
+    def is_fixed(self) -> bool:
+        """It has a fixed number of slots: not direct mode."""
+        return self._fixed
 
     def ensure_slots(self, num_slots: int) -> None:
         """Have room for `num_slots` rows. In direct mode the slab grows, which wants all lanes idle.
@@ -224,18 +238,25 @@ class RowCache:
         Raises:
             JobError: a slot does not hold the row the plan says.
         """
+        return self.evict_in_epoch(owner)[0]
+
+    def evict_in_epoch(self, owner: OwnerPlan) -> tuple[list[WriteRequest], int]:
+        """`evict`, and the epoch of the capture in which the rows left: they are older than its moment, or not."""
         slots = owner.evict_slots
         if not len(slots):
-            return []
+            return [], self.capture.epoch
         self.slots.check(owner.evict, slots)
         tables = row_tables(owner.evict)
-        dirty = self.slots.dirty[slots]
-        offsets = np.searchsorted(tables[dirty], np.arange(len(self._widths) + 1)).astype(np.int64)
-        requests = self._read_out(RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]), slots[dirty])
-        self.slots.release(slots)
+        with self.capture.lock:
+            self.capture.before_release(slots)
+            epoch = self.capture.epoch
+            dirty = self.slots.dirty[slots]
+            offsets = np.searchsorted(tables[dirty], np.arange(len(self._widths) + 1)).astype(np.int64)
+            copied = self._copy_out(RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]), slots[dirty])
+            self.slots.release(slots)
         self._evicted += len(slots)
         self._evicted_dirty += int(np.count_nonzero(dirty))
-        return requests
+        return copied(), epoch
 
     def flush(self, chunk_rows: int = FLUSH_CHUNK_ROWS) -> Generator[list[WriteRequest], None, None]:
         """All dirty rows, by table and id, at most `chunk_rows` at a time. They stay in the cache.
@@ -255,15 +276,30 @@ class RowCache:
         self.current = None
 
     def _read_out(self, rows: RowList, slots: Slots) -> list[WriteRequest]:
-        requests = []
-        for first_table, end_table, first, end in self._width_runs(rows):
-            block = self._slab.gather(self._index(slots[first:end]), self._widths[first_table]).cpu().numpy()
-            for table in range(first_table, end_table):
-                start, stop = int(rows.table_offsets[table]), int(rows.table_offsets[table + 1])
-                if start < stop:
-                    requests.append(
-                        WriteRequest(table=table, ids=rows.ids[start:stop], rows=block[start - first : stop - first])
-                    )
+        return self._copy_out(rows, slots)()
+
+    def _copy_out(self, rows: RowList, slots: Slots) -> CapturedRows:
+        """Copy the rows, which are ordered by table, on their device; what is returned brings them to the host."""
+        blocks = [
+            (run, self._slab.gather(self._index(slots[run[2] : run[3]]), self._widths[run[0]]))
+            for run in self._width_runs(rows)
+        ]
+        copied = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+
+        def requests() -> list[WriteRequest]:
+            if copied is not None:
+                copied.synchronize()
+            found = []
+            for (first_table, end_table, first, _), block in blocks:
+                host = block.cpu().numpy()
+                for table in range(first_table, end_table):
+                    start, stop = int(rows.table_offsets[table]), int(rows.table_offsets[table + 1])
+                    if start < stop:
+                        found.append(
+                            WriteRequest(table=table, ids=rows.ids[start:stop], rows=host[start - first : stop - first])
+                        )
+            return found
+
         return requests
 
     # ---- the batch being computed --------------------------------------------------------------------------------
@@ -330,6 +366,7 @@ class RowCache:
             gradient: of rows ``first`` to ``end``: ``[end - first, dim]``.
             settings: of the optimizer.
         """
+        self.capture.before_change(rows.slots)
         width = self._widths[run.first_table]
         num_rows = len(rows.rows)
         chunk = num_rows if self.device.type != "cpu" else max(1, UPDATE_CHUNK_BYTES // (width * self.dtype.itemsize))

@@ -36,12 +36,18 @@ class SlotTable:
         slot_table: int32 ``[num_slots]``, table number, or `FREE`.
         slot_id: int64 ``[num_slots]``, id; meaningless where the slot is free.
         dirty: bool ``[num_slots]``, the row was updated since it was inserted or last written.
+        changed: bool ``[num_slots]``, it was updated since it was inserted or since the latest moment of a
+            `bagpipe.cache.capture.RowCapture`.
+        pending, named: bool ``[num_slots]``, it is to be captured as it is; its name is.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.slot_table = np.full(num_slots, FREE, dtype=np.int32)
         self.slot_id = np.zeros(num_slots, dtype=np.int64)
         self.dirty = np.zeros(num_slots, dtype=np.bool_)
+        self.changed = np.zeros(num_slots, dtype=np.bool_)
+        self.pending = np.zeros(num_slots, dtype=np.bool_)
+        self.named = np.zeros(num_slots, dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.slot_table)
@@ -61,6 +67,9 @@ class SlotTable:
             self.slot_table = np.concatenate([self.slot_table, np.full(more, FREE, dtype=np.int32)])
             self.slot_id = np.concatenate([self.slot_id, np.zeros(more, dtype=np.int64)])
             self.dirty = np.concatenate([self.dirty, np.zeros(more, dtype=np.bool_)])
+            self.changed = np.concatenate([self.changed, np.zeros(more, dtype=np.bool_)])
+            self.pending = np.concatenate([self.pending, np.zeros(more, dtype=np.bool_)])
+            self.named = np.concatenate([self.named, np.zeros(more, dtype=np.bool_)])
 
     def claim(self, rows: RowList, slots: Slots) -> None:
         """Put rows into free slots, clean.
@@ -75,6 +84,7 @@ class SlotTable:
         self.slot_table[slots] = row_tables(rows)
         self.slot_id[slots] = rows.ids
         self.dirty[slots] = False
+        self.changed[slots] = False
 
     def check(self, rows: RowList, slots: Slots) -> None:
         """Check that the slots hold exactly these rows.
@@ -101,6 +111,7 @@ class SlotTable:
 
     def mark_dirty(self, slots: Slots) -> None:
         self.dirty[slots] = True
+        self.changed[slots] = True
 
     def mark_clean(self, slots: Slots) -> None:
         self.dirty[slots] = False

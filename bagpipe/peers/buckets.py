@@ -32,8 +32,8 @@ class Bucket:
 
     Attributes:
         names, parameters: in the order in which backward is expected to reach them.
-        given: flat, their gradients, then one flag each (it has a gradient here), then padding to a multiple of the
-            ranks; after the exchange the sums of all that.
+        given: flat, their gradients, then one flag each (it has a gradient here), one more for whatever the ranks want
+            to count (`mark`), then padding to a multiple of the ranks; after the exchange the sums of all that.
         taken: as large: every rank's contribution to this rank's chunk.
     """
 
@@ -57,6 +57,14 @@ class Bucket:
                 check_gradient(name, parameter)
                 part.copy_(parameter.grad)
         self._flags().copy_(torch.tensor(flags, dtype=self.given.dtype), non_blocking=True)
+
+    def mark(self, is_set: bool) -> None:
+        """Set this rank's own flag; after `fill`, before `exchange`."""
+        self._mark().fill_(float(is_set))
+
+    def is_marked(self) -> bool:
+        """After `exchange`: some rank has set its flag. Waits for the device."""
+        return bool(self._mark().item() > 0)
 
     def exchange(self, group: RankGroup, order: Sequence[int]) -> None:
         """Make the contents the sums over a group.
@@ -99,6 +107,10 @@ class Bucket:
         first = sum(parameter.numel() for parameter in self.parameters)
         return self.given[first : first + len(self.parameters)]
 
+    def _mark(self) -> Tensor:
+        first = sum(parameter.numel() for parameter in self.parameters) + len(self.parameters)
+        return self.given[first]
+
 
 def check_gradient(name: str, parameter: Tensor) -> None:
     """Raise InputError if a parameter's gradient is a sparse one."""
@@ -130,6 +142,6 @@ def make_buckets(
 
 def _bucket(run: Sequence[tuple[str, nn.Parameter]], num_ranks: int) -> Bucket:
     names, parameters = zip(*run, strict=True)
-    length = sum(parameter.numel() for parameter in parameters) + len(parameters)
+    length = sum(parameter.numel() for parameter in parameters) + len(parameters) + 1
     given = parameters[0].new_zeros(-(-length // num_ranks) * num_ranks, requires_grad=False)
     return Bucket(names=names, parameters=parameters, given=given, taken=torch.zeros_like(given))

@@ -2,7 +2,9 @@
 
     backward: a bucket's last gradient is there ─> bucket filled ─┐ in the buckets' order, on a thread or stream
         exchanged: the sums over all ranks (`bagpipe.peers.buckets`) <┘
-    optimizer step: wait for the buckets, copy them back, step
+    optimizer step: the last bucket, with a word on the batch; wait for the buckets, copy them back, step
+
+The last bucket waits for the step, so that a rank whose batch is bad keeps the others from theirs by just not coming.
 
 Why not torch's DistributedDataParallel: docs/decisions/0007.
 """
@@ -77,6 +79,7 @@ class DenseParallel:
             for number, bucket in enumerate(make_buckets(model.named_parameters(), bucket_bytes, group.world_size))
         ]
         self._launched = 0
+        self._is_bad = self._is_settled = False
         self._handles: list[Any] = []
         device = next(model.parameters(), torch.empty(0)).device
         self._stream: Any = None
@@ -116,6 +119,9 @@ class DenseParallel:
 
     def finish(self) -> None:
         """Wait until the step's gradients are the sums over all ranks."""
+        if self._is_settled:
+            self._is_settled = False
+            return
         while self._launched < len(self._buckets):
             self._launch()
         self._launched = 0
@@ -128,6 +134,23 @@ class DenseParallel:
         for awaited in self._buckets:
             awaited.bucket.copy_back()
 
+    def settle(self, is_bad: bool) -> bool:
+        """`finish`, and whether any rank's batch is bad; called in the place of a step that may be left out.
+
+        The optimizer's step, if it comes, does not sum again.
+
+        Args:
+            is_bad: this rank's is.
+        """
+        self._is_bad, self._is_settled = is_bad, False
+        self.finish()
+        self._is_settled = True
+        if self._buckets:
+            return self._buckets[-1].bucket.is_marked()
+        marks = torch.zeros(self._group.world_size)
+        self._group.all_gather(marks, torch.full((1,), float(is_bad)))
+        return bool(marks.any())
+
     def _hook(self, awaited: _Awaited, name: str) -> Any:
         def ready(parameter: Tensor) -> None:
             check_gradient(name, parameter)
@@ -137,7 +160,7 @@ class DenseParallel:
                     f"gradients are with the other ranks already"
                 )
             awaited.missing -= 1
-            while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
+            while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].missing == 0:
                 self._launch()
 
         return ready
@@ -167,4 +190,5 @@ class DenseParallel:
 
     def _reduce(self, bucket: Bucket) -> None:
         bucket.fill()
+        bucket.mark(self._is_bad)
         bucket.exchange(self._group, range(self._group.world_size))

@@ -41,6 +41,7 @@ class Evaluation(Phase):
             if scored is not None:
                 heads, labels = scored
                 self.loss(b, heads, labels)
+                self.add_loss(b)
                 self.on_scores(heads[0], labels)
 
     def end(self) -> None:

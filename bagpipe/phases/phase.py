@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.step import Step
-from bagpipe.errors import InputError
+from bagpipe.crash_points import reach
+from bagpipe.errors import InputError, LostRowError
 from bagpipe.peers.interface import Peers, Wish
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
@@ -40,7 +44,12 @@ _GRACE_S = 60.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
-    """One batch on its way through the lanes; no inputs if this rank has none of its examples."""
+    """One batch on its way through the lanes; no inputs if this rank has none of its examples.
+
+    Attributes:
+        epoch: of the logs that its write-back belongs to.
+        is_skipped: its loss or gradients are not finite, on some rank, so that it changes nothing.
+    """
 
     step: Step
     context: StepContext
@@ -48,7 +57,10 @@ class Flight:
     results: list[ReadResult] = field(default_factory=list)
     writes: list[WriteRequest] = field(default_factory=list)
     loss: Tensor | None = None
+    loss_sum: Tensor | None = None
     runs: tuple[ActiveRun, ...] = ()
+    epoch: int = 0
+    is_skipped: bool = False
 
 
 def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -63,8 +75,16 @@ class Phase(ABC):
     #: What the compute lane waits for when rows are late.
     row_waits: tuple[str, ...] = ("0X_PUT",)
 
-    def __init__(self, engine: Engine, steps: Iterator[Step]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        steps: Iterator[Step],
+        *,
+        first_batch: int = 0,
+        carried: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.engine = engine
+        self.first_batch = first_batch
         self.cache = engine.cache
         self.steps = steps
         self.flights: dict[int, Flight] = {}
@@ -73,9 +93,10 @@ class Phase(ABC):
         self.input_error: InputError | None = None
         self.runner: Runner | None = None
         self.skip_new = False
-        self.samples = 0
-        self.num_steps = 0
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=engine.cache.device)
+        self.samples: int = carried.get("samples", 0)
+        self.num_steps = first_batch
+        self.num_skipped: int = carried.get("skipped_batches", 0)
+        self.loss_sum = torch.full((), carried.get("loss_sum", 0.0), dtype=torch.float64, device=engine.cache.device)
         self.rows_unique = 0
         self.rows_inserted = 0
         self.rows_fetched = 0
@@ -97,6 +118,7 @@ class Phase(ABC):
             # At once: the others are waiting for this rank's part of an exchange.
             on_error=peers.report if peers is not None else None,
             grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
+            first_batch=self.first_batch,
         )
         self.engine.runner = runner
         try:
@@ -109,7 +131,12 @@ class Phase(ABC):
                     report = self._settle(peers, report)
         finally:
             self.engine.runner = None
-        return PhaseResult(progress=self.progress(), report=report, input_error=self.input_error)
+        return PhaseResult(
+            progress=self.progress(),
+            report=report,
+            input_error=self.input_error,
+            checkpoint_stall_s=self.stall_s(),
+        )
 
     def _settle(self, peers: Peers, report: Report) -> Report:
         """Every rank has written its rows; what one of them knows, all know."""
@@ -129,7 +156,12 @@ class Phase(ABC):
             write_depth=WRITE_DEPTH,
             train=self.train,
             ranks=peers.world_size if peers is not None else 1,
+            settles=self.train and self.engine.settings.nonfinite == "skip",
         )
+
+    def stall_s(self) -> float:
+        """What checkpoints cost the lanes."""
+        return 0.0
 
     @abstractmethod
     def end(self) -> None:
@@ -152,6 +184,7 @@ class Phase(ABC):
             rows_written=self.rows_written,
             elapsed_s=report.wall_s if report is not None else 0.0,
             exposed_s=sum(lane.waits_s.get(op, 0.0) for lane in lanes for op in self.row_waits),
+            skipped_batches=self.num_skipped,
         )
 
     def take(self) -> None:
@@ -200,7 +233,32 @@ class Phase(ABC):
         flight = self.flights[b]
         requests = self.cache.fetch_requests(flight.step.owner, skip_new=self.skip_new)
         flight.results = self.engine.store.read_many(requests)
+        reach("after-fetch")
+        self.check_found(b, requests)
         self.rows_fetched += sum(len(ids) for _, ids in requests)
+
+    def check_found(self, b: int, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
+        """Raise LostRowError if a row that was written before is not in the store: names the first one."""
+        for (table, ids), result in zip(requests, self.flights[b].results, strict=True):
+            if result.found.all():
+                continue
+            missing = ids[~result.found]
+            is_lost = self.was_written(b, table, missing)
+            if is_lost.any():
+                name = self.cache.schema.tables[table].name
+                raise LostRowError(
+                    f"table {name} id {int(missing[np.argmax(is_lost)])} was written, but is not in the store any more "
+                    f"({int(np.count_nonzero(is_lost))} such rows in one batch)"
+                )
+
+    def was_written(self, b: int, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these rows that batch b fetches must be in the store, bool ``[n]``.
+
+        Asked is who wrote them, not the plan: a row that was planned but never updated was not written.
+        """
+        known, recorder = self.engine.known, self.engine.recorder
+        found = np.zeros(len(ids), dtype=np.bool_) if known is None else known(table, ids)
+        return found if recorder is None else found | recorder.written.contains(table, ids)
 
     def put(self, b: int) -> None:
         flight = self.flights[b]
@@ -229,8 +287,16 @@ class Phase(ABC):
         total = summed_loss(heads[0], labels)
         for head in heads[1:]:
             total = total + summed_loss(head, labels)
-        self.loss_sum += total.detach()
-        return total / self.flights[b].step.num_global_examples
+        flight = self.flights[b]
+        flight.loss_sum = total.detach()
+        return total / flight.step.num_global_examples
+
+    def add_loss(self, b: int) -> None:
+        """The batch counts."""
+        flight = self.flights[b]
+        if flight.loss_sum is not None:
+            self.loss_sum += flight.loss_sum
+            flight.loss_sum = None
 
     def total_loss(self) -> Tensor:
         """Float64 scalar: the sum of all examples' losses so far."""
@@ -239,7 +305,10 @@ class Phase(ABC):
     def _done(self, b: int) -> None:
         flight = self.flights[b]
         self.num_steps += 1
-        self.samples += flight.step.batch.num_examples
+        if flight.is_skipped:
+            self.num_skipped += 1
+        else:
+            self.samples += flight.step.batch.num_examples
         # With several ranks, each counts the rows it owns, so that their sum counts a row once.
         exchange = flight.step.exchange
         self.rows_unique += len(flight.step.consumer.unique if exchange is None else exchange.owned)

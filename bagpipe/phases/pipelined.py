@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from bagpipe.phases.phase import WRITE_DEPTH, summed_loss
 from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.schedule.loop import Loop
 from bagpipe.schedule.pipelined import pipelined
+from bagpipe.schedule.seats import Seat
 from bagpipe.stages.batches import StageBatch
 from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.stages.runtime import StageRuntime
@@ -29,12 +31,24 @@ _REPLACED = ("F", "B", "OPT")
 class PipelinedTraining(Training):
     """All lanes of the pipeline in one process."""
 
-    def __init__(self, engine: Engine, steps: Iterator[Step]) -> None:
-        super().__init__(engine, steps)
+    def __init__(
+        self,
+        engine: Engine,
+        steps: Iterator[Step],
+        *,
+        first_batch: int = 0,
+        carried: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(engine, steps, first_batch=first_batch, carried=carried)
         assert engine.pipeline is not None, "one stage trains without"
         self.pipeline: DensePipeline = engine.pipeline
         self.batches: dict[int, StageBatch] = {}
-        self.runtime: StageRuntime = self.pipeline.runtime(self.batches.__getitem__, self.head_loss)
+        self.runtime: StageRuntime = self.pipeline.runtime(
+            self.batches.__getitem__,
+            self.head_loss,
+            before_batch=self.before_batch,
+            loss_sums=self._seat_sums(carried),
+        )
 
     def loop(self) -> Loop:
         return pipelined(super().loop(), self.pipeline.step, self.pipeline.process, read_ahead=self.read_ahead)
@@ -44,13 +58,13 @@ class PipelinedTraining(Training):
         source = step.sources[process].number
         frame = {op: handler for op, handler in super().handlers().items() if op not in _REPLACED}
         own = {seat.stage: seat.number for seat in reversed(step.seats) if seat.process == process}
-        steps = {f"{number}OPT": self._of_batch(self.pipeline.optimize, stage) for stage, number in own.items()}
-        sums = {f"{number}REDUCE_GRAD": self._of_batch(self.reduce, stage) for stage, number in own.items()}
+        steps = {f"{number}OPT": partial(self.optimize, stage) for stage, number in own.items()}
+        sums = {f"{number}REDUCE_GRAD": partial(self.reduce, stage) for stage, number in own.items()}
         return {
             **frame,
             **self.runtime.handlers(),
             f"{source}X_POOL": partial(self.pool, source),
-            f"{source}X_UNPOOL": partial(self.runtime.unpool, source),
+            f"{source}X_UNPOOL": partial(self.unpool, source),
             **steps,
             **({name: handler for name, handler in sums.items() if self._has_lane(name)}),
         }
@@ -65,26 +79,45 @@ class PipelinedTraining(Training):
         self.begin(self.flights[b].context)
         self.runtime.pool(source, b)
 
+    def unpool(self, source: int, b: int) -> None:
+        self.runtime.unpool(source, b)
+        current = self.cache.current
+        self.guard.is_bad(b, runs=() if current is None else current.runs)
+
+    def before_batch(self, seat: Seat, b: int, loss_sum: Tensor) -> None:
+        self.recorder.before_seat(seat.stage, seat.number, b, loss_sum)
+
+    def optimize(self, stage: int, b: int) -> None:
+        self.guard.is_bad(b, parameters=self.pipeline.staged.parameters_of(stage))
+        self.pipeline.optimize(stage)
+
     def head_loss(self, head: int, logits: Tensor, labels: Tensor) -> Tensor:
         """Every output of the model is taken for logits of the labels."""
         return summed_loss(logits.reshape(-1), labels)
 
-    def reduce(self, stage: int) -> None:
+    def reduce(self, stage: int, b: int) -> None:
         """The stage's gradients become those of the whole global batch."""
         self.runtime.sum_pipes(stage)
         if self.pipeline.reduce is not None:
             self.pipeline.reduce(stage)
 
     def total_loss(self) -> Tensor:
-        return self.runtime.loss_sum()
+        return self.loss_sum + self.runtime.loss_sum()
+
+    def seat_sums(self) -> Mapping[int, Tensor]:
+        return self.runtime.loss_sums()
+
+    def _seat_sums(self, carried: Mapping[str, Any]) -> Mapping[int, float]:
+        """What the seats go on counting from: their own sums, where the checkpoint's job had the same seats."""
+        sums = {int(seat): value for seat, value in carried.get("loss_sums", {}).items()}
+        if sums.keys() == set(self.pipeline.seats):
+            self.loss_sum.zero_()
+            return sums
+        return {}
 
     def _has_lane(self, text: str) -> bool:
         actions = self.pipeline.step.program.lanes.get(f"reduce{self.pipeline.process}", ())
         return any(text == f"{action.stage}{action.op}" for action in actions)
-
-    @staticmethod
-    def _of_batch(act: Callable[[int], None], stage: int) -> Callable[[int], None]:
-        return lambda b: act(stage)
 
 
 class PipelinedTrainingOfRanks(PipelinedTraining, TrainingOfRanks):

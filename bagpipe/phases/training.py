@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from bagpipe.cache.exchange import RowExchange
+from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.rows import RowStep
 from bagpipe.cache.step import StepContext
+from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.client.step import Step
+from bagpipe.oracle.planner import DENSE_ROWS_LIMIT
+from bagpipe.phases.guard import Guard
 from bagpipe.phases.phase import Phase
+from bagpipe.store.interface import WriteRequest
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine
@@ -18,7 +29,27 @@ __all__ = ["Training", "TrainingOfRanks"]
 
 
 class Training(Phase):
+    """One rank, the model whole."""
+
     train = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        steps: Iterator[Step],
+        *,
+        first_batch: int = 0,
+        carried: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(engine, steps, first_batch=first_batch, carried=carried)
+        self.recorder = engine.recorder if engine.recorder is not None else NoRecorder()
+        peers = engine.peers
+        self.guard = Guard(
+            engine.cache.device,
+            rank=None if peers is None else peers.rank,
+            skips=engine.settings.nonfinite == "skip",
+        )
+        self.buffers: dict[str, Tensor] = {}
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {
@@ -35,15 +66,18 @@ class Training(Phase):
 
     def read(self, b: int) -> None:
         super().read(b)
-        if b == 0:
+        if b == self.first_batch:
             # Only now: bad input must leave the store untouched. A namespace made by this job holds no rows yet.
             self.skip_new = self.engine.claim()
 
     def evict(self, b: int) -> None:
         flight = self.flights[b]
-        flight.writes = self.cache.evict(flight.step.owner)
+        flight.writes, flight.epoch = self.cache.evict_in_epoch(flight.step.owner)
 
     def compute_forward(self, b: int) -> None:
+        self.recorder.before_forward(b, self.loss_sum)
+        if self.guard.skips:
+            self.buffers = {name: buffer.clone() for name, buffer in self.engine.model.named_buffers()}
         scored = self.forward(b)
         self.flights[b].loss = None if scored is None else self.loss(b, *scored)
 
@@ -51,30 +85,79 @@ class Training(Phase):
         flight = self.flights[b]
         if flight.loss is not None:
             flight.loss.backward()  # type: ignore[no-untyped-call]
-            flight.loss = None
+        current = self.cache.current
+        flight.is_skipped = self.guard.is_bad(
+            b,
+            loss=flight.loss,
+            parameters=self.engine.model.named_parameters(),
+            runs=() if current is None else current.runs,
+        )
+        flight.loss = None
+        if not self.guard.skips:
+            self.add_loss(b)
 
     def row_step(self, b: int) -> RowStep:
         settings = self.engine.settings
         return RowStep(lr=settings.rows_lr, eps=settings.eps, step=b + 1)
 
     def update(self, b: int) -> None:
-        self.cache.update(self.flights[b].context, self.row_step(b))
+        self.recorder.before_update(b, self.counts)
+        flight = self.flights[b]
+        if flight.is_skipped:
+            drop(self.cache.end(flight.context))
+        else:
+            self.cache.update(flight.context, self.row_step(b))
 
     def dense_step(self, b: int) -> None:
-        self.engine.optimizer.step()
+        flight = self.flights[b]
+        flight.is_skipped = self.settle(flight.is_skipped)
+        if flight.is_skipped:
+            with torch.no_grad():
+                for name, buffer in self.engine.model.named_buffers():
+                    buffer.copy_(self.buffers[name])
+        else:
+            self.engine.optimizer.step()
+        if self.guard.skips:
+            self.buffers = {}
+            if not flight.is_skipped:
+                self.add_loss(b)
         self.engine.optimizer.zero_grad(set_to_none=True)
+
+    def settle(self, is_bad: bool) -> bool:
+        """Whether a batch that is bad here is to be skipped; the same on all ranks."""
+        return is_bad
+
+    def counts(self) -> Mapping[str, int]:
+        """Of the batches done, for `Part.progress`."""
+        return {"samples": self.samples, "skipped_batches": self.num_skipped}
 
     def store(self, b: int) -> None:
         flight = self.flights[b]
-        self.engine.store.write_many(flight.writes)
-        self.rows_written += sum(len(request.ids) for request in flight.writes)
+        self.write(flight.writes, flight.epoch, b)
         flight.writes = []
 
+    def write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
+        """Write rows back that left the cache in an epoch for a batch."""
+        self.guard.check()
+        self.recorder.before_write(epoch)
+        self.engine.store.write_many(requests)
+        self.recorder.after_write(requests, epoch, step)
+        self.rows_written += sum(len(request.ids) for request in requests)
+
     def end(self) -> None:
-        """Write back what is still dirty."""
+        """Write back what is still dirty; then the last checkpoint."""
+        self.guard.check()
+        self.recorder.drain()
         for requests in self.cache.flush():
-            self.engine.store.write_many(requests)
-            self.rows_written += sum(len(request.ids) for request in requests)
+            self.write(requests, self.cache.capture.epoch, self.num_steps)
+        self.recorder.finish(self.num_steps, self.counts, self.loss_sum, self.seat_sums())
+
+    def seat_sums(self) -> Mapping[int, Tensor]:
+        """Sums of losses by seat, where there are seats."""
+        return {}
+
+    def stall_s(self) -> float:
+        return self.recorder.stall_s
 
 
 class TrainingOfRanks(Training):
@@ -82,11 +165,23 @@ class TrainingOfRanks(Training):
 
     row_waits = ("0X_PUT", "0X_PULL", "0X_PUSH")
 
-    def __init__(self, engine: Engine, steps: Iterator[Step]) -> None:
-        super().__init__(engine, steps)
+    def __init__(
+        self,
+        engine: Engine,
+        steps: Iterator[Step],
+        *,
+        first_batch: int = 0,
+        carried: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(engine, steps, first_batch=first_batch, carried=carried)
         assert engine.peers is not None, "one rank trains without"
         self.peers = engine.peers
         self.exchange = RowExchange(engine.cache, engine.peers)
+        # Of unbounded tables the planner remembers hashes of ids, so it may take a new row for an old one; without a
+        # cache it remembers nothing.
+        sizes = [table.rows for table in engine.cache.schema.tables]
+        is_remembered = sum(rows or 0 for rows in sizes) <= DENSE_ROWS_LIMIT and None not in sizes
+        self.plan_is_exact = is_remembered and engine.cache.is_fixed and not self.guard.skips
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {
@@ -95,7 +190,7 @@ class TrainingOfRanks(Training):
             "X_PULL": lambda b: self.exchange.pull(self.flights[b].context),
             "X_PUSH": self.push,
             "X_PUSH_LATE": lambda b: self.exchange.push_late(self.flights[b].runs),
-            "X_UPDATE_LATE": lambda b: self.exchange.update_late(self.flights[b].context, self.row_step(b)),
+            "X_UPDATE_LATE": self.update_late,
             "X_ACK": lambda b: self.peers.acknowledge(),
         }
 
@@ -107,4 +202,35 @@ class TrainingOfRanks(Training):
         flight.runs = self.exchange.push(flight.context)
 
     def update(self, b: int) -> None:
-        self.exchange.update(self.flights[b].context, self.row_step(b))
+        self.recorder.before_update(b, self.counts)
+        flight = self.flights[b]
+        if not flight.is_skipped:
+            self.exchange.update(flight.context, self.row_step(b))
+
+    def update_late(self, b: int) -> None:
+        self.recorder.before_update(b, self.counts, drains=False)
+        flight = self.flights[b]
+        if not flight.is_skipped:
+            self.exchange.update_late(flight.context, self.row_step(b))
+
+    def was_written(self, b: int, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Another rank may have written a row: then only the plan tells, where it knows exactly what came before.
+
+        On several ranks a row that is planned is updated, so it is written when it leaves, unless its batch is skipped.
+        """
+        found = super().was_written(b, table, ids)
+        owner = self.flights[b].step.owner
+        if not self.plan_is_exact or self.engine.recorder is None:
+            return found
+        rows = slice(int(owner.fetch.table_offsets[table]), int(owner.fetch.table_offsets[table + 1]))
+        return found | np.isin(ids, owner.fetch.ids[rows][owner.fetch_new[rows]], invert=True)
+
+    def settle(self, is_bad: bool) -> bool:
+        settle = self.engine.settle
+        return settle(is_bad) if self.guard.skips and settle is not None else is_bad
+
+
+def drop(runs: Sequence[ActiveRun]) -> None:
+    """Forget the gradients of a batch that is skipped."""
+    for run in runs:
+        run.gradients.clear()

@@ -44,17 +44,21 @@ class Board:
     Args:
         op_names: per op number, for messages.
         lane_names: per lane number, for messages.
-        end: number of batches, `NO_END` if unknown.
+        end: number of the first batch that does not exist, `NO_END` if unknown.
+        done: per op, units finished before the start; default: none.
 
     Attributes:
-        done: per op, units finished since the start. Read freely: it only grows, so what is seen is at worst old.
+        done: per op, units finished, those before the start included. Read freely: it only grows, so what is seen is
+            at worst old.
         end: batches >= end do not exist. Read freely: it only shrinks.
         error: the first error, if any.
         peak_waiting: lanes waiting at once, at most.
     """
 
-    def __init__(self, op_names: Sequence[str], lane_names: Sequence[str], end: int = NO_END) -> None:
-        self.done = [0] * len(op_names)
+    def __init__(
+        self, op_names: Sequence[str], lane_names: Sequence[str], end: int = NO_END, done: Sequence[int] = ()
+    ) -> None:
+        self.done = list(done) or [0] * len(op_names)
         self.end = end
         self.error: BaseException | None = None
         self.peak_waiting = 0

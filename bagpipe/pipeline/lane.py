@@ -50,6 +50,7 @@ class Lane:
         number: int,
         plan: LanePlan,
         first_turn: int,
+        first_batch: int,
         board: Board,
         stream: Stream,
         rings: list[EventRing],
@@ -64,7 +65,8 @@ class Lane:
         self.stream = stream
         self._number = number
         self._plan = plan
-        self._first_turn = first_turn
+        self._first_turn = first_turn + first_batch
+        self._first_batch = first_batch
         self._last_offset = min((step.offset for step in plan.steps), default=0)
         self._board = board
         self._rings = rings
@@ -77,7 +79,7 @@ class Lane:
         self._busy_ns = 0
         self._actions = 0
         self._waits_ns = [0] * len(rings)
-        self._at, self._index = "turn ", first_turn
+        self._at, self._index = "turn ", self._first_turn
 
     def main(self) -> None:
         """The thread's body."""
@@ -103,7 +105,7 @@ class Lane:
         while steps and turn + self._last_offset < board.end:
             for step in steps:
                 batch = turn + step.offset
-                if 0 <= batch < board.end and self._ready(step, batch):
+                if self._first_batch <= batch < board.end and self._ready(step, batch):
                     # Asked after the wait, so that a request made meanwhile still keeps the batch from being read.
                     if step.is_source and self._must_stop():
                         board.finish(batch)

@@ -63,9 +63,11 @@ class Runner:
             lanes may still be inside their handlers. Not for errors given to `abort`, nor for a deadlock. Must not
             raise.
         grace_s: how long `run` waits for the lanes after an error; longer than the longest deadline of a handler.
+        first_batch: number of the first batch. All that the batches before had to do is done, so that nobody waits for
+            it; handlers get the numbers of actions as if these batches had been run.
 
     Raises:
-        ScheduleError: the loop is invalid, or a handler or hazard is missing or unknown.
+        ScheduleError: the first batch is negative, the loop is invalid, or a handler or hazard is missing or unknown.
     """
 
     def __init__(
@@ -80,7 +82,10 @@ class Runner:
         agree: Callable[[bool], bool] | None = None,
         on_error: Callable[[BaseException], object] | None = None,
         grace_s: float = 60.0,
+        first_batch: int = 0,
     ) -> None:
+        if first_batch < 0:
+            raise ScheduleError(f"expected a first batch of at least 0, got {first_batch}")
         self._compiled: CompiledLoop = compile_loop(loop, handlers, hazards or {})
         self._streams = streams or NullStreams()
         self._trace = trace
@@ -89,7 +94,10 @@ class Runner:
         self._on_error = on_error
         self._agreed_to_stop = False
         self._grace_s = grace_s
-        self._board = Board(self._compiled.op_names, [lane.resource.name for lane in self._compiled.lanes])
+        self._first_batch = first_batch
+        self._done_before = [first_batch * actions for actions in self._compiled.op_actions]
+        lane_names = [lane.resource.name for lane in self._compiled.lanes]
+        self._board = Board(self._compiled.op_names, lane_names, done=self._done_before)
         self._lanes: list[Lane] = []
         self._steps = StepTimes()
         # Both queues are bounded by nature: one message per lane and per request to stop.
@@ -125,6 +133,11 @@ class Runner:
         """A stop was asked for here, or agreed on."""
         return self._agreed_to_stop or not self._stop_requests.empty()
 
+    @property
+    def error(self) -> BaseException | None:
+        """The first error, if there is one."""
+        return self._board.error
+
     def _must_stop(self) -> bool:
         """Asked by the source's lane, once before each batch."""
         stop = not self._stop_requests.empty()
@@ -143,7 +156,7 @@ class Runner:
         if num_batches is not None and num_batches < 0:
             raise ScheduleError(f"expected a number of batches of at least 0, got {num_batches}")
         self._start_ns = time.monotonic_ns()
-        self._board.end = NO_END if num_batches is None else num_batches
+        self._board.end = NO_END if num_batches is None else self._first_batch + num_batches
         rings = [EventRing(actions) for actions in self._compiled.op_actions]
         self._lanes = [self._make_lane(number, plan, rings) for number, plan in enumerate(self._compiled.lanes)]
         threads = [threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True) for lane in self._lanes]
@@ -160,13 +173,14 @@ class Runner:
         """The report so far; any thread may ask while the run goes on, and after it failed."""
         board, compiled = self._board, self._compiled
         end_ns = self._end_ns or time.monotonic_ns()
+        done = [now - before for now, before in zip(board.done, self._done_before, strict=True)]
         return Report(
-            batches=board.done[compiled.sink] // compiled.op_actions[compiled.sink],
+            batches=done[compiled.sink] // compiled.op_actions[compiled.sink],
             wall_s=(end_ns - (self._start_ns or end_ns)) / 1e9,
             stopped=self.stop_requested,
             lanes={lane.name: lane.report(compiled.op_names) for lane in self._lanes},
             steps=self._steps.report(),
-            done=dict(zip(compiled.op_names, board.done, strict=True)),
+            done=dict(zip(compiled.op_names, done, strict=True)),
             peak_waiting=board.peak_waiting,
         )
 
@@ -175,6 +189,7 @@ class Runner:
             number=number,
             plan=plan,
             first_turn=self._compiled.first_turn,
+            first_batch=self._first_batch,
             board=self._board,
             stream=self._streams.stream(plan.resource),
             rings=rings,

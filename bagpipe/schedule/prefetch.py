@@ -56,6 +56,7 @@ class _Shape:
     microbatches: int
     direct: bool
     ranks: int
+    settles: bool
 
 
 def prefetch(
@@ -67,6 +68,7 @@ def prefetch(
     train: bool = True,
     direct: bool = False,
     ranks: int = 1,
+    settles: bool = False,
 ) -> Loop:
     """The prefetch pipeline of one rank.
 
@@ -80,6 +82,7 @@ def prefetch(
         direct: give the hazards the constant delays of direct mode (every row is written back and fetched again) so
             that checks and simulation see them. The runner asks the plan in any case.
         ranks: ranks of the job. With more than one, rows travel between them.
+        settles: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
 
     Raises:
         ScheduleError: a depth, the number of micro-batches or of ranks is below 1.
@@ -91,6 +94,7 @@ def prefetch(
         microbatches=microbatches,
         direct=direct,
         ranks=ranks,
+        settles=settles,
     )
     for name in ("prefetch_depth", "read_ahead", "write_depth", "microbatches", "ranks"):
         if getattr(shape, name) < 1:
@@ -207,6 +211,7 @@ def _training_of_ranks(shape: _Shape) -> _Parts:
         Edge(src="X_PUSH", dst="X_PUSH_LATE"),
         Edge(src="B", dst="X_UPDATE_LATE"),
         Edge(src="X_PUSH_LATE", dst="X_UPDATE_LATE"),
+        *((Edge(src="OPT", dst="X_UPDATE_LATE"),) if shape.settles else ()),
         _capacity("X_UPDATE", "X_READ", shape.read_ahead),
     )
     return _Parts(lanes=lanes, edges=edges, sink="X_UPDATE")

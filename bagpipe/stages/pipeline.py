@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +22,7 @@ from bagpipe.peers.sharing import HeldStage
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.stages.batches import StageBatch
 from bagpipe.stages.runtime import StageRuntime
+from bagpipe.stages.seat import BeforeBatch
 from bagpipe.stages.staged import StagedModel
 
 if TYPE_CHECKING:
@@ -154,8 +157,34 @@ class DensePipeline:
             inputs=inputs, num_examples=end - first, num_global_examples=num_global_examples, first_example=first
         )
 
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stages held here, ascending."""
+        return tuple(sorted({seat.stage for seat in self.step.seats if seat.process == self.process}))
+
+    @cached_property
+    def seats(self) -> tuple[int, ...]:
+        """The seats of this process."""
+        return tuple(seat.number for seat in self.step.seats if seat.process == self.process)
+
+    def names_of(self, stage: int) -> frozenset[str]:
+        """Names in the whole model of a stage's parameters and buffers; of the first one held here, those of none."""
+        model = self.staged.model
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        own = _tensors_of(self.staged.stages[stage].module)
+        found = {name for name, tensor in named if id(tensor) in own}
+        if stage == self.stages[0]:
+            staged = set().union(*(_tensors_of(each.module) for each in self.staged.stages))
+            found |= {name for name, tensor in named if id(tensor) not in staged}
+        return frozenset(found)
+
     def runtime(
-        self, batch: Callable[[int], StageBatch], loss: Callable[[int, Tensor, Tensor], Tensor]
+        self,
+        batch: Callable[[int], StageBatch],
+        loss: Callable[[int, Tensor, Tensor], Tensor],
+        *,
+        before_batch: BeforeBatch | None = None,
+        loss_sums: Mapping[int, float] = MappingProxyType({}),
     ) -> StageRuntime:
         """What executes the actions of one phase; see `StageRuntime`."""
         return StageRuntime(
@@ -168,6 +197,8 @@ class DensePipeline:
             dtype=self._dtype,
             device=self._device,
             seed=self._seed,
+            before_batch=before_batch,
+            loss_sums=loss_sums,
         )
 
     def optimize(self, stage: int) -> None:
@@ -181,3 +212,7 @@ class DensePipeline:
         """Give the state of this rank's stages to an optimizer of the whole model."""
         for optimizer in self.optimizers.values():
             whole.state.update(optimizer.state)
+
+
+def _tensors_of(module: nn.Module) -> set[int]:
+    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.seats import Seat, StepProgram
 from bagpipe.stages.batches import Batches, StageBatch
 from bagpipe.stages.channel import Channel, Link
-from bagpipe.stages.seat import LossSum, SeatRunner, Wiring
+from bagpipe.stages.seat import BeforeBatch, LossSum, SeatRunner, Wiring
 from bagpipe.stages.source import SourceRunner
 from bagpipe.stages.staged import StagedModel, StageValue
 
@@ -55,6 +56,8 @@ class StageRuntime:
         dtype, label_shape: of the labels; the shape without the examples' dimension.
         device: of all tensors.
         seed: of the stages' random numbers.
+        before_batch: see `SeatRunner`; called in the seats' lanes.
+        loss_sums: by seat, what to go on counting from.
 
     Raises:
         JobError: several processes and no links between them.
@@ -72,6 +75,8 @@ class StageRuntime:
         dtype: torch.dtype,
         device: torch.device | str,
         seed: int,
+        before_batch: BeforeBatch | None = None,
+        loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
     ) -> None:
         if links is None and step.num_processes > 1:
@@ -117,7 +122,9 @@ class StageRuntime:
                     loss=loss,
                     device=self._device,
                     seed=seed,
+                    before_batch=before_batch,
                 )
+                self._runners[seat.number].loss_sum += loss_sums.get(seat.number, 0.0)
         self._sources = {source.number: source for source in step.sources if source.process == process}
         self._source_runners = {number: self._source_runner(number) for number in self._sources}
 
@@ -168,6 +175,10 @@ class StageRuntime:
                 if twin.grad is not None:
                     parameter.grad = twin.grad if parameter.grad is None else parameter.grad.add_(twin.grad)
                     twin.grad = None
+
+    def loss_sums(self) -> Mapping[int, Tensor]:
+        """Seat -> float64, on the device: sum of the losses of all examples whose heads ran there."""
+        return {number: runner.loss_sum for number, runner in self._runners.items()}
 
     def loss_sum(self) -> Tensor:
         """float64, on the device: sum of the losses of all examples whose heads ran here, in the order of the seats."""

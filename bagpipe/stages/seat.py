@@ -27,12 +27,15 @@ from bagpipe.stages.channel import Channel, owned
 from bagpipe.stages.seeding import mixed_seed, seeded
 from bagpipe.stages.staged import StageModule
 
-__all__ = ["LossSum", "SeatRunner", "Wiring"]
+__all__ = ["BeforeBatch", "LossSum", "SeatRunner", "Wiring"]
 
 T = TypeVar("T")
 
 #: (head, logits, labels) -> sum of the losses of the examples.
 LossSum = Callable[[int, Tensor, Tensor], Tensor]
+
+#: (seat, batch, its sum of losses of the batches before).
+BeforeBatch = Callable[[Seat, int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class SeatRunner:
         batches: of the process.
         loss: of a head.
         device, seed: of its random numbers.
+        before_batch: called before the first forward of every batch, which alone may change buffers.
 
     Attributes:
         peak_live: most micro-batches between F and B, or W, at a time.
@@ -97,6 +101,7 @@ class SeatRunner:
         loss: LossSum,
         device: torch.device,
         seed: int,
+        before_batch: BeforeBatch | None = None,
     ) -> None:
         self.seat = seat
         self.module = module
@@ -112,6 +117,8 @@ class SeatRunner:
         self._loss = loss
         self._device = device
         self._seed = seed
+        self._before_batch = before_batch
+        self._batch = -1
         self._live: dict[int, _Live] = {}
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
@@ -121,6 +128,10 @@ class SeatRunner:
 
     def forward(self, index: int) -> None:
         batch, unit = divmod(index, self._units)
+        if batch != self._batch:
+            self._batch = batch
+            if self._before_batch is not None:
+                self._before_batch(self.seat, batch, self.loss_sum)
         given, shares = self._batches.get(batch)
         starts = shares.seats[self.seat.number]
         if starts[unit] == starts[unit + 1]:

@@ -267,3 +267,35 @@ def test_after_the_first_error_no_bucket_waits_for_another(no_leaks: None) -> No
         for _ in range(2):
             with pytest.raises(PeerError, match="call 1"):
                 optimizer.step()
+
+
+def settle(peers: Any, bucket_bytes: int) -> list[bool]:
+    """Steps of which rank 1 finds some bad; those are left out on all ranks."""
+    model = make_model(3, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left_out = []
+    with DenseParallel(model, optimizer, peers.dense, bucket_bytes=bucket_bytes) as parallel:
+        for step in range(NUM_STEPS):
+            dense, labels = batch(step, torch.float64)
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            nn.functional.binary_cross_entropy_with_logits(model(dense, None), labels).backward()  # type: ignore[no-untyped-call]
+            is_bad = peers.rank == 1 and step in (0, 2)
+            gradient = model.last.weight.grad
+            assert gradient is not None
+            own = gradient.clone()
+            left_out.append(parallel.settle(is_bad))
+            assert torch.equal(gradient, own * peers.world_size), "settled: the sums are there"
+            if not left_out[-1]:
+                optimizer.step()
+                assert torch.equal(gradient, own * peers.world_size), "summed once"
+            else:
+                assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+            optimizer.zero_grad(set_to_none=True)
+    return left_out
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_all_ranks_leave_out_the_same_step(bucket_bytes: int) -> None:
+    ends = run_threads(2, settle, bucket_bytes)
+    assert [end.error for end in ends] == [None, None]
+    assert [end.value for end in ends] == [[True, False, True, False]] * 2

@@ -76,6 +76,29 @@ def test_random_loops_with_random_delays_equal_the_interpreter(
     assert threaded.values == sequential.values
 
 
+@settings(max_examples=50)
+@given(loops(), st.integers(0, 5), st.integers(0, 4))
+def test_a_run_may_begin_at_any_batch(
+    case: tuple[Loop, dict[str, Callable[[int], int]]], first_batch: int, num_batches: int
+) -> None:
+    """Actions have the numbers they would have had, and nobody waits for those before."""
+    loop, hazards = case
+    done: dict[str, list[int]] = {template.text: [] for _, template in loop.templates}
+    report = Runner(loop, {text: calls.append for text, calls in done.items()}, hazards, first_batch=first_batch).run(
+        num_batches
+    )
+    assert report.batches == num_batches
+    for _, template in loop.templates:
+        units = loop.units_per_batch(template.key, template.peer)
+        assert sorted(done[template.text]) == list(range(first_batch * units, (first_batch + num_batches) * units))
+    assert report.done == {text: len(calls) for text, calls in done.items()}
+
+
+def test_no_run_begins_before_the_first_batch() -> None:
+    with pytest.raises(ScheduleError, match="expected a first batch of at least 0, got -1"):
+        Runner(LOOP, handlers(), HAZARDS, first_batch=-1)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hazard_on_micro_batches_waits_for_all_of_them(seed: int) -> None:
     loop = prefetch(prefetch_depth=3, read_ahead=6, write_depth=1, microbatches=3, train=False)

@@ -1,0 +1,147 @@
+"""`RowCapture`: the dirty rows of one moment, copied while training goes on.
+
+    begin ──> pending: dirty, and changed since the moment before      named: all dirty rows
+    a lane about to change or give up slots ──before_change──> copies the pending ones among them
+    a lane between batches ──drain(n)──> copies those of the next n slots      until all slots have been looked at
+
+Rule of this file: *a slot that is pending holds what it held at the moment.* Masks are read and changed, and copies
+made (on a device: enqueued), under one lock; a slot that is no longer pending is its lane's to change. On a device, a
+lane's stream waits for the copies that others have enqueued. Moments also number the time between them: an *epoch* is
+what lies between two, counted from 1, and rows that leave the cache are told their epoch under the same lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bagpipe.cache.slots import Slots, SlotTable
+from bagpipe.oracle.plan import RowList
+from bagpipe.store.interface import WriteRequest
+
+__all__ = ["CapturedRows", "RowCapture", "Taker"]
+
+#: Copies rows out of slots, both ordered by table: at once on their device, to the host when the result is called.
+ReadOut = Callable[[RowList, Slots], "CapturedRows"]
+
+#: Brings copied rows to the host. Any thread, once.
+CapturedRows = Callable[[], list[WriteRequest]]
+
+
+class Taker(Protocol):
+    """Takes what is captured. Called under the lock, so it must not wait for anything."""
+
+    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+        """Rows that were dirty, and had changed since the moment before."""
+        ...
+
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+        """Rows that were dirty; ``[n]`` each."""
+        ...
+
+
+class RowCapture:
+    """Captures rows of one cache. Any lane; see above.
+
+    Args:
+        slots: of the cache.
+        num_tables: tables.
+        row_bytes: of the widest row.
+        read_out: copies rows.
+        device: of the rows.
+
+    Attributes:
+        lock: held while masks are looked at.
+        epoch: the current one.
+        num_left: slots not looked at yet.
+    """
+
+    def __init__(
+        self, slots: SlotTable, num_tables: int, row_bytes: int, read_out: ReadOut, device: torch.device
+    ) -> None:
+        self.lock = threading.RLock()
+        self.epoch = 1
+        self.num_left = 0
+        self._slots = slots
+        self._num_tables = num_tables
+        self._row_bytes = row_bytes
+        self._read_out = read_out
+        self._device = device
+        self._taker: Taker | None = None
+        self._next_slot = 0
+        self._copies: dict[int, Any] = {}  # by stream: torch.cuda.Event after its latest copy
+
+    def begin(self, taker: Taker | None) -> int:
+        """The moment is now. Nothing of the moment before is left.
+
+        Args:
+            taker: gets the rows; None: only an epoch is over, nothing is captured.
+
+        Returns:
+            Bytes of the rows that are pending.
+        """
+        slots = self._slots
+        with self.lock:
+            assert not self.num_left, "drained before"
+            self.epoch += 1
+            self._taker = taker
+            if taker is None:
+                return 0
+            np.logical_and(slots.dirty, slots.changed, out=slots.pending)
+            np.copyto(slots.named, slots.dirty)
+            slots.changed.fill(False)
+            self.num_left, self._next_slot = len(slots), 0
+            return int(np.count_nonzero(slots.pending)) * self._row_bytes
+
+    def before_change(self, slots: Slots) -> None:
+        """The calling lane is about to change these rows. Slots are ordered by table."""
+        with self.lock:
+            self._await_copies()
+            if self.num_left:
+                self._take_rows(slots)
+
+    def before_release(self, slots: Slots) -> None:
+        """The calling lane is about to give up these slots, ordered by table."""
+        with self.lock:
+            self.before_change(slots)
+            if self.num_left:
+                self._take_names(slots)
+
+    def drain(self, num_slots: int) -> None:
+        """Look at so many slots more. For a lane whose stream is behind the latest update of every row."""
+        with self.lock:
+            first = self._next_slot
+            self._next_slot = end = first + min(num_slots, self.num_left)
+            slots = first + np.flatnonzero(self._slots.named[first:end])
+            slots = slots[np.argsort(self._slots.slot_table[slots], kind="stable")]
+            self._take_rows(slots)
+            self._take_names(slots)
+            self.num_left -= end - first
+
+    def _take_rows(self, slots: Slots) -> None:
+        slots = slots[self._slots.pending[slots]]
+        if len(slots) and self._taker is not None:
+            rows = self._slots.rows_at(slots, self._num_tables)
+            self._taker.take_rows(self._read_out(rows, slots), len(slots) * self._row_bytes)
+            self._slots.pending[slots] = False
+            if self._device.type == "cuda":
+                stream = torch.cuda.current_stream(self._device)
+                self._copies[stream.cuda_stream] = stream.record_event()
+
+    def _take_names(self, slots: Slots) -> None:
+        slots = slots[self._slots.named[slots]]
+        if len(slots) and self._taker is not None:
+            self._taker.take_names(self._slots.slot_table[slots], self._slots.slot_id[slots])
+            self._slots.named[slots] = False
+
+    def _await_copies(self) -> None:
+        if self._copies:
+            stream = torch.cuda.current_stream(self._device)
+            for name, copied in self._copies.items():
+                if name != stream.cuda_stream:
+                    stream.wait_event(copied)

@@ -1,0 +1,146 @@
+"""`Guard`: a loss or gradient that is not finite changes no parameter and no row.
+
+    end of B(b): loss, gradients of parameters, gradients of rows ──one sum each──> finite? ──no──> stop, or skip b
+
+Sums tell: a NaN or an infinity among the terms makes a sum NaN or infinite. Only a sum that is not finite is looked at
+more closely, as finite terms may overflow.
+
+On a CUDA device the sums are left there, so that no lane waits for them; they are looked at when they have arrived,
+and always before what came after them is written to the store or into a checkpoint (`check`). So the step that goes
+wrong may be done on the device, and is lost with the job. To skip a batch its sums must be waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.lookup import ActiveRun
+from bagpipe.errors import JobError
+
+__all__ = ["Guard", "NonFinite"]
+
+NonFinite = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """What was summed: its name, its terms."""
+
+    what: str
+    terms: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """A batch's sum on its way from the device."""
+
+    batch: int
+    what: str
+    total: Tensor  # pinned
+    arrived: Any  # torch.cuda.Event
+
+
+class Guard:
+    """One rank's.
+
+    Args:
+        device: of the model.
+        rank: of this process, for messages; None: there is only one.
+        skips: a bad batch is left out; otherwise the job ends.
+    """
+
+    def __init__(self, device: torch.device, *, rank: int | None = None, skips: bool = False) -> None:
+        self.skips = skips
+        self._device = device
+        self._place = "" if rank is None else f" of rank {rank}"
+        self._verdicts: deque[_Verdict] = deque()
+        self._lock = threading.Lock()
+
+    def is_bad(
+        self,
+        batch: int,
+        *,
+        loss: Tensor | None = None,
+        parameters: Iterable[tuple[str, Tensor]] = (),
+        runs: Sequence[ActiveRun] = (),
+    ) -> bool:
+        """Look at a batch before it changes anything.
+
+        Args:
+            batch: its number.
+            loss: scalar.
+            parameters: with their names; their gradients are looked at.
+            runs: of the batch; gradients of their vectors are looked at.
+
+        Returns:
+            Whether to skip it.
+
+        Raises:
+            JobError: it is bad and not to be skipped; names batch, rank, and the first thing that is not finite.
+        """
+        suspects = [*_suspects(loss, parameters, runs)]
+        if not suspects:
+            return False
+        sums = torch.stack([suspect.terms.sum().to(torch.float64) for suspect in suspects])
+        if self._device.type == "cuda" and not self.skips:
+            self._send(batch, suspects, sums)
+            return False
+        if bool(torch.isfinite(sums).all()):
+            return False
+        return self._judge(batch, suspects)
+
+    def check(self) -> None:
+        """Look at the sums that have arrived from the device. From any thread.
+
+        Raises:
+            JobError: as `is_bad`.
+        """
+        with self._lock:
+            while self._verdicts and self._verdicts[0].arrived.query():
+                verdict = self._verdicts.popleft()
+                if not bool(torch.isfinite(verdict.total)):
+                    raise self._error(verdict.batch, verdict.what)
+
+    def _judge(self, batch: int, suspects: Sequence[_Suspect]) -> bool:
+        bad = next((s for s in suspects if not bool(torch.isfinite(s.terms).all())), None)
+        if bad is None:
+            return False
+        if self.skips:
+            return True
+        raise self._error(batch, bad.what)
+
+    def _error(self, batch: int, what: str) -> JobError:
+        return JobError(
+            f"batch {batch}{self._place}: {what} is not finite; nothing of this batch was stored "
+            "(run.nonfinite = skip leaves such batches out)"
+        )
+
+    def _send(self, batch: int, suspects: Sequence[_Suspect], sums: Tensor) -> None:
+        total = torch.empty((), dtype=torch.float64, pin_memory=True)
+        total.copy_(sums.sum(), non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        what = f"{suspects[0].what}, or a gradient," if len(suspects) > 1 else suspects[0].what
+        with self._lock:
+            self._verdicts.append(_Verdict(batch, what, total, arrived))
+
+
+def _suspects(
+    loss: Tensor | None, parameters: Iterable[tuple[str, Tensor]], runs: Sequence[ActiveRun]
+) -> Iterable[_Suspect]:
+    if loss is not None:
+        yield _Suspect("the loss", loss.detach())
+    for name, parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout is torch.strided:
+            yield _Suspect(f"the gradient of {name}", parameter.grad)
+    for run in runs:
+        for vectors, _ in run.gradients:
+            tables = run.context.run
+            yield _Suspect(f"a gradient of rows of tables {tables.first_table} to {tables.end_table - 1}", vectors)

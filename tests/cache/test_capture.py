@@ -1,0 +1,134 @@
+"""`RowCapture`: what is captured is what the moment held, whatever lanes do to rows and slots afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bagpipe.cache.capture import CapturedRows, RowCapture
+from bagpipe.cache.slots import FREE, Slots, SlotTable
+from bagpipe.oracle.plan import RowList
+from bagpipe.store.interface import WriteRequest
+
+NUM_SLOTS, NUM_TABLES = 12, 3
+
+Row = tuple[int, int]
+
+
+class Toy:
+    """Rows of one number each, in slots, and all that is captured of them."""
+
+    def __init__(self) -> None:
+        self.slots = SlotTable(NUM_SLOTS)
+        self.values = np.zeros(NUM_SLOTS, np.int64)
+        self.capture = RowCapture(self.slots, NUM_TABLES, 8, self.read_out, torch.device("cpu"))
+        self.rows: dict[Row, int] = {}
+        self.names: list[Row] = []
+        self.next_id = 0
+
+    def read_out(self, rows: RowList, slots: Slots) -> CapturedRows:
+        values = self.values[slots]
+
+        def requests() -> list[WriteRequest]:
+            bounds = rows.table_offsets
+            parts = [(table, slice(int(bounds[table]), int(bounds[table + 1]))) for table in range(NUM_TABLES)]
+            return [WriteRequest(table, rows.ids[part], values[part]) for table, part in parts]
+
+        return requests
+
+    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+        taken = {
+            (request.table, int(row)): int(value)
+            for request in rows()
+            for row, value in zip(request.ids, request.rows, strict=True)
+        }
+        assert not taken.keys() & self.rows.keys(), "each once"
+        assert num_bytes == 8 * len(taken)
+        self.rows |= taken
+
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+        self.names += zip(tables.tolist(), ids.tolist(), strict=True)
+
+    def insert(self, slot: int, table: int) -> None:
+        rows = RowList(table_offsets=np.searchsorted([table], np.arange(NUM_TABLES + 1)), ids=np.array([self.next_id]))
+        self.slots.claim(rows, np.array([slot]))
+        self.values[slot] = -1
+        self.next_id += 1
+
+    def update(self, slots: NDArray[np.int64], value: int) -> None:
+        self.capture.before_change(slots)
+        self.values[slots] = value
+        self.slots.mark_dirty(slots)
+
+    def evict(self, slots: NDArray[np.int64]) -> None:
+        with self.capture.lock:
+            self.capture.before_release(slots)
+            self.slots.release(slots)
+
+    def resident(self, chosen: list[int]) -> NDArray[np.int64]:
+        """Those of the slots that hold rows, by table."""
+        slots = np.array(sorted({slot for slot in chosen if self.slots.slot_table[slot] != FREE}), np.int64)
+        return slots[np.argsort(self.slots.slot_table[slots], kind="stable")]
+
+    def state(self, *, changed: bool) -> dict[Row, int]:
+        mask = self.slots.dirty & self.slots.changed if changed else self.slots.dirty
+        return {
+            (int(self.slots.slot_table[slot]), int(self.slots.slot_id[slot])): int(self.values[slot])
+            for slot in np.flatnonzero(mask)
+        }
+
+
+SLOTS = st.lists(st.integers(0, NUM_SLOTS - 1), max_size=5)
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["update", "evict", "insert", "drain", "grow", "moment"]), SLOTS, st.integers(0, 2)),
+    max_size=80,
+)
+
+
+@given(ACTIONS)
+def test_a_moment_stays_as_it_was(actions: list[tuple[str, list[int], int]]) -> None:
+    toy = Toy()
+    expected_rows: dict[Row, int] = {}
+    expected_names: set[Row] = set()
+
+    def moment(taker: Toy) -> None:
+        nonlocal expected_rows, expected_names
+        while toy.capture.num_left:
+            toy.capture.drain(3)
+        assert toy.rows == expected_rows
+        assert sorted(toy.names) == sorted(expected_names)
+        toy.rows, toy.names = {}, []
+        expected_rows, expected_names = toy.state(changed=True), set(toy.state(changed=False))
+        before = toy.capture.epoch
+        assert toy.capture.begin(taker) == 8 * len(expected_rows)
+        assert toy.capture.epoch == before + 1
+
+    for number, (action, chosen, table) in enumerate(actions):
+        if action == "update":
+            toy.update(toy.resident(chosen), number)
+        elif action == "evict":
+            toy.evict(toy.resident(chosen))
+        elif action == "insert":
+            for slot in set(chosen):
+                if toy.slots.slot_table[slot] == FREE:
+                    toy.insert(slot, table)
+        elif action == "drain":
+            toy.capture.drain(table + 1)
+        elif action == "grow":
+            toy.slots.grow(len(toy.slots) + table)
+            toy.values = np.resize(toy.values, len(toy.slots))
+        else:
+            moment(toy)
+    moment(toy)
+
+
+def test_a_moment_without_a_taker_only_counts() -> None:
+    toy = Toy()
+    toy.insert(3, 1)
+    toy.update(np.array([3]), 5)
+    assert (toy.capture.begin(None), toy.capture.epoch, toy.capture.num_left) == (0, 2, 0)
+    toy.evict(np.array([3]))
+    assert not toy.rows
