@@ -94,12 +94,15 @@ class StoreConfig:
         namespace: prefix of all keys.
         buckets: bucket hashes in a new namespace, a power of two.
         timeout_s: deadline of one exchange with the store.
+        durability: what acknowledged rows must survive: memory (nothing), everysec (the server's death; not the last
+            second before a power failure) or always (both). A server that promises less is refused.
     """
 
     url: str = ""
     namespace: str = "bagpipe"
     buckets: int = 64
     timeout_s: float = 30.0
+    durability: str = "memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,14 +194,18 @@ class CheckpointConfig:
     """Checkpoints.
 
     Attributes:
-        dir: folder of the checkpoints; empty: none.
-        every: steps between checkpoints; 0: none.
-        resume: auto, never, or a step.
+        dir: folder of the checkpoints, on a file system that all ranks share; empty: none.
+        every: steps between checkpoints; 0: only one, at the end.
+        resume: go on from the newest whole checkpoint (auto), from the one at a step, or begin anew (never).
+        keep: whole checkpoints kept; older ones are removed.
+        full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
     """
 
     dir: str = ""
     every: int = 0
     resume: str = "auto"
+    keep: int = 2
+    full_every: int = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +222,8 @@ class RunConfig:
         tensorboard: write TensorBoard scalars into this folder.
         dir: folder of the job's private files; empty: a temporary one.
         peer_timeout_s: deadline of one exchange between ranks; longer than any honest stall of one of them.
+        nonfinite: a batch whose loss or a gradient is NaN or infinite ends the job (stop), or is left out on all ranks
+            and counted (skip); either way it changes nothing that is stored.
     """
 
     seed: int = 0
@@ -226,6 +235,7 @@ class RunConfig:
     tensorboard: str = ""
     dir: str = ""
     peer_timeout_s: float = 120.0
+    nonfinite: str = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
 
 DATA_FORMATS = ("criteo-tsv", "parquet", "synthetic")
+DURABILITIES = ("memory", "everysec", "always")  # as in bagpipe.store.durability
+NONFINITE = ("stop", "skip")
 POLICIES = ("belady-window", "paper")
 ASSIGNMENTS = ("contiguous", "locality")
 MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers")
@@ -71,6 +73,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("store.buckets", "a power of two from 1 to 65536", lambda value: value in POWERS_OF_TWO),
     Rule("store.timeout_s", "more than 0", lambda value: value > 0),
+    _one_of("store.durability", DURABILITIES),
     Rule("cacher.url", "empty, unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT", _is_address),
     _one_of("cacher.assign", ASSIGNMENTS),
     Rule("cacher.timeout_s", "more than 0", lambda value: value > 0),
@@ -107,11 +110,14 @@ RULES: tuple[Rule, ...] = (
         "auto, never or a step number",
         lambda value: value in ("auto", "never") or re.fullmatch(r"\d+", value) is not None,
     ),
+    _at_least("checkpoint.keep", 1),
+    _at_least("checkpoint.full_every", 1),
     Rule("run.seed", "from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63),  # stored as a signed 64-bit number
     Rule("run.device", "cpu, cuda or cuda:N", lambda value: re.fullmatch(r"cpu|cuda(:\d+)?", value) is not None),
     _one_of("run.dtype", DTYPES),
     _at_least("run.steps", 0),
     _at_least("run.threads", 1),
+    _one_of("run.nonfinite", NONFINITE),
     Rule("run.peer_timeout_s", "more than 0", lambda value: value > 0),
 )
 
@@ -130,16 +136,36 @@ def _path_problem(config: Config) -> str | None:
     return f"{config.data.format} needs data.path, a file or folder, got none"
 
 
+def _durability_problem(config: Config) -> str | None:
+    if config.store.durability == "memory" or config.store.url or config.run.dir:
+        return None
+    return f"{config.store.durability} needs run.dir, a folder for the job's own store, or store.url; got neither"
+
+
 def _every_problem(config: Config) -> str | None:
     if config.checkpoint.every == 0 or config.checkpoint.dir:
         return None
     return f"{config.checkpoint.every} needs checkpoint.dir, a folder, got none"
 
 
+def _resume_problem(config: Config) -> str | None:
+    if config.checkpoint.resume in ("auto", "never") or config.checkpoint.dir:
+        return None
+    return f"{config.checkpoint.resume} needs checkpoint.dir, a folder, got none"
+
+
 def _stages_problem(config: Config) -> str | None:
     if config.pipeline.schedule != "none" or config.pipeline.stages == 1:
         return None
     return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
+
+
+def _nonfinite_problem(config: Config) -> str | None:
+    if config.run.nonfinite == "stop" or config.pipeline.schedule == "none":
+        return None
+    return (
+        f"{config.run.nonfinite} is not possible with stages (pipeline.schedule {config.pipeline.schedule}): use stop"
+    )
 
 
 def _schedule_problem(config: Config) -> str | None:
@@ -162,9 +188,12 @@ def _peer_problem(config: Config) -> str | None:
 
 PAIR_RULES: tuple[PairRule, ...] = (
     PairRule("data.format", _path_problem),
+    PairRule("store.durability", _durability_problem),
     PairRule("checkpoint.every", _every_problem),
+    PairRule("checkpoint.resume", _resume_problem),
     PairRule("pipeline.stages", _stages_problem),
     PairRule("pipeline.schedule", _schedule_problem),
+    PairRule("run.nonfinite", _nonfinite_problem),
     PairRule("run.peer_timeout_s", _peer_problem),
 )
 

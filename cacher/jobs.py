@@ -269,7 +269,11 @@ class Jobs:
 
     def _phase_of(self, request: PhaseRequest) -> Callable[[], PlannedPhase]:
         return lambda: self._data.phase(
-            request.phase, request.spec, max_steps=request.max_steps, first_batch=request.first_batch
+            request.phase,
+            request.spec,
+            max_steps=request.max_steps,
+            first_batch=request.first_batch,
+            bookmark=request.bookmark,
         )
 
     def _leave_runs(self, member: Member, below: int | None = None) -> None:

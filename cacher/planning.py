@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import Phase, PlanSpan, Step
@@ -26,16 +27,20 @@ from cacher.identity import identity_of
 from data.formats import open_source
 from data.loader import LookaheadLoader, open_loader
 
-__all__ = ["PlannedBatch", "PlannedData", "PlannedPhase"]
+__all__ = ["BOOKMARK_EVERY", "PlannedBatch", "PlannedData", "PlannedPhase"]
+
+#: Batches between two steps that carry a bookmark: what a resumed job reads and throws away at most.
+BOOKMARK_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedBatch:
-    """A global batch and its plan for all ranks."""
+    """A global batch and its plan for all ranks; `bookmark` as in `Step`."""
 
     batch: Batch
     plan: CachePlan
     span: PlanSpan
+    bookmark: Mapping[str, Any] | None = None
 
     def step(self, rank: int) -> Step:
         """One rank's part; cut out anew at each call."""
@@ -47,16 +52,24 @@ class PlannedBatch:
             num_global_examples=self.batch.num_examples,
             span=self.span,
             exchange=plan.exchanges[rank] if plan.exchanges else None,
+            bookmark=self.bookmark if rank == 0 else None,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Waiting:
-    """A batch in the window: when its reading began, and how many rows had been skipped when it was complete."""
+    """A batch in the window.
+
+    Attributes:
+        read_start_ns: when its reading began.
+        skipped_rows: how many rows had been skipped when it was complete.
+        bookmark: the loader's state before it, where one is wanted.
+    """
 
     batch: Batch
     read_start_ns: int
     skipped_rows: int
+    bookmark: Mapping[str, Any] | None
 
 
 class PlannedPhase:
@@ -129,14 +142,17 @@ class PlannedPhase:
 
     def _fill(self) -> Generator[PlannedBatch, None, InputError | None]:
         """Batches while the window is full. Returns when the data ends: None, or with what is wrong with it."""
+        number = int(self._loader.state()["batch"])  # of the batch that is read next
         while not self._is_done():
             read_start_ns = time.monotonic_ns()
             try:
+                bookmark = self._loader.state() if number % BOOKMARK_EVERY == 0 else None
                 batch = next(self._loader, None)
                 if batch is None:
                     return None
-                if self._bookmarks.wants(batch.index + 1):
-                    self._bookmarks.add(batch.index + 1, self._loader.state())
+                number = batch.index + 1
+                if self._bookmarks.wants(number):
+                    self._bookmarks.add(number, self._loader.state())
                 if batch.index < self._first_batch:
                     if self._planner.learns:
                         self._planner.pass_over(batch)
@@ -148,7 +164,9 @@ class PlannedPhase:
             except InputError as error:
                 return error
             skipped_rows = self._loader.skipped_rows()
-            self._window.append(_Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows))
+            self._window.append(
+                _Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows, bookmark=bookmark)
+            )
             if self._planner.is_ready:
                 yield self._plan()
         return None
@@ -173,7 +191,7 @@ class PlannedPhase:
         self._next_batch = plan.batch_index + 1
         self.skipped_rows = waiting.skipped_rows
         span = PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=start_ns, plan_end_ns=time.monotonic_ns())
-        return PlannedBatch(batch=waiting.batch, plan=plan, span=span)
+        return PlannedBatch(batch=waiting.batch, plan=plan, span=span, bookmark=waiting.bookmark)
 
 
 class PlannedData:
@@ -201,7 +219,15 @@ class PlannedData:
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
 
-    def phase(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0) -> PlannedPhase:
+    def phase(
+        self,
+        phase: Phase,
+        spec: OracleSpec,
+        *,
+        max_steps: int = 0,
+        first_batch: int = 0,
+        bookmark: Mapping[str, Any] | None = None,
+    ) -> PlannedPhase:
         """The batches of a phase, planned for all ranks of `spec`. Any number of phases may be under way.
 
         Args:
@@ -209,20 +235,37 @@ class PlannedData:
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
             first_batch: begin with this batch, the caches empty.
+            bookmark: of a step; one that does not lead to `first_batch` of this data is of no use, and not used.
 
         Raises:
             InputError: nothing can be planned for `spec`. Iterating: see `StepSource`.
         """
         planner, bookmarks = make_planner(spec), self._bookmarks[phase]
-        state = None if planner.learns else bookmarks.before(first_batch)
-        loader = open_loader(self._config, seed=self._seed, phase=phase, source=self._source, state=state)
+        states = [] if planner.learns else [bookmarks.before(first_batch), bookmark]
+        loader = self._loader(phase, first_batch, [state for state in states if state is not None])
         return PlannedPhase(loader, planner, bookmarks, max_steps=max_steps, first_batch=first_batch)
 
+    def _loader(self, phase: Phase, first_batch: int, states: list[Mapping[str, Any]]) -> LookaheadLoader:
+        """A loader that begins as near before `first_batch` as one of the states lets it."""
+        reaching = [state for state in states if type(state.get("batch")) is int and state["batch"] <= first_batch]
+        for state in sorted(reaching, key=lambda state: int(state["batch"]), reverse=True):
+            with suppress(InputError):  # of other data, or no state at all
+                return open_loader(self._config, seed=self._seed, phase=phase, source=self._source, state=state)
+        return open_loader(self._config, seed=self._seed, phase=phase, source=self._source)
+
     def steps(
-        self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0, rank: int = 0
+        self,
+        phase: Phase,
+        spec: OracleSpec,
+        *,
+        max_steps: int = 0,
+        first_batch: int = 0,
+        bookmark: Mapping[str, Any] | None = None,
+        rank: int = 0,
     ) -> Generator[Step, None, None]:
         """One rank's steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
-        with closing(self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch)) as batches:
+        asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, bookmark=bookmark)
+        with closing(asked) as batches:
             try:
                 for batch in batches:
                     self._skipped_rows[phase] = batches.skipped_rows

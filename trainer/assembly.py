@@ -132,6 +132,7 @@ def build_engine(
             read_ahead=config.cache.read_ahead,
             rows_lr=config.optim.rows_lr,
             eps=config.optim.eps,
+            nonfinite="skip" if config.run.nonfinite == "skip" else "stop",
         ),
         streams=open_streams(str(device)),
         trace=trace,

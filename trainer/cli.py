@@ -12,7 +12,7 @@ from typing import NoReturn
 from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
 from bagpipe.environment import check_environment
 from bagpipe.peers.membership import Membership
-from trainer.process import settle_device, settle_process
+from trainer.process import follow_launcher, settle_device, settle_process
 
 __all__ = ["main"]
 
@@ -20,10 +20,22 @@ __all__ = ["main"]
 #: Importing torchrec makes torch.fx say how its own functions will be renamed: nothing a user could do about.
 _TRACING_LOGGER = "torch.fx._symbolic_trace"
 
+#: The only subcommand; without it the program trains.
+_EXPORT = "export"
+
 
 def main() -> None:
     """Run the program and exit with its code."""
-    sys.exit(run_program(_train))
+    is_export = sys.argv[1:2] == [_EXPORT]
+    sys.exit(run_program(_export, sys.argv[2:]) if is_export else run_program(_train))
+
+
+def _export(argv: Sequence[str]) -> None:
+    check_environment("cpu")
+    logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
+    from trainer.export import export
+
+    export(argv)
 
 
 def _train(argv: Sequence[str]) -> int:
@@ -39,6 +51,8 @@ def _train(argv: Sequence[str]) -> int:
     settle_process()
     place = Membership.from_environment()
     settle_device(config.run.device, 1 if place is None else place.world_size)
+    if place is None:
+        follow_launcher()
     from trainer.job import run_job
 
     result = run_job(config, place=place, result_path=command_line.options["result"])

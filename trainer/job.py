@@ -1,6 +1,6 @@
 """One training job on one rank, from configuration to result. Everything is acquired here and nowhere else.
 
-    check ─> ranks ─> cacher, store server ─> trainee ─> store ─> engine ─> train ─> evaluate ─> Result
+    check ─> ranks ─> cacher, store server ─> trainee ─> store ─> engine ─> checkpoints ─> train ─> evaluate ─> Result
 
 The store is only read until the first batch is about to be trained: whatever is wrong before leaves it untouched.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.step import Step
 from bagpipe.config import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
@@ -30,10 +31,12 @@ from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.checkpoints import Checkpoints
 from trainer.metrics import BinaryMetrics
 from trainer.pipelines import check_ranks, has_losses, open_stages
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
+from trainer.recovery import JobFacts, result_settings
 from trainer.result import Result, check_folder, check_writable
 from trainer.services import open_services
 from trainer.totals import RankTotals, combine, totals_of
@@ -58,6 +61,7 @@ class OpenJob:
         trainee: what is trained.
         store: where its rows live; its schema record has been compared.
         engine: what trains it.
+        checkpoints: what it resumes from, and what it records.
         dense: sums the dense gradients; None on one rank, and with stages.
         held: the stages and who holds them; empty on one rank, and without stages.
         continued: the namespace held a schema record already, so its rows are where training starts from.
@@ -67,6 +71,7 @@ class OpenJob:
     trainee: Trainee
     store: Store
     engine: Engine
+    checkpoints: Checkpoints
     dense: DenseParallel | None
     held: tuple[HeldStage, ...]
     continued: bool
@@ -89,11 +94,6 @@ _UNSUPPORTED = (
     _Unsupported(
         words="cache.dtype: rows of another type than run.dtype are not supported yet",
         test=lambda c: c.cache.dtype if c.cache.dtype not in ("run", c.run.dtype) else "",
-    ),
-    _Unsupported(words="checkpoint.dir: checkpoints cannot be written yet", test=lambda c: c.checkpoint.dir),
-    _Unsupported(
-        words="checkpoint.resume: a run cannot be resumed yet",
-        test=lambda c: c.checkpoint.resume if c.checkpoint.resume not in ("auto", "never") else "",
     ),
 )
 
@@ -127,18 +127,24 @@ def run_job(config: Config, *, place: Membership | None = None, result_path: str
 def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Result:
     trace = Trace() if config.run.trace else None
     parts = open_job(config, ranks, stack, trace)
+    checkpoints = parts.checkpoints
+    carried = checkpoints.carried()
     start_s = time.monotonic()
     label = "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})"
     with ExitStack() as shown:
         if ranks.is_first:
             reporter = ProgressReporter(
-                config.run.tensorboard, label, shows_loss=has_losses(parts.trainee.stages, ranks.rank)
+                config.run.tensorboard,
+                label,
+                shows_loss=has_losses(parts.trainee.stages, ranks.rank),
+                samples=carried.get("samples", 0),
             )
             parts.engine.on_batch = shown.enter_context(reporter)
-        trained = parts.engine.train(parts.source.steps("train", parts.spec, max_steps=config.run.steps))
+        trained = parts.engine.train(_steps(parts), first_batch=checkpoints.first_batch, carried=carried)
         parts.engine.on_batch = None
     seconds = time.monotonic() - start_s
     _raise_input_error(trained)
+    checkpoints.claim_if_resumed()
     if parts.dense is not None:
         parts.dense.share_buffers()
     if parts.held and ranks.peers is not None:
@@ -148,13 +154,26 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
         path = path_of_rank(config.run.trace, ranks.rank)
         trace.write(path, process=f"rank {ranks.rank}", lanes=_trace_lanes(parts, ranks))
     digest = dense_digest(parts.engine.model, parts.engine.optimizer)
-    totals = totals_of(trained, seconds=seconds, dense_digest=digest)
+    samples_before = carried.get("samples", 0)
+    totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
     result = _result(parts, ranks, totals, metrics, stopped=stopped)
     if result_path and ranks.is_first:
         result.write(result_path)
     # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
     ranks.gather(None)
     return result
+
+
+def _steps(parts: OpenJob) -> Iterator[Step]:
+    checkpoints = parts.checkpoints
+    steps = parts.source.steps(
+        "train",
+        parts.spec,
+        max_steps=parts.trainee.config.run.steps,
+        first_batch=checkpoints.first_batch,
+        bookmark=checkpoints.bookmark,
+    )
+    return checkpoints.noting(steps)
 
 
 def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:
@@ -182,6 +201,8 @@ def _check(config: Config, place: Membership | None, result_path: str) -> None:
     rank = place.rank if place is not None else 0
     check_ranks(config.pipeline, place.world_size if place is not None else 1)
     _check_device(config)
+    if config.checkpoint.dir:
+        check_folder(config.checkpoint.dir, "checkpoint.dir")
     files = {"--result": result_path if rank == 0 else "", "run.trace": path_of_rank(config.run.trace, rank)}
     for key, path in files.items():
         if path:
@@ -242,35 +263,48 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             schema=trainee.rows,
             buckets=config.store.buckets,
             timeout_s=config.store.timeout_s,
+            durability=config.store.durability,
         )
     )
-    continued = store.check()
+    is_there = store.check(reloads=bool(config.checkpoint.dir))
     peers = ranks.peers
+    held: tuple[HeldStage, ...] = ()
+    dense = None
     if peers is None:
         engine = build_engine(trainee, store, trace)
-        return OpenJob(
-            source=source, trainee=trainee, store=store, engine=engine, dense=None, held=(), continued=continued
-        )
-    check_same(ranks, _shapes(trainee), "models")
-    held, links, reduce = open_stages(trainee.stages, peers)
-    engine = build_engine(trainee, store, trace, rank=ranks.rank, links=links, reduce=reduce)
-    dense = None
-    if trainee.stages is None:
-        dense = stack.enter_context(DenseParallel(engine.model, engine.optimizer, peers.dense))
     else:
-        share_model(engine.model, peers.dense)
-    engine.peers = peers
-    engine.claim = lambda: _claim(ranks, store)
+        check_same(ranks, _shapes(trainee), "models")
+        held, links, reduce = open_stages(trainee.stages, peers)
+        engine = build_engine(trainee, store, trace, rank=ranks.rank, links=links, reduce=reduce)
+        if trainee.stages is None:
+            dense = stack.enter_context(DenseParallel(engine.model, engine.optimizer, peers.dense))
+            engine.settle = dense.settle
+        else:
+            share_model(engine.model, peers.dense)
+        engine.peers = peers
+    checkpoints = stack.enter_context(Checkpoints(config, ranks, _facts(trainee, source, ranks), store))
+    checkpoints.connect(engine)
+    checkpoints.restore(engine)
     ranks.listen(engine.abort)
     return OpenJob(
-        source=source, trainee=trainee, store=store, engine=engine, dense=dense, held=held, continued=continued
+        source=source,
+        trainee=trainee,
+        store=store,
+        engine=engine,
+        checkpoints=checkpoints,
+        dense=dense,
+        held=held,
+        continued=is_there and not config.checkpoint.dir,
     )
 
 
-def _claim(ranks: Ranks, store: Store) -> bool:
-    """Rank 0 claims the namespace for all, once every rank has its first batch."""
-    ranks.gather(None)
-    return bool(ranks.share(store.claim() if ranks.is_first else None))
+def _facts(trainee: Trainee, source: RemoteSteps, ranks: Ranks) -> JobFacts:
+    return JobFacts(
+        settings=result_settings(trainee.config, trainee.data),
+        rows=trainee.rows,
+        identity=source.identity,
+        world_size=ranks.world_size,
+    )
 
 
 def _shapes(trainee: Trainee) -> dict[str, Any]:
@@ -301,6 +335,7 @@ def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetric
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     found = None
     if ranks.is_first:
+        parts.checkpoints.check_rows()
         quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
         found = {**quality, "embedding_digest": embedding_digest(parts.store)}
     return Result(
@@ -308,7 +343,7 @@ def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetric
         steps=totals.steps,
         samples=totals.samples,
         seconds=totals.seconds,
-        samples_per_s=totals.samples / totals.seconds,
+        samples_per_s=(totals.samples - totals.samples_before) / totals.seconds,
         loss=totals.loss,
         rows_unique=totals.rows_unique,
         rows_fetched=totals.rows_fetched,
@@ -319,6 +354,10 @@ def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetric
         dense_digest=totals.dense_digest,
         peak_rss_bytes=totals.peak_rss_bytes,
         skipped_rows=parts.source.skipped_rows(),
+        skipped_batches=totals.skipped_batches,
+        resumed_from=parts.checkpoints.resumed_from,
+        checkpoints=parts.checkpoints.num_published,
+        checkpoint_stall_s=totals.checkpoint_stall_s,
         stopped=stopped,
         continued=parts.continued,
     )

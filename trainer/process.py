@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 
-__all__ = ["SWITCH_INTERVAL_S", "settle_device", "settle_process"]
+__all__ = ["SWITCH_INTERVAL_S", "follow_launcher", "settle_device", "settle_process"]
 
 SWITCH_INTERVAL_S = 0.5e-3
+
+#: From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 #: Parameters of mallopt(3), from malloc.h, and their values.
 _MALLOC_OPTIONS = {
@@ -34,6 +38,19 @@ def settle_process() -> None:
         return
     for parameter, value in _MALLOC_OPTIONS.values():
         mallopt(parameter, value)
+
+
+def follow_launcher() -> None:
+    """End, cleanly, when the launcher is gone: nobody would hear of the result, or end this process.
+
+    For a job's only rank. With several, each hears of it at once: the launcher has their key-value store.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != launcher:  # it was gone before it could be followed
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def settle_device(device: str, num_ranks: int) -> None:

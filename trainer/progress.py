@@ -24,20 +24,30 @@ class ProgressReporter:
         tensorboard_dir: where scalars go; empty: none.
         label: what the bar begins with.
         shows_loss: False where other ranks compute losses: this one's sum says nothing then.
+        samples: trained before this process began; totals go on from there.
     """
 
-    def __init__(self, tensorboard_dir: str, label: str = "train", *, shows_loss: bool = True) -> None:
+    def __init__(
+        self, tensorboard_dir: str, label: str = "train", *, shows_loss: bool = True, samples: int = 0
+    ) -> None:
         self._tensorboard_dir = tensorboard_dir
         self._label = label
         self._shows_loss = shows_loss
         self._bar: tqdm[Any] | None = None
         self._writer: Any = None
         self._last_s = 0.0
-        self._last_samples = 0
+        self._last_samples = self._initial = samples
         self._totals: Callable[[], Progress] | None = None
 
     def __enter__(self) -> Self:
-        self._bar = tqdm(unit=" samples", unit_scale=True, desc=self._label, disable=None, mininterval=INTERVAL_S)
+        self._bar = tqdm(
+            unit=" samples",
+            unit_scale=True,
+            desc=self._label,
+            disable=None,
+            mininterval=INTERVAL_S,
+            initial=self._initial,
+        )
         if self._tensorboard_dir:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -18,10 +18,10 @@ class Result:
     """What a run did.
 
     Attributes:
-        steps, samples: training batches and examples.
-        seconds: wall time of training, the final write-back included.
-        samples_per_s: samples / seconds.
-        loss: mean training loss; None without steps, or if it is not finite.
+        steps, samples: training batches and examples, of the whole job.
+        seconds: wall time of training in this process, the final write-back included.
+        samples_per_s: examples trained in this process / seconds.
+        loss: mean training loss of the whole job; None without steps, or if it is not finite.
         auc, ne: on the held-out examples; None without them, if they hold one class only, or if a score is not finite.
         rows_unique: unique rows, summed over the batches.
         rows_fetched: rows read from the store. rows_written: rows written to it.
@@ -31,6 +31,10 @@ class Result:
         dense_digest, embedding_digest: see `bagpipe.digest`.
         peak_rss_bytes: largest resident size of the trainer process.
         skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
+        skipped_batches: batches of the whole job left out because of a loss or gradient that is not finite.
+        resumed_from: step of the checkpoint that the job went on from; None: it began from nothing.
+        checkpoints: written in this process.
+        checkpoint_stall_s: time that training waited for them.
         stopped: the run was interrupted and stopped cleanly.
         continued: the namespace was there before, so training went on from the rows it held.
     """
@@ -52,6 +56,10 @@ class Result:
     embedding_digest: str
     peak_rss_bytes: int
     skipped_rows: int
+    skipped_batches: int
+    resumed_from: int | None
+    checkpoints: int
+    checkpoint_stall_s: float
     stopped: bool
     continued: bool
 
@@ -69,6 +77,12 @@ class Result:
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
         notes = []
+        if self.resumed_from is not None:
+            notes.append(f"resumed from the checkpoint at step {self.resumed_from}")
+        if self.checkpoints:
+            notes.append(f"{self.checkpoints} checkpoints written, training waited {self.checkpoint_stall_s:.2f} s")
+        if self.skipped_batches:
+            notes.append(f"{self.skipped_batches} batches were left out: a loss or gradient was not finite")
         if self.continued:
             notes.append("the namespace was there before: training went on from its rows, not from initial values")
         if self.skipped_rows:

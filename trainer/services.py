@@ -65,7 +65,7 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack) -> Services:
         store_url = config.store.url
         if not store_url:
             folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
-            store_url = stack.enter_context(EmbeddedServer(Path(folder))).url
+            store_url = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability)).url
         services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=uuid.uuid4().hex)
     return Services(**ranks.share(asdict(services) if services is not None else None))
 

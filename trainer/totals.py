@@ -21,12 +21,16 @@ class RankTotals:
     """One rank's numbers; of several ranks together, see `combine`. Names as in `trainer.result.Result`.
 
     Attributes:
+        samples_before: of `samples`, those that were trained before this process began.
         loss_sum: sum over examples of the training loss.
         rows_inserted: unique rows that were not in the cache.
     """
 
     steps: int
     samples: int
+    samples_before: int
+    skipped_batches: int
+    checkpoint_stall_s: float
     seconds: float
     loss_sum: float
     rows_unique: int
@@ -50,12 +54,15 @@ class RankTotals:
         return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
 
 
-def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str) -> RankTotals:
+def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str, samples_before: int = 0) -> RankTotals:
     """This rank's numbers at the end of training; waits for the device."""
     progress, report = trained.progress, trained.report
     return RankTotals(
         steps=progress.steps,
         samples=progress.samples,
+        samples_before=samples_before,
+        skipped_batches=progress.skipped_batches,
+        checkpoint_stall_s=trained.checkpoint_stall_s,
         seconds=seconds,
         loss_sum=float(progress.loss_sum),
         rows_unique=progress.rows_unique,
@@ -89,6 +96,9 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
     return RankTotals(
         steps=first.steps,
         samples=sum(rank.samples for rank in ranks),
+        samples_before=sum(rank.samples_before for rank in ranks),
+        skipped_batches=first.skipped_batches,
+        checkpoint_stall_s=max(rank.checkpoint_stall_s for rank in ranks),
         seconds=max(rank.seconds for rank in ranks),
         loss_sum=sum(rank.loss_sum for rank in ranks),
         rows_unique=sum(rank.rows_unique for rank in ranks),

@@ -142,6 +142,17 @@ class Receiver:
             raise item.content
         return item
 
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """As the cacher welcomed us with; empty before."""
+        try:
+            value = json.loads(self._hello.identity or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise JobError("the cacher sent an identity that cannot be read")
+        return value
+
     def statistics(self) -> QueueStatistics:
         return QueueStatistics(
             current=self._received.qsize(),

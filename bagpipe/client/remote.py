@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
@@ -107,6 +107,7 @@ class RemoteSteps:
         *,
         max_steps: int = 0,
         first_batch: int = 0,
+        bookmark: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
     ) -> Iterator[Step]:
         """Steps of a phase in batch order, see `StepSource`. All ranks ask for the same phases in the same order.
@@ -114,7 +115,7 @@ class RemoteSteps:
         They are asked for at once; those of a phase asked for before come no more.
 
         Args:
-            phase, spec, max_steps, first_batch: the same for all ranks.
+            phase, spec, max_steps, first_batch, bookmark: the same for all ranks.
             next_batch: first step this rank wants, if not `first_batch`; the plan is the same.
 
         Raises:
@@ -128,11 +129,17 @@ class RemoteSteps:
             spec=json.dumps(dataclasses.asdict(spec)),
             max_steps=max_steps,
             first_batch=first_batch,
+            bookmark=json.dumps(dict(bookmark)) if bookmark is not None else "",
         )
         self._num_runs += 1
         run = Run(start=start, next_batch=wanted, watermark=wanted)
         self._receiver.ask(run)
         return self._take(run)
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """What the cacher's steps depend on besides the settings; once entered."""
+        return self._receiver.identity
 
     def skipped_rows(self) -> int:
         """Malformed rows skipped in the phases that have ended."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from bagpipe.batch import Batch
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
@@ -35,6 +35,7 @@ class Step:
         num_global_examples: examples in the global batch; the loss is their mean.
         span: when the cacher worked on it.
         exchange: what it gives to and takes from the other ranks; None if there are none.
+        bookmark: the data reader's position before this batch, JSON-able; only rank 0 gets one, every so many batches.
     """
 
     batch: Batch
@@ -43,6 +44,7 @@ class Step:
     num_global_examples: int
     span: PlanSpan
     exchange: ExchangePlan | None = None
+    bookmark: Mapping[str, Any] | None = None
 
 
 class StepSource(Protocol):
@@ -50,7 +52,15 @@ class StepSource(Protocol):
 
     schema: DataSchema
 
-    def steps(self, phase: Phase, spec: OracleSpec, *, max_steps: int = 0, first_batch: int = 0) -> Iterator[Step]:
+    def steps(
+        self,
+        phase: Phase,
+        spec: OracleSpec,
+        *,
+        max_steps: int = 0,
+        first_batch: int = 0,
+        bookmark: Mapping[str, Any] | None = None,
+    ) -> Iterator[Step]:
         """Steps of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
 
         Args:
@@ -58,6 +68,7 @@ class StepSource(Protocol):
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
             first_batch: begin with this batch, the caches empty.
+            bookmark: of a step at or before `first_batch`, so that the data need not be read from the beginning.
 
         Raises:
             InputError: the data is bad; all steps before the bad block have been yielded.

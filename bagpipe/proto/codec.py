@@ -45,13 +45,18 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True)
+class _Json:
+    """A field that holds a JSON object, or nothing (null)."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Optional:
     """A record field that may be missing (null)."""
 
     record: type
 
 
-#: Records that may travel: per record, its fields in order and what each must hold (an `_Array`, int, or a record).
+#: Records that may travel: per record, its fields in order and what each must hold: `_Array`, int, `_Json`, or a record.
 _RECORDS: Mapping[type, Mapping[str, Any]] = {
     Step: {
         "batch": Batch,
@@ -60,6 +65,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "num_global_examples": int,
         "span": PlanSpan,
         "exchange": _Optional(ExchangePlan),
+        "bookmark": _Json(),
     },
     Batch: {
         "index": int,
@@ -197,6 +203,10 @@ def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
         elif expected is int:
             if type(value) is not int or not -(2**63) <= value < 2**63:
                 raise CodecError(f"malformed frame: expected {where} to be an integer, got {str(value)[:80]}")
+            values[name] = value
+        elif isinstance(expected, _Json):
+            if value is not None and not isinstance(value, dict):
+                raise CodecError(f"malformed frame: expected {where} to be an object, got {str(value)[:80]}")
             values[name] = value
         elif isinstance(expected, _Optional):
             values[name] = None if value is None else _build(expected.record, where, value, reader)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bagpipe.batch import Batch
+from bagpipe.client.step import PlanSpan
 from bagpipe.config import DataConfig
 from bagpipe.errors import CapacityError, InputError
-from cacher.planning import PlannedData
+from bagpipe.proto.codec import step_parts
+from cacher.planning import BOOKMARK_EVERY, PlannedData
 from tests.cacher.daemons import assert_same_steps, config, planned_steps, spec_of
 from tests.proto.steps import assert_same
 
@@ -52,6 +57,40 @@ def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_ba
     assert [step.batch.index for step in first] == list(range(first_batch, 90))
     for step, other in zip(first, whole[first_batch:], strict=False):
         np.testing.assert_array_equal(step.batch.values, other.batch.values)
+
+
+@pytest.mark.parametrize("first_batch", [0, 16, 21, 64, 89])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_plan_is_the_same_bytes_with_and_without_a_steps_bookmark(first_batch: int, shuffle: bool) -> None:
+    """In another process than the one that gave the bookmark, which has read nothing yet."""
+    job = config(batch_size=10, shuffle=shuffle)
+    data = PlannedData(job.data, job.run.seed)
+    marks = {step.batch.index: step.bookmark for step in data.steps("train", spec_of(job, data.schema))}
+    assert [batch for batch, mark in marks.items() if mark is not None] == list(range(0, 90, BOOKMARK_EVERY))
+    mark = marks[first_batch - first_batch % BOOKMARK_EVERY]
+    assert mark is not None
+    expected = planned(PlannedData(job.data, job.run.seed), first_batch)
+    resumed = PlannedData(job.data, job.run.seed)
+    loader = resumed._loader("train", first_batch, [mark])
+    assert loader.state()["batch"] == mark["batch"]
+    assert planned(resumed, first_batch, mark) == expected
+
+
+@pytest.mark.parametrize(
+    "mark", [{}, {"batch": "x"}, {"batch": 2}, {"batch": 17}, {"version": 1, "batch": 2, "order": {}}]
+)
+def test_a_bookmark_of_something_else_is_not_used(mark: dict[str, object]) -> None:
+    job = config(batch_size=10)
+    expected = planned(PlannedData(job.data, job.run.seed), 16)
+    assert planned(PlannedData(job.data, job.run.seed), 16, mark) == expected
+
+
+def planned(data: PlannedData, first_batch: int, bookmark: Mapping[str, Any] | None = None) -> list[bytes]:
+    """The steps from a batch on as they travel, but for the times."""
+    spec = spec_of(config(batch_size=10), data.schema)
+    steps = data.steps("train", spec, first_batch=first_batch, bookmark=bookmark)
+    span = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=0)
+    return [b"".join(map(bytes, step_parts(dataclasses.replace(step, span=span)))) for step in steps]
 
 
 @pytest.mark.parametrize("first_batch", [1, 7, 17])

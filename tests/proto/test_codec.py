@@ -6,6 +6,8 @@ import dataclasses
 import json
 import struct
 import typing
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,8 @@ def test_the_format_says_what_the_records_say() -> None:
                 assert expected.optional == (type(None) in typing.get_args(hint))
             elif isinstance(expected, codec._Optional):
                 assert hint == (expected.record | None)
+            elif isinstance(expected, codec._Json):
+                assert hint == (Mapping[str, Any] | None)
             else:
                 assert hint is expected
 

@@ -21,7 +21,7 @@ import redis
 
 from bagpipe.store.embedded import find_server
 
-__all__ = ["Host", "HostStore", "serve_store", "two_hosts", "why_no_hosts"]
+__all__ = ["Host", "HostStore", "run_ip", "serve_store", "two_hosts", "why_no_hosts"]
 
 _NAMES = ("node-a", "node-b")
 _RATE = "400mbit"
@@ -49,7 +49,7 @@ class Host:
 
     def pull_the_plug(self) -> None:
         """The cable carries nothing any more; nobody is told."""
-        _ip("-n", self.namespace, "link", "set", "cable", "down")
+        run_ip("-n", self.namespace, "link", "set", "cable", "down")
 
 
 def why_no_hosts() -> str:
@@ -63,7 +63,7 @@ def why_no_hosts() -> str:
     done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if done.returncode:
         return f"ip netns: {done.stderr.strip()}"
-    _ip("netns", "del", name)
+    run_ip("netns", "del", name)
     return ""
 
 
@@ -82,15 +82,15 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             folder.mkdir(parents=True)
             stack.callback(shutil.rmtree, folder)
             (folder / "hosts").write_text(names)
-            _ip("netns", "add", host.namespace)
-            stack.callback(_ip, "netns", "del", host.namespace)
+            run_ip("netns", "add", host.namespace)
+            stack.callback(run_ip, "netns", "del", host.namespace)
         first, second = hosts
         peer = ["peer", "name", "cable", "netns", second.namespace]
-        _ip("link", "add", "cable", "netns", first.namespace, "type", "veth", *peer)
+        run_ip("link", "add", "cable", "netns", first.namespace, "type", "veth", *peer)
         for host in hosts:
-            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "cable")
+            run_ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "cable")
             for device in ("lo", "cable"):
-                _ip("-n", host.namespace, "link", "set", device, "up")
+                run_ip("-n", host.namespace, "link", "set", device, "up")
             shape = ["qdisc", "add", "dev", "cable", "root", "tbf", "rate", _RATE, "burst", "256kb", "latency", "50ms"]
             subprocess.run(["tc", "-n", host.namespace, *shape], check=True)
         yield first, second
@@ -146,5 +146,5 @@ def _await_server(path: Path, server: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the store server does not answer")
 
 
-def _ip(*arguments: str) -> None:
+def run_ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)

@@ -8,6 +8,7 @@ Every process started here, and all its descendants, carry a mark in their envir
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import select
@@ -18,6 +19,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from bagpipe import crash_points
 
 __all__ = [
     "CONTEXT",
@@ -135,6 +138,8 @@ def _main(arguments: list[str], out: str, err: str, environment: Mapping[str, st
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
     os.environ.update(environment)
+    # It reads the environment when it is imported, which was in the fork server.
+    importlib.reload(crash_points)
     os.chdir(ROOT)
     sys.argv = ["trainer", *arguments]
     from trainer.cli import main

@@ -1,6 +1,6 @@
 """Whole jobs of several ranks in this process, one thread each: the real oracle, engines, exchange and store.
 
-Without stages the ranks' dense gradients are summed by `_RankOrderSum` in the place of `DenseParallel`, whose hooks the
+Without stages the ranks' dense gradients are summed by `RankOrderSum` in the place of `DenseParallel`, whose hooks the
 ranks' autograd threads would share.
 """
 
@@ -21,6 +21,7 @@ from bagpipe.client.step import PlanSpan, Step
 from bagpipe.config import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
+from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.peers.sharing import share_stages
@@ -34,7 +35,7 @@ from data.formats import open_source
 from data.loader import open_loader
 from trainer.assembly import Trainee, build_engine, build_trainee
 
-__all__ = ["RanksEnd", "run_ranks"]
+__all__ = ["RankOrderSum", "RanksEnd", "engine_of_rank", "run_ranks", "steps_of_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +63,12 @@ class RanksEnd:
         return self.dense_digest, self.embedding_digest
 
 
-class _RankOrderSum:
+class RankOrderSum:
     """A dense optimizer whose step first sums the gradients of all ranks, in rank order."""
 
-    def __init__(
-        self, inner: torch.optim.Optimizer, all_ranks: list[_RankOrderSum], barrier: threading.Barrier
-    ) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, all_ranks: list[RankOrderSum], barrier: threading.Barrier) -> None:
         self.inner = inner
+        self.is_bad = False
         self._all_ranks = all_ranks
         self._barrier = barrier
         all_ranks.append(self)
@@ -78,6 +78,14 @@ class _RankOrderSum:
 
     def parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.inner.param_groups for parameter in group["params"]]
+
+    def settle(self, is_bad: bool) -> bool:
+        """As `DenseParallel.settle`, but the sums come with the step."""
+        self.is_bad = is_bad
+        self._barrier.wait()
+        is_bad = any(optimizer.is_bad for optimizer in self._all_ranks)
+        self._barrier.wait()
+        return is_bad
 
     def step(self) -> None:
         self._barrier.wait()
@@ -94,11 +102,12 @@ class _RankOrderSum:
         self.inner.step()
 
 
-def steps_of_rank(config: Config, spec: OracleSpec, phase: str, rank: int) -> Iterator[Step]:
+def steps_of_rank(config: Config, spec: OracleSpec, phase: str, rank: int, *, first_batch: int = 0) -> Iterator[Step]:
     """One rank's steps; every rank plans for itself, which must give every rank the same."""
     source = open_source(config.data, config.run.seed)
     with open_loader(config.data, seed=config.run.seed, phase=phase, source=source) as loader:  # type: ignore[arg-type]
-        for batch, plan in plan_batches(loader, spec):
+        batches = (batch for batch in loader if batch.index >= first_batch)
+        for batch, plan in plan_batches(batches, spec):
             yield Step(
                 batch=batch.select(plan.examples[rank]),
                 consumer=plan.consumers[rank],
@@ -125,7 +134,7 @@ def run_ranks(
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
     barrier = threading.Barrier(world_size, timeout=60)
-    optimizers: list[_RankOrderSum] = []
+    optimizers: list[RankOrderSum] = []
     name = f"ranks-{uuid.uuid4().hex}"
     schema = PlannedData(config.data, config.run.seed).schema
     with ExitStack() as stack:
@@ -133,11 +142,12 @@ def run_ranks(
         for peer in peers:
             trainee = build_trainee(config, schema, world_size)
             store = stack.enter_context(MemoryStore(trainee.rows, name=name, num_buckets=8))
-            engine = _engine(trainee, store, peer)
+            engine = engine_of_rank(trainee, store, peer)
             engine.peers = peer
             engine.claim = _claim(peer, store)
             if trainee.stages is None:
-                engine.optimizer = _RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
+                engine.optimizer = sums = RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
+                engine.settle = sums.settle
             jobs.append((peer, engine, trainee))
         results: list[PhaseResult | BaseException | None] = [None] * world_size
         scores: list[list[float]] = [[] for _ in peers]
@@ -165,7 +175,7 @@ def run_ranks(
             thread.join()
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
-            raise errors[0]
+            raise next((error for error in errors if type(error) is JobError), errors[0])
         engines = [engine for _, engine, _ in jobs]
         digests = {dense_digest(engine.model, engine.optimizer) for engine in engines}
         assert len(digests) == 1, "the ranks' dense parts differ"
@@ -185,7 +195,7 @@ def run_ranks(
         )
 
 
-def _engine(trainee: Trainee, store: MemoryStore, peer: LocalPeers) -> Engine:
+def engine_of_rank(trainee: Trainee, store: MemoryStore, peer: LocalPeers) -> Engine:
     if trainee.stages is None:
         return build_engine(trainee, store)
     mesh = trainee.stages.mesh

@@ -222,9 +222,9 @@ CASES = [
         pattern=r"the cacher at localhost:1 was not reached within 0\.5 s: .*Connection refused",
     ),
     Case(
-        name="checkpoints",
-        arguments=["--checkpoint.dir", "/tmp"],
-        pattern=r"checkpoint\.dir: .*\(got /tmp\)",
+        name="checkpoints in a file",
+        arguments=["--checkpoint.dir", "/proc/self/stat/x"],
+        pattern=r"checkpoint\.dir: expected a folder, /proc/\S+/stat is none",
     ),
     Case(
         name="rows of another type",

@@ -1,0 +1,294 @@
+"""Jobs with checkpoints in this process: real oracle, engines, recorders, files and recovery, over a store in memory.
+
+Each call of `Recorded.run` is one start of the job: it recovers, restores, trains on, and may be ended at any batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bagpipe.checkpoint.dense import combine, load, restore_random_state
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.publisher import Publisher
+from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.checkpoint.recorder import Recorder
+from bagpipe.checkpoint.recovery import recover
+from bagpipe.checkpoint.scribe import Places
+from bagpipe.client.step import Step
+from bagpipe.config import Config
+from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.engine import Engine
+from bagpipe.errors import StoreError
+from bagpipe.peers.sharing import share_stages
+from bagpipe.progress import PhaseResult, Progress
+from bagpipe.stages.pipeline import held_stages
+from bagpipe.store.fencing import Fence
+from bagpipe.store.memory import MemoryStore
+from bagpipe.testing.local_peers import LocalPeers, local_peers
+from cacher.planning import PlannedData
+from tests.system.rank_threads import RankOrderSum, engine_of_rank, steps_of_rank
+from trainer.assembly import Trainee, build_engine, build_trainee
+
+__all__ = ["Crash", "Recorded", "RecordedEnd"]
+
+
+class Crash(Exception):
+    """The end of a process, as far as a thread can have one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEnd:
+    """How a start of the job ended."""
+
+    digests: tuple[str, str]
+    results: tuple[PhaseResult, ...]
+    first_batch: int
+
+    @property
+    def totals(self) -> tuple[float, int, int]:
+        """Sum of losses, samples and steps of the whole job."""
+        progress = [result.progress for result in self.results]
+        losses = sum(float(each.loss_sum) for each in progress)
+        return losses, sum(each.samples for each in progress), progress[0].steps
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Recorded:
+    """A job that may be started many times.
+
+    Attributes:
+        config: of the job.
+        root: folder of its checkpoints.
+        name: of its store.
+        every: batches between checkpoints.
+        world_size: ranks.
+        rows_only: no files: checkpoints only close logs.
+        prepare: called with every engine before it trains.
+        spoil: what a rank gets in the place of its steps.
+        on_folder: called with the step of a checkpoint before its folder is given out.
+    """
+
+    config: Config
+    root: Path
+    name: str
+    every: int
+    world_size: int = 1
+    rows_only: bool = False
+    prepare: Callable[[Engine], None] = lambda engine: None
+    spoil: Callable[[int, Iterator[Step]], Iterator[Step]] = lambda rank, steps: steps
+    on_folder: Callable[[int], None] = lambda step: None
+    stores: list[MemoryStore] = field(default_factory=list)
+
+    def run(self, *, crash_at: int | None = None, crash_rank: int = 0) -> RecordedEnd:
+        """Start the job. `crash_at`: raise Crash after so many batches of this start."""
+        torch.set_num_threads(1)
+        schema = PlannedData(self.config.data, self.config.run.seed).schema
+        peers = local_peers(self.world_size)
+        barrier = threading.Barrier(self.world_size, timeout=60)
+        with ExitStack() as stack:
+            folder = CheckpointFolder(self.root)
+            generation = folder.new_generation()
+            token = f"{generation}-{generation:032x}"
+            trainees = [build_trainee(self.config, schema, self.world_size) for _ in peers]
+            beginning = folder.newest(_never) or _publish_nothing(folder, generation, token, trainees[0])
+            stores = [stack.enter_context(self._open(trainee)) for trainee in trainees]
+            self.stores = stores
+            stores[0].claim(reloads=True)
+            ledger = stack.enter_context(stores[0].ledger())
+            rows = CheckpointRows(beginning.folder, beginning.manifest, trainees[0].rows)
+            recover(
+                stores[0],
+                ledger,
+                token=token,
+                checkpoint=beginning.manifest,
+                rows=rows,
+                num_writers=self.world_size,
+            )
+            optimizers: list[RankOrderSum] = []
+            ranks: list[_Rank] = []
+            for peer, trainee, store in zip(peers, trainees, stores, strict=True):
+                store.fence(Fence(token=token, writer=peer.rank, epoch=1))
+                publisher = Publisher(
+                    folder,
+                    beginning,
+                    replace(beginning.manifest, generation=generation, token=token, world_size=self.world_size),
+                    trainee.rows,
+                    rank=peer.rank,
+                    ledger=ledger,
+                    keep=100,
+                    full_every=3,
+                    timeout_s=60.0,
+                )
+                recorder = self._recorder(peer.rank, folder, generation, beginning.manifest.step, publisher)
+                engine = self._engine(trainee, store, peer, recorder, optimizers, barrier)
+                engine.known = rows.contains
+                _restore(engine, beginning, peer.rank)
+                self.prepare(engine)
+                ranks.append(_Rank(peer=peer, trainee=trainee, engine=engine, recorder=recorder, publisher=publisher))
+            if crash_at is not None:
+                ranks[crash_rank].engine.on_batch = _Fuse(beginning.manifest.step + crash_at)
+            results = _together(ranks, barrier, lambda rank: self._train(rank, beginning))
+            return RecordedEnd(
+                digests=(
+                    dense_digest(ranks[0].engine.model, ranks[0].engine.optimizer),
+                    embedding_digest(stores[0]),
+                ),
+                results=tuple(results),
+                first_batch=beginning.manifest.step,
+            )
+
+    def _open(self, trainee: Trainee) -> MemoryStore:
+        return MemoryStore(trainee.rows, name=self.name, num_buckets=8)
+
+    def _recorder(
+        self, rank: int, folder: CheckpointFolder, generation: int, first_batch: int, publisher: Publisher
+    ) -> Recorder:
+        def publish(step: int, epoch: int, part: Part | None) -> None:
+            if part is not None:
+                publisher(step, epoch, part)
+
+        def step_folder(step: int) -> Path:
+            self.on_folder(step)
+            return folder.step_folder(generation, step)
+
+        places = Places(generation=folder.generation_folder(generation), step=step_folder)
+        return Recorder(
+            rank=rank,
+            every=self.every,
+            first_batch=first_batch,
+            places=None if self.rows_only else places,
+            on_part=publish,
+        )
+
+    def _engine(
+        self,
+        trainee: Trainee,
+        store: MemoryStore,
+        peer: LocalPeers,
+        recorder: Recorder,
+        optimizers: list[RankOrderSum],
+        barrier: threading.Barrier,
+    ) -> Engine:
+        if self.world_size == 1:
+            engine = build_engine(trainee, store)
+        else:
+            engine = engine_of_rank(trainee, store, peer)
+            engine.peers = peer
+            if trainee.stages is None:
+                engine.optimizer = sums = RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
+                engine.settle = sums.settle
+        engine.claim = lambda: False
+        engine.recorder = recorder
+        recorder.bind(engine)
+        return engine
+
+    def _train(self, rank: _Rank, beginning: Checkpoint) -> PhaseResult:
+        first_batch, parts = beginning.manifest.step, beginning.manifest.parts
+        carried = parts[rank.peer.rank].progress if parts else {}
+        with ExitStack() as stack:
+            stack.enter_context(rank.recorder)
+            stack.callback(rank.publisher.close)
+            steps = stack.enter_context(closing(self._steps(rank, first_batch)))
+            spoilt = self.spoil(rank.peer.rank, steps)
+            result = rank.engine.train(spoilt, first_batch=first_batch, carried=carried)
+        if rank.trainee.stages is not None and self.world_size > 1:
+            held = held_stages(rank.trainee.stages.staged, rank.trainee.stages.mesh)
+            share_stages(held, rank.engine.optimizer, rank.peer.dense, rank.peer.gather)
+        return result
+
+    def _steps(self, rank: _Rank, first_batch: int) -> Iterator[Step]:
+        spec = rank.trainee.spec
+        if self.world_size == 1:
+            return PlannedData(self.config.data, self.config.run.seed).steps("train", spec, first_batch=first_batch)
+        return steps_of_rank(self.config, spec, "train", rank.peer.rank, first_batch=first_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    peer: LocalPeers
+    trainee: Trainee
+    engine: Engine
+    recorder: Recorder
+    publisher: Publisher
+
+
+@dataclass(frozen=True, slots=True)
+class _Fuse:
+    """`Engine.on_batch` that ends the job."""
+
+    at: int
+
+    def __call__(self, totals: Callable[[], Progress]) -> None:
+        if totals().steps == self.at:
+            raise Crash
+
+
+def _together(
+    ranks: list[_Rank], barrier: threading.Barrier, train: Callable[[_Rank], PhaseResult]
+) -> list[PhaseResult]:
+    """All ranks' results; a crash ends them all, and is raised."""
+    results: dict[int, PhaseResult] = {}
+    errors: list[BaseException] = []
+
+    def work(rank: _Rank) -> None:
+        try:
+            results[rank.peer.rank] = train(rank)
+        except BaseException as error:
+            errors.append(error)
+            rank.peer.close()
+            barrier.abort()
+            for other in ranks:
+                other.publisher.close()
+
+    threads = [threading.Thread(target=work, args=(rank,), name=f"rank-{rank.peer.rank}") for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((error for error in errors if isinstance(error, Crash | StoreError)), errors[0])
+    return [results[number] for number in range(len(ranks))]
+
+
+def _restore(engine: Engine, beginning: Checkpoint, rank: int) -> None:
+    parts = list(beginning.manifest.parts)
+    if not parts:
+        return
+    own = load(beginning.folder, parts[rank].dense)
+    state = own if engine.pipeline is None else combine(load(beginning.folder, part.dense) for part in parts)
+    if engine.pipeline is None:
+        optimizer: Any = engine.optimizer
+        state.restore(engine.model, getattr(optimizer, "inner", optimizer))
+    else:
+        state.restore(engine.model, *engine.pipeline.optimizers.values())
+    restore_random_state(own.rng(), torch.device("cpu"))
+
+
+def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, trainee: Trainee) -> Checkpoint:
+    schema: Mapping[str, Any] = {}
+    return folder.publish(
+        Manifest(
+            lineage=f"{generation:032x}",
+            generation=generation,
+            step=0,
+            parent_mark="",
+            token=token,
+            epoch=0,
+            world_size=0,
+            settings={},
+            row_schema=schema,
+            identity={},
+        )
+    )
+
+
+def _never(warning: str) -> None:
+    raise AssertionError(warning)

@@ -1,0 +1,158 @@
+"""Batches whose loss or gradients are not finite: they end the job or are left out, and never reach a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bagpipe.cache.lookup import ActiveRun
+from bagpipe.client.step import Step
+from bagpipe.config import Config
+from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.engine import Engine
+from bagpipe.errors import JobError
+from bagpipe.phases.guard import Guard
+from bagpipe.store.memory import MemoryStore
+from cacher.planning import PlannedData
+from tests.system.jobs import change
+from tests.system.rank_threads import run_ranks
+from tests.system.recording import Recorded
+from tests.system.staging import staged
+from tests.system.streams import planned
+from trainer.assembly import build_engine, build_trainee
+
+MakeConfig = Callable[..., Config]
+
+BAD = 7
+
+
+def spoilt(steps: Iterator[Step], value: float, at: int = BAD) -> Iterator[Step]:
+    """One example of one batch has a dense column that is not finite."""
+    for step in steps:
+        if step.batch.index == at and step.batch.num_examples:
+            dense = step.batch.dense.copy()
+            dense[-1, 0] = value
+            yield dataclasses.replace(step, batch=dataclasses.replace(step.batch, dense=dense))
+        else:
+            yield step
+
+
+class Small:
+    """A job on one rank, its parts at hand."""
+
+    def __init__(self, config: Config) -> None:
+        self.data = PlannedData(config.data, config.run.seed)
+        self.trainee = build_trainee(config, self.data.schema)
+        self.store = MemoryStore(self.trainee.rows, num_buckets=8)
+        self.engine: Engine = build_engine(self.trainee, self.store)
+
+    def steps(self) -> Iterator[Step]:
+        return self.data.steps("train", self.trainee.spec)
+
+    def digests(self) -> tuple[str, str]:
+        return dense_digest(self.engine.model, self.engine.optimizer), embedding_digest(self.store)
+
+    def is_finite(self) -> bool:
+        rows = [self.store.read(table, self.store.ids(table)).rows for table in range(len(self.trainee.rows.tables))]
+        dense = [parameter.detach().numpy() for parameter in self.engine.model.parameters()]
+        return all(bool(np.isfinite(values).all()) for values in (*rows, *dense))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rows", [0, 80, 10_000])
+def test_a_bad_batch_ends_the_job(clicks: MakeConfig, value: float, rows: int) -> None:
+    job = Small(change(clicks(), cache__rows=rows))
+    with job.store:
+        with pytest.raises(JobError, match=rf"batch {BAD}: the loss is not finite.*run.nonfinite"):
+            job.engine.train(spoilt(job.steps(), value))
+        assert job.is_finite()
+
+
+@pytest.mark.parametrize("rows", [0, 80, 10_000])
+def test_a_bad_batch_left_out(clicks: MakeConfig, rows: int) -> None:
+    """As if it had not been in the data, running means included; with optimizers that count no steps."""
+    config = change(clicks(), model__factory="tests.system.staged_models:normalising", cache__rows=rows)
+    config = change(config, optim__dense="sgd", run__nonfinite="skip")
+    job = Small(config)
+    with job.store:
+        result = job.engine.train(spoilt(job.steps(), float("nan")))
+        assert (result.progress.steps, result.progress.skipped_batches) == (26, 1)
+        assert job.is_finite()
+        assert np.isfinite(float(result.progress.loss_sum))
+        found = job.digests(), float(result.progress.loss_sum), result.progress.samples
+    other = Small(config)
+    batches = [step.batch for step in other.steps() if step.batch.index != BAD]
+    batches = [dataclasses.replace(batch, index=index) for index, batch in enumerate(batches)]
+    with other.store:
+        without = other.engine.train(planned(batches, other.trainee.spec))
+        assert found[1:] == (float(without.progress.loss_sum), without.progress.samples)
+        # Rows that only the bad batch has are in neither store: they were never updated.
+        assert found[0] == other.digests()
+
+
+@pytest.mark.parametrize("rows", [0, 100])
+def test_ranks_leave_out_the_same(clicks: MakeConfig, rows: int) -> None:
+    """One rank finds it, all leave it out; whatever the cache."""
+    config = change(clicks(), cache__rows=rows, run__nonfinite="skip")
+    ends = [
+        run_ranks(change(config, cache__rows=rows), 3, spoil=lambda rank, steps: spoil_of(rank, steps))
+        for rows in (0, rows or 10_000)
+    ]
+    assert ends[0].digests == ends[1].digests
+    for end in ends:
+        assert [result.progress.skipped_batches for result in end.results] == [1, 1, 1]
+        assert sum(result.progress.samples for result in end.results) == 305 - 12
+        assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
+
+
+def spoil_of(rank: int, steps: Iterator[Step]) -> Iterator[Step]:
+    return spoilt(steps, float("nan")) if rank == 1 else steps
+
+
+def test_the_rank_is_named(clicks: MakeConfig) -> None:
+    with pytest.raises(JobError, match=rf"batch {BAD} of rank 1: the loss is not finite"):
+        run_ranks(change(clicks(), cache__rows=100), 2, spoil=spoil_of)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_stages_stop(clicks: MakeConfig, schedule: str) -> None:
+    job = Small(staged(change(clicks(), cache__rows=200), schedule, 2))
+    with job.store:
+        with pytest.raises(JobError, match=rf"batch {BAD}: .* is not finite"):
+            job.engine.train(spoilt(job.steps(), float("nan")))
+        assert job.is_finite()
+
+
+def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> None:
+    """Rows of a batch that was left out were planned, and are not in the store."""
+    config = change(clicks(), cache__rows=0, run__nonfinite="skip")
+    name = uuid.uuid4().hex
+    job = Recorded(
+        config=config, root=tmp_path, name=name, every=3, spoil=lambda rank, steps: spoilt(steps, np.inf, at=0)
+    )
+    end = job.run()
+    assert end.results[0].progress.skipped_batches == 1
+    again = job.run()
+    assert again.results[0].progress.skipped_batches == 1, "the count goes on"
+
+
+def test_only_terms_count() -> None:
+    """A sum of finite terms may overflow."""
+    guard = Guard(torch.device("cpu"))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.full((2,), 3e38)
+    assert not guard.is_bad(0, parameters=[("weight", parameter)])
+    parameter.grad[1] = float("-inf")
+    with pytest.raises(JobError, match="batch 3: the gradient of weight is not finite"):
+        guard.is_bad(3, parameters=[("weight", parameter)])
+
+
+def test_nothing_to_look_at() -> None:
+    runs: tuple[ActiveRun, ...] = ()
+    assert not Guard(torch.device("cpu"), rank=2, skips=True).is_bad(0, runs=runs)

@@ -1,0 +1,220 @@
+"""Checkpoints made while training: a job ended anywhere goes on and ends with the bits of one that was never ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.config import Config
+from bagpipe.engine import Engine
+from bagpipe.errors import JobError, LostRowError
+from bagpipe.progress import Progress
+from tests.system.jobs import change, largest_batch
+from tests.system.recording import Crash, Recorded, RecordedEnd
+from tests.system.staging import staged
+
+MakeConfig = Callable[..., Config]
+
+#: Of the click log.
+NUM_BATCHES = 26
+
+
+def recorded(config: Config, root: Path, *, every: int = 3, **values: object) -> Recorded:
+    name = uuid.uuid4().hex
+    return Recorded(config=config, root=root / name, name=name, every=every, **values)  # type: ignore[arg-type]
+
+
+def check(config: Config, root: Path, crashes: list[int], *, every: int = 3, world_size: int = 1) -> None:
+    """Ended after so many batches of each start, the last start ends alike."""
+    whole = recorded(config, root, every=1_000, world_size=world_size).run()
+    job = recorded(config, root, every=every, world_size=world_size)
+    for crash_at in crashes:
+        with pytest.raises(Crash):
+            job.run(crash_at=crash_at, crash_rank=crash_at % world_size)
+    assert_alike(job.run(), whole)
+
+
+def assert_alike(end: RecordedEnd, whole: RecordedEnd) -> None:
+    assert end.digests == whole.digests
+    assert end.totals == whole.totals
+
+
+@pytest.mark.parametrize("rows", [0, 10_000, None])
+@pytest.mark.parametrize("crash_at", [1, 4, 9, 17, 25])
+def test_a_job_ended_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | None, crash_at: int) -> None:
+    """Without a cache, with one for all rows, and with one that is always full."""
+    config = clicks(optimizer="adam")
+    rows = largest_batch(config) + 7 if rows is None else rows
+    check(change(config, cache__rows=rows), tmp_path, [crash_at])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_job_ended_again_and_again(clicks: MakeConfig, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    config = clicks(*rng.choice([("sum", "dlrm"), ("ragged", "wide-deep"), ("mixed", "deepfm")]), "adagrad")
+    config = change(
+        config,
+        cache__rows=largest_batch(config) + rng.randrange(60),
+        cache__prefetch_depth=rng.randint(1, 4),
+        oracle__lookahead=rng.randint(1, 12),
+        optim__dense="adam",
+    )
+    crashes = [rng.randint(1, 8) for _ in range(5)]
+    check(config, tmp_path, crashes, every=rng.choice([1, 2, 5]))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("rows", [0, None])
+def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | None) -> None:
+    config = clicks(optimizer="adam")
+    rows = largest_batch(config) if rows is None else rows
+    config = change(config, cache__rows=rows, optim__dense="adam")
+    check(config, tmp_path, [5, 7, 4], world_size=world_size, every=4)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "zb-v"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_stages(clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int) -> None:
+    """With dropout, whose seeds are those of the batches' numbers."""
+    config = change(
+        clicks(), model__factory="tests.system.staged_models:dropping", cache__rows=200, optim__dense="adam"
+    )
+    check(staged(config, schedule, 2), tmp_path, [5, 7, 4], every=4, world_size=world_size)
+
+
+def test_dropout_and_running_means(clicks: MakeConfig, tmp_path: Path) -> None:
+    """The random state and the buffers of the moment."""
+    config = clicks("everything", "factory")
+    config = change(config, model__factory="tests.system.factory:normalised", cache__rows=200)
+    check(config, tmp_path, [5, 7, 4], every=2)
+
+
+def test_only_the_last_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
+    """A job that is done does nothing when it is started again."""
+    job = recorded(clicks(), tmp_path, every=0)
+    whole = job.run()
+    again = job.run()
+    assert again.first_batch == NUM_BATCHES
+    assert_alike(again, whole)
+
+
+def test_longer_data_goes_on(clicks: MakeConfig, tmp_path: Path) -> None:
+    """Batches are numbered over all starts, and the last checkpoint is one to go on from."""
+    config = change(clicks(optimizer="adam"), cache__rows=200)
+    whole = recorded(config, tmp_path, every=0).run()
+    job = recorded(change(config, data__limit=12 * 10), tmp_path, every=0)
+    job.run()
+    job.config = config
+    end = job.run()
+    assert end.first_batch == 10
+    assert_alike(end, whole)
+
+
+def test_logs_of_jobs_without_files(clicks: MakeConfig, tmp_path: Path) -> None:
+    """They are closed at every checkpoint's time; nothing is copied."""
+    config = change(clicks(), cache__rows=200)
+    job = recorded(config, tmp_path, rows_only=True)
+    end = job.run()
+    assert end.digests == recorded(config, tmp_path, every=0).run().digests
+    with job.stores[0].ledger() as ledger:
+        logs = [log for state in ledger.state() for log in state.logs]
+    assert {log.epoch for log in logs} == set(range(1, NUM_BATCHES // 3 + 3))
+
+
+def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
+    """In one line, and the checkpoints before are as they were."""
+    config = change(clicks(), cache__rows=200)
+    whole = recorded(config, tmp_path, every=100).run()
+    job = recorded(config, tmp_path)
+
+    def refuse(step: int) -> None:
+        if step == 9:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
+
+    job.on_folder = refuse
+    with pytest.raises(JobError, match=r"^a checkpoint cannot be written: No space left on device \(checkpoints\)"):
+        job.run()
+    job.on_folder = lambda step: None
+    end = job.run()
+    assert end.first_batch == 6
+    assert_alike(end, whole)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) -> None:
+    """One that this process wrote, and one that it only knows from the checkpoint."""
+    config = clicks()
+    job = recorded(change(config, cache__rows=0), tmp_path)
+    if resumes:
+        with pytest.raises(Crash):
+            job.run(crash_at=9)
+    before = {"batch": -1}
+
+    def lose(engine: Engine) -> None:
+        """After some batches, or before the first, the rows of one table are gone."""
+
+        def forget(totals: Callable[[], Progress] | None = None) -> None:
+            if before["batch"] < 0 and (totals is None or totals().steps == 12):
+                before["batch"] = 0
+                with engine.store.ledger() as ledger:
+                    ids = engine.store.ids(0)
+                    ledger.delete(np.zeros(len(ids), np.uint32), ids)
+
+        engine.on_batch = forget
+        if resumes:
+            forget()
+
+    job.prepare = lose
+    with pytest.raises(LostRowError, match=r"table \w+ id -?\d+ was written, but is not in the store any more"):
+        job.run()
+
+
+BOUNDED = """
+label = "label"
+dense = ["d0", "d1", "d2"]
+sparse = ["user", "items", "topic"]
+[table_defaults]
+rows = 97
+hash = true
+"""
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_row_that_another_rank_wrote(clicks: MakeConfig, tmp_path: Path, loses: bool) -> None:
+    """Of bounded tables the plan knows all rows that were ever there; nothing is lost where nothing is missing."""
+    schema = tmp_path / "bounded.toml"
+    schema.write_text(BOUNDED)
+    config = change(clicks(), data__schema=str(schema))
+    job = recorded(change(config, cache__rows=largest_batch(config) // 2 + 5), tmp_path, world_size=2)
+
+    def lose(engine: Engine) -> None:
+        def forget(totals: Callable[[], Progress]) -> None:
+            assert engine.peers is not None
+            if engine.peers.rank == 0 and totals().steps == 12:
+                for table in range(3):
+                    ids = engine.store.ids(table)
+                    with engine.store.ledger() as ledger:
+                        ledger.delete(np.full(len(ids), table, np.uint32), ids)
+            # What this rank wrote is known anyway.
+            engine.recorder.written.forget(1_000)  # type: ignore[union-attr]
+
+        engine.on_batch = forget
+
+    if not loses:
+        job.run()
+        return
+    job.prepare = lose
+    with pytest.raises(LostRowError):
+        job.run()
+
+
+def test_what_it_costs_is_told(clicks: MakeConfig, tmp_path: Path) -> None:
+    result = recorded(change(clicks(), cache__rows=200), tmp_path).run().results[0]
+    assert 0 < result.checkpoint_stall_s < result.progress.elapsed_s

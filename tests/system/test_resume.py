@@ -1,0 +1,295 @@
+"""Jobs that are killed, stopped or refused and started again: the same digests, or one clear line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bagpipe.checkpoint import codec
+from bagpipe.store.embedded import EmbeddedServer
+from tests.system.programs import Program, await_gone, run_forked
+from tests.system.resumed import JOB, Resumed, digests
+from tests.system.writes import Writes, client_of
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+ENDLESS = ["--data.epochs", "1000000", "--data.eval_fraction", "0"]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """What the job ends with if nothing happens, and no checkpoint is made."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = run_forked([*JOB, "--result", str(folder / "result.json")], folder)
+    assert (done.code, done.err) == (0, "")
+    return digests(folder / "result.json")
+
+
+@pytest.fixture
+def job(server: EmbeddedServer, tmp_path: Path) -> Resumed:
+    """Nothing started yet, on a server that outlives its starts."""
+    return Resumed(folder=tmp_path, arguments=["--store.url", server.url])
+
+
+@pytest.mark.parametrize(
+    ("point", "resumed_from"),
+    [
+        # A thread that dies may be ahead of, or behind, one that works at a checkpoint.
+        ("after-fetch:3", [None]),
+        ("mid-write-back:14", [None, 5, 10]),
+        ("after-dense-copy:2", [None, 5]),
+        ("after-rotation:2", [None, 5]),
+        ("after-checkpoint-data:2", [5]),
+        ("before-manifest:3", [5]),
+        ("after-manifest:3", [10]),
+        ("mid-commit:2", [10]),
+        ("after-commit:2", [10]),
+    ],
+)
+def test_a_killed_job_goes_on(point: str, resumed_from: list[int | None], job: Resumed, expected: object) -> None:
+    died = job.run(dies_at=point)
+    assert died.code == -signal.SIGKILL
+    await_gone(died.mark)
+    done = job.run()
+    assert (done.code, done.err) == (0, "")
+    assert digests(job.result) == expected
+    assert job.resumed_from() in resumed_from
+
+
+@pytest.mark.parametrize("point", ["after-seize", "mid-recovery", "before-begin", "after-begin"])
+def test_a_job_killed_in_its_recovery_goes_on(point: str, job: Resumed, expected: object) -> None:
+    job.run(dies_at="after-checkpoint-data:3")
+    assert job.run(dies_at=point).code == -signal.SIGKILL
+    done = job.run()
+    assert (done.code, done.err) == (0, "")
+    assert digests(job.result) == expected
+
+
+@pytest.mark.parametrize("keys", ["all", "a bucket", "marks"])
+def test_a_store_that_lost_something_is_loaded_from_files(
+    keys: str, server: EmbeddedServer, job: Resumed, expected: object
+) -> None:
+    job.run(dies_at="after-commit:3")
+    with closing(client_of(server.url)) as client:
+        names = {"all": "*", "a bucket": f"{job.namespace}:{{3}}*", "marks": f"{job.namespace}:*:mark"}[keys]
+        client.delete(*client.keys(names))
+    done = job.run()
+    if keys == "marks":  # rows that nobody vouches for
+        assert done.code == 2
+        assert "holds rows that belong to no checkpoint" in done.error_line
+        return
+    assert done.code == 0
+    assert "buckets were loaded from the checkpoint's files" in done.error_line
+    assert digests(job.result) == expected
+
+
+def test_a_store_of_the_jobs_own_is_loaded_from_files(tmp_path: Path, expected: object) -> None:
+    job = Resumed(folder=tmp_path)
+    job.run(dies_at="after-commit:2")
+    done = job.run()
+    assert "8 of the store's 8 buckets were loaded" in done.error_line
+    assert digests(job.result) == expected
+
+
+def test_a_job_at_its_end_trains_nothing(job: Resumed, expected: object) -> None:
+    for resumed_from in (None, 22):
+        assert job.run().code == 0
+        assert digests(job.result) == expected
+        assert job.resumed_from() == resumed_from
+    values = json.loads(job.result.read_text())
+    assert (values["steps"], values["samples"], values["rows_fetched"]) == (22, 2700, 0)
+    assert job.steps() == [20, 22]
+
+
+def test_a_longer_run_of_the_same_job(job: Resumed, expected: object) -> None:
+    assert job.run("--run.steps", "13").code == 0
+    assert job.steps() == [10, 13]
+    assert job.run().code == 0
+    assert job.resumed_from() == 13
+    assert digests(job.result) == expected
+
+
+def test_an_earlier_checkpoint(job: Resumed, expected: object) -> None:
+    """Also with another cache, look-ahead and reader: results do not depend on them."""
+    assert job.run("--checkpoint.keep", "9").code == 0
+    other = ["--cache.rows", "2500", "--oracle.lookahead", "9", "--cache.prefetch_depth", "2", "--data.workers", "1"]
+    assert job.run("--checkpoint.resume", "10", "--checkpoint.keep", "9", *other).code == 0
+    assert job.resumed_from() == 10
+    assert digests(job.result) == expected
+    done = job.run("--checkpoint.resume", "11")
+    assert done.code == 2
+    assert "has no whole checkpoint of step 11, it has steps 0, 5, 10, 15, 20, 22" in done.error_line
+
+
+def test_a_broken_checkpoint_is_passed_over(job: Resumed, expected: object) -> None:
+    job.run(dies_at="after-commit:3")
+    newest = sorted(job.checkpoints.glob("*/*/dense-0000.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    done = job.run()
+    assert done.code == 0
+    assert "the checkpoint of step 15 is broken and passed over" in done.err
+    assert job.resumed_from() == 10
+    assert digests(job.result) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_job_leaves_a_checkpoint(
+    number: int, server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
+) -> None:
+    job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
+    with Program(job.line("--checkpoint.every", "200")) as program:
+        writes.wait(200)
+        assert program.process is not None
+        program.process.send_signal(number)
+        done = program.finish()
+    assert (done.code, done.err) == (130, "")
+    stopped = json.loads(job.result.read_text())["steps"]
+    assert job.steps()[-1] == stopped
+    steps = ["--run.steps", str(stopped + 7)]
+    assert job.run(*steps).code == 0
+    assert job.resumed_from() == stopped
+    ended = digests(job.result)
+    assert run_forked([*JOB, *ENDLESS, *steps, "--result", str(job.result)], tmp_path).code == 0
+    assert digests(job.result) == ended
+
+
+def test_a_second_start_takes_over(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+    job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
+    with Program([*job.line(), "--checkpoint.every", "40"]) as first:
+        writes.wait(500)
+        second = job.run("--run.steps", "400")
+        assert second.code == 0
+        done = first.finish()
+    assert done.code == 1
+    assert "taken over" in done.error_line
+    ended = digests(job.result)
+    assert run_forked([*JOB, *ENDLESS, "--run.steps", "400", "--result", str(job.result)], tmp_path).code == 0
+    assert digests(job.result) == ended
+
+
+def content(server: EmbeddedServer) -> dict[bytes, bytes]:
+    with closing(client_of(server.url)) as client:
+        return {key: client.dump(key) for key in client.keys("*")}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def newer(job: Resumed) -> None:
+    """A manifest that a later version has written."""
+    path = sorted(job.checkpoints.glob("*/*/manifest.json"))[-1]
+    value = {name: item for name, item in json.loads(path.read_text()).items() if name != "checksum"}
+    value["format_version"] += 1
+    path.write_text(json.dumps({**value, "checksum": codec._checksum(value)}))
+
+
+def all_broken(job: Resumed) -> None:
+    for path in job.checkpoints.glob("*/*/manifest.json"):
+        path.write_text("{")
+
+
+def nothing(job: Resumed) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedServer, Resumed]]:
+    """A job at its end; nothing may change it or its server."""
+    folder = tmp_path_factory.mktemp("finished")
+    with EmbeddedServer(folder / "server") as server:
+        job = Resumed(folder=folder, arguments=["--store.url", server.url])
+        assert job.run().code == 0
+        yield server, job
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change", "words"),
+    [
+        (["--model.embedding_dim", "8"], nothing, r"was made with table '\w+' dim 4, this job has 8"),
+        (["--model.top_mlp", "9"], nothing, r"made with model\.top_mlp\[0\] 5, this job has 9"),
+        (["--optim.rows_lr", "0.5"], nothing, r"made with optim\.rows_lr 0\.02, this job has 0\.5"),
+        (["--data.batch_size", "64"], nothing, r"made with data\.batch_size 128, this job has 64"),
+        (["--data.limit", "2000"], nothing, r"made with data\.limit 3000, this job has 2000"),
+        (["--run.threads", "2"], nothing, r"made with run\.threads 1, this job has 2"),
+        (["--pipeline.microbatches", "2"], nothing, r"made with pipeline\.microbatches 1, this job has 2"),
+        (["--checkpoint.resume", "never"], nothing, r"belongs to a job's checkpoints \([0-9a-f]{8}\), not those of"),
+        (["--checkpoint.dir", "", "--checkpoint.every", "0"], nothing, r"and checkpoint\.dir is not set"),
+        ([], newer, "has format version 2, "),
+        ([], all_broken, "none of its 2 checkpoints is whole"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_changed(
+    arguments: list[str],
+    change: Callable[[Resumed], None],
+    words: str,
+    finished: tuple[EmbeddedServer, Resumed],
+    tmp_path: Path,
+) -> None:
+    server, known = finished
+    shutil.copytree(known.checkpoints, tmp_path / "checkpoints")
+    job = Resumed(folder=tmp_path, arguments=known.arguments, namespace=known.namespace)
+    change(job)
+    before = content(server), files(job.checkpoints)
+    done = job.run(*arguments)
+    assert done.code == 2
+    last = done.err.splitlines()[-1]
+    assert re.search(words, last), last
+    assert "Traceback" not in done.err
+    assert (content(server), files(job.checkpoints)) == before
+
+
+def test_rows_of_no_checkpoint_are_refused(server: EmbeddedServer, job: Resumed) -> None:
+    plain = [*JOB, "--store.url", server.url, "--store.namespace", job.namespace, "--result", str(job.result)]
+    assert run_forked(plain, job.folder).code == 0
+    before = content(server)
+    done = job.run()
+    assert done.code == 2
+    assert "holds rows that belong to no checkpoint" in done.error_line
+    assert content(server) == before
+    assert not job.checkpoints.exists()
+
+
+def test_a_disk_that_fills_up_ends_the_job_with_its_last_checkpoint_whole(
+    server: EmbeddedServer, job: Resumed, expected: object
+) -> None:
+    limited = Program(job.line("--run.seed", "0"), prefix=["prlimit", "--fsize=200000"])
+    with limited as program:
+        done = program.finish()
+    assert done.code == 1
+    assert "a checkpoint cannot be written" in done.error_line
+    assert job.run().code == 0
+    assert digests(job.result) == expected
+
+
+def test_beginning_anew(server: EmbeddedServer, job: Resumed, expected: object) -> None:
+    assert job.run().code == 0
+    job.namespace = uuid.uuid4().hex
+    assert job.run("--checkpoint.resume", "never").code == 0
+    assert job.resumed_from() is None
+    assert digests(job.result) == expected
+
+
+def test_a_lost_row_condemns_the_store(server: EmbeddedServer, job: Resumed, expected: object) -> None:
+    """A row that a checkpoint holds is gone: the job ends, and the next one trusts no row."""
+    assert job.run("--run.steps", "11").code == 0
+    with closing(client_of(server.url)) as client:
+        for bucket in range(8):
+            client.delete(f"{job.namespace}:{{{bucket}}}")
+    done = job.run()
+    assert done.code == 1
+    assert "was written, but is not in the store any more" in done.error_line
+    done = job.run()
+    assert done.code == 0
+    assert "8 of the store's 8 buckets were loaded" in done.error_line
+    assert digests(job.result) == expected

@@ -1,0 +1,90 @@
+"""What `python -m trainer export` makes of a trained job's checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.config import ModelConfig
+from bagpipe.errors import InputError
+from bagpipe.models import build_model
+from bagpipe.schema import DataSchema
+from tests.system.clicks import write_clicks, write_schemas
+from tests.system.programs import run_forked
+from trainer.export import export
+
+pytestmark = pytest.mark.multiproc
+
+
+def trained(folder: Path, schema: str, *arguments: str) -> dict[str, str]:
+    """The result of a job with checkpoints in ``folder/checkpoints``."""
+    data = ["--data.path", str(write_clicks(folder / "clicks.parquet")), "--data.format", "parquet"]
+    sizes = ["--data.batch_size", "12", "--cache.rows", "200", "--model.embedding_dim", "4", "--data.workers", "0"]
+    checkpoints = ["--checkpoint.dir", str(folder / "checkpoints"), "--checkpoint.every", "10"]
+    schemas = ["--data.schema", str(write_schemas(folder)[schema]), "--store.url", "memory://"]
+    result = folder / "result.json"
+    done = run_forked([*data, *schemas, *sizes, *checkpoints, *arguments, "--result", str(result)], folder)
+    assert done.code == 0, done.err
+    return json.loads(result.read_text())
+
+
+def exported(folder: Path, *arguments: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and optimizer states."""
+    out = folder / "out"
+    export(["--checkpoint.dir", str(folder / "checkpoints"), "--out", str(out), *arguments])
+    return load_file(out / "model.safetensors"), load_file(out / "optimizer.safetensors")
+
+
+def test_the_exported_rows_are_those_that_were_trained(tmp_path, capsys):
+    """Every row and its optimizer state, put together again, has the digest of the job that trained them."""
+    result = trained(tmp_path, "weighted", "--model.bottom_mlp", "6", "--model.top_mlp", "5")
+    weights, states = exported(tmp_path)
+    assert capsys.readouterr().out.startswith(f"step {result['steps']}: ")
+    prefix = "sparse_arch.embedding_bag_collection.embedding_bags."
+    tables = sorted(name.removeprefix(prefix).removesuffix(".ids") for name in weights if name.endswith(".ids"))
+    assert tables == ["items", "topic", "user"]
+    sha = hashlib.sha256()
+    for table in tables:
+        ids = weights[f"{prefix}{table}.ids"].tolist()
+        rows = torch.cat([weights[f"{prefix}{table}.weight"], states[f"{prefix}{table}.weight.sum"]], dim=1).numpy()
+        for row_id, row in zip(ids, rows, strict=True):
+            sha.update(table.encode() + b"\0" + row_id.to_bytes(8, "little", signed=True) + row.tobytes())
+    assert sha.hexdigest() == result["embedding_digest"]
+    # What is not a row goes into the model as it is.
+    settings = CheckpointFolder(tmp_path / "checkpoints").newest(pytest.fail).manifest.settings
+    config = ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,))
+    model = build_model(DataSchema.from_json(settings["data columns"]), config)
+    dense = {name: value for name, value in weights.items() if not name.startswith(prefix)}
+    missing, unexpected = model.load_state_dict(dense, strict=False)
+    assert not unexpected
+    assert missing == [f"{prefix}table_{number}.weight" for number in range(3)]
+
+
+def test_tables_of_a_users_model_keep_their_names(tmp_path):
+    """Two bag collections and one of sequences; `topic` has nine rows, trained or not."""
+    trained(tmp_path, "everything", "--model.factory", "tests.system.factory:build", "--optim.rows", "adam")
+    weights, states = exported(tmp_path, "--step", "20")
+    weight = next(name for name in weights if name.endswith(".embedding_bags.topic.weight"))
+    assert weights[weight].shape == states[f"{weight}.exp_avg"].shape == states[f"{weight}.exp_avg_sq"].shape == (9, 5)
+    history = next(name for name in weights if name.endswith(".embeddings.history.ids"))
+    assert (np.diff(weights[history].numpy()) > 0).all()
+    assert len(weights[history]) == len(weights[history.replace(".ids", ".weight")])
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(tmp_path):
+    checkpoints = ["--checkpoint.dir", str(tmp_path / "none")]
+    with pytest.raises(InputError, match=r"checkpoint\.dir .*none has no checkpoint"):
+        export([*checkpoints, "--out", str(tmp_path / "out")])
+    with pytest.raises(InputError, match="required: --out"):
+        export(checkpoints)
+    with pytest.raises(InputError, match="invalid choice: 'pickle'"):
+        export([*checkpoints, "--out", "x", "--format", "pickle"])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,126 @@
+"""Where a job begins. Whole jobs: `tests.system.test_resume`."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagpipe.config import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, Feature, RowSchema, RowTable, Table
+from bagpipe.store.memory import MemoryStore
+from trainer.ranks import Ranks
+from trainer.recovery import JobFacts, begin, compare, result_settings
+
+ROWS = RowSchema(tables=(RowTable(name="goods", dim=4),), optimizer="adagrad")
+DATA = DataSchema(
+    label="label", dense=(), features=(Feature(name="item", table="goods"),), tables=(Table(name="goods"),)
+)
+FACTS = JobFacts(
+    settings=result_settings(Config(), DATA), rows=ROWS, identity={"data": "1 file", "code": "c"}, world_size=1
+)
+
+
+class Rank(Ranks):
+    """A rank that is told what rank 0 said, or remembers what it says."""
+
+    def __init__(self, rank: int = 0, said: Any = None) -> None:
+        super().__init__()
+        self.rank = rank
+        self.said = said
+
+    def share(self, value: Any) -> Any:
+        self.said = value if self.rank == 0 else self.said
+        return self.said
+
+
+def config_of(folder: Path, **checkpoint: Any) -> Config:
+    return Config(checkpoint=CheckpointConfig(dir=str(folder), **checkpoint), store=StoreConfig(namespace="n"))
+
+
+def test_a_first_start_has_a_checkpoint_of_nothing(tmp_path: Path) -> None:
+    with MemoryStore(ROWS) as store:
+        first = begin(config_of(tmp_path), Rank(), FACTS, store)
+        assert (first.generation, first.first_batch, first.parts) == (1, 0, ())
+        second = begin(config_of(tmp_path), Rank(), FACTS, store)
+        assert (second.generation, second.mark, second.first_batch) == (2, first.mark, 0)
+        assert second.token != first.token
+        anew = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
+        assert anew.generation == 3
+        assert anew.mark.partition(":")[0] != first.mark.partition(":")[0]
+
+
+def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryStore(ROWS) as store:
+        begin(config_of(tmp_path), Rank(), FACTS, store)
+        first = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store).mark == first.mark
+
+
+def test_all_ranks_begin_alike(tmp_path: Path) -> None:
+    with MemoryStore(ROWS) as store:
+        first = Rank()
+        beginning = begin(config_of(tmp_path), first, FACTS, store)
+        assert begin(config_of(tmp_path), Rank(1, first.said), FACTS, store) == beginning
+
+
+def test_ranks_need_one_folder(tmp_path: Path) -> None:
+    with MemoryStore(ROWS) as store:
+        first = Rank()
+        begin(config_of(tmp_path / "of-0"), first, FACTS, store)
+        begin(config_of(tmp_path / "of-1"), Rank(), FACTS, store)
+        for folder in ("of-1", "of-2"):
+            with pytest.raises(
+                InputError, match=f"{folder} on host {socket.gethostname()} is not the folder that rank 0"
+            ):
+                begin(config_of(tmp_path / folder), Rank(1, first.said), FACTS, store)
+
+
+def test_without_a_folder_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    with MemoryStore(ROWS) as store:
+        beginning = begin(Config(), Rank(), FACTS, store)
+        assert (beginning.mark, beginning.first_batch, beginning.generation) == ("", 0, 0)
+        assert beginning.token.startswith("0-")
+
+
+def test_results_depend_on_what_is_trained_not_on_how_fast() -> None:
+    settings = FACTS.settings
+    for key in ("optim.rows_lr", "run.seed", "run.threads", "data.batch_size", "model.top_mlp", "pipeline.schedule"):
+        assert key in settings
+    for key in ("cache.rows", "oracle.lookahead", "store.url", "run.steps", "data.epochs", "data.workers", "run.dir"):
+        assert key not in settings
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"settings": result_settings(Config(optim=OptimConfig(dense="adam")), DATA)}, "optim.dense 'adagrad', this"),
+        ({"settings": result_settings(Config(run=RunConfig(dtype="float64")), DATA)}, "run.dtype 'float32', this"),
+        ({"rows": dataclasses.replace(ROWS, seed=7)}, "rows.seed 0, this job has 7"),
+        ({"identity": {"data": "2 files", "code": "c"}}, "the data '1 file', this job has '2 files'"),
+    ],
+)
+def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with MemoryStore(ROWS) as store:
+        begin(config_of(tmp_path), Rank(), FACTS, store)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(InputError, match=f"the checkpoint at step 0 was made with {words}"):
+            begin(config_of(tmp_path), Rank(), dataclasses.replace(FACTS, **change), store)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_may_differ_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MemoryStore(ROWS) as store:
+        beginning = begin(config_of(tmp_path), Rank(), FACTS, store)
+    assert beginning.checkpoint is not None
+    manifest = beginning.checkpoint.manifest
+    settings = {key: value for key, value in manifest.settings.items() if key != "run.threads"}
+    compare(dataclasses.replace(manifest, settings=settings), FACTS)  # made before there was such a key
+    assert capsys.readouterr().err == ""
+    compare(manifest, dataclasses.replace(FACTS, identity={"data": "1 file", "code": "d"}))
+    assert "was made with other code of the cacher" in capsys.readouterr().err

@@ -1,0 +1,350 @@
+"""`Checkpoints`: a job's checkpoints and fence on one rank: what it resumes, records, publishes and condemns.
+
+    begin ──> Beginning ──restore──> model, optimizer, random state      before the first batch
+              claim: every rank has its first batch ──> rank 0 recovers the store's rows ──> every rank writes fenced
+    Recorder ──Part──> Publisher ──> folder, store                       while training
+    an error that says that rows are not to be trusted ──> condemn       at the end
+
+A job without `checkpoint.dir` is fenced too, and closes its logs now and then so that they stay bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bagpipe.checkpoint.dense import DenseState, combine, load
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
+from bagpipe.checkpoint.publisher import Publisher
+from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.checkpoint.recorder import Recorder
+from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
+from bagpipe.checkpoint.scribe import Places
+from bagpipe.client.step import Step
+from bagpipe.config import Config
+from bagpipe.engine import Engine
+from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
+from bagpipe.store.fencing import Fence, Ledger, condemned
+from bagpipe.store.interface import Store
+from trainer.bookmarks import StepBookmarks
+from trainer.ranks import Ranks
+from trainer.recovery import Beginning, JobFacts, begin, note, place_of
+
+__all__ = ["Checkpoints"]
+
+#: Batches between two closings of the logs of a job without checkpoints: 12 B for each row written in between.
+_CLOSE_EVERY = 1_000
+
+#: A reload that takes longer says how far it is, so often.
+_SAY_EVERY_S = 5.0
+
+
+class Checkpoints:
+    """One rank's. Context manager: leaving it gives up what is not published, and condemns rows that an error tells of.
+
+    Args:
+        config: the job.
+        ranks: its ranks.
+        facts: what the checkpoints are compared with.
+        store: open.
+
+    Attributes:
+        beginning: where the job begins.
+        recorder: for the engine; made by `connect`.
+
+    Raises:
+        InputError, StoreError: see `trainer.recovery.begin`.
+    """
+
+    recorder: Recorder
+
+    def __init__(self, config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._facts = facts
+        self._store = store
+        self._stack = ExitStack()
+        self.beginning: Beginning = begin(config, ranks, facts, store)
+        self._rows: CheckpointRows | None = None
+        checkpoint = self.beginning.checkpoint
+        if checkpoint is not None:
+            try:
+                self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
+            except BrokenCheckpoint as error:
+                raise InputError(str(error)) from None
+        self._bookmarks = StepBookmarks(config.checkpoint.every)
+        self._publisher: Publisher | None = None
+        #: Rank 0's: the one who recovers and commits. Entered when the namespace is claimed.
+        self._ledger: Ledger = store.ledger()
+        self._watch: Ledger | None = None
+        self._has_claimed = False
+        self._is_suspect = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+        is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
+        if is_suspect and self._has_claimed and self.beginning.mark:
+            with suppress(StoreError), self._store.ledger() as ledger:
+                ledger.condemn(condemned(self.beginning.mark))
+        self._stack.close()
+
+    @property
+    def first_batch(self) -> int:
+        return self.beginning.first_batch
+
+    @property
+    def resumed_from(self) -> int | None:
+        """Step of the checkpoint that was loaded; None if everything was initial."""
+        return self.first_batch if self.beginning.parts else None
+
+    @property
+    def num_published(self) -> int:
+        """Checkpoints written by this process."""
+        return self._publisher.num_published if self._publisher is not None else 0
+
+    @property
+    def bookmark(self) -> Mapping[str, Any] | None:
+        """Where the reader of the data can begin."""
+        checkpoint = self.beginning.checkpoint
+        return checkpoint.manifest.bookmark if checkpoint is not None else None
+
+    def connect(self, engine: Engine) -> None:
+        """Have the engine claim, record and know what exists. Opens the recorder: it lives as long as this."""
+        checkpoint, rank = self.beginning.checkpoint, self._ranks.rank
+        if checkpoint is None:
+            self.recorder = Recorder(rank=rank, every=_CLOSE_EVERY, on_part=self._close_logs, inspect=self._inspect)
+        else:
+            folder = CheckpointFolder(Path(self._config.checkpoint.dir).absolute())
+            generation = self.beginning.generation
+            self.recorder = Recorder(
+                rank=rank,
+                every=self._config.checkpoint.every,
+                first_batch=self.first_batch,
+                places=Places(
+                    generation=folder.generation_folder(generation),
+                    step=lambda step: folder.step_folder(generation, step),
+                ),
+                on_part=self._publish,
+                inspect=self._inspect,
+            )
+            self._publisher = self._make_publisher(folder, checkpoint.manifest.lineage)
+        engine.claim = self.claim
+        engine.recorder = self.recorder
+        self.recorder.bind(engine)
+        engine.known = self.knows if self.beginning.parts else None
+        self._stack.enter_context(self.recorder)
+
+    def restore(self, engine: Engine) -> None:
+        """Load the dense part; after the ranks' models have been made equal.
+
+        Raises:
+            InputError: it is of another model, or cannot be read.
+        """
+        checkpoint = self.beginning.checkpoint
+        if checkpoint is None or not self.beginning.parts:
+            return
+        rank = self._ranks.rank
+        has_own = rank < len(self.beginning.parts)
+        parts = list(self.beginning.parts)
+        # Where nothing was cut into stages each part is whole, and buffers may be each rank's own.
+        parts = [parts.pop(rank if has_own else 0), *(parts if engine.pipeline is not None else ())]
+        try:
+            state = combine(load(checkpoint.folder, part.dense) for part in parts)
+        except BrokenCheckpoint as error:
+            raise InputError(str(error)) from None
+        pipeline = engine.pipeline
+        state.restore(engine.model, *((engine.optimizer,) if pipeline is None else pipeline.optimizers.values()))
+        if has_own:
+            _restore_random_state(state)
+
+    def carried(self) -> Mapping[str, Any]:
+        """What this rank goes on counting from."""
+        parts = self.beginning.parts
+        if len(parts) == self._ranks.world_size:
+            return parts[self._ranks.rank].progress
+        return _all_progress(parts) if self._ranks.is_first else _no_progress(parts)
+
+    def noting(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The same steps; their bookmarks are kept for the manifests."""
+        with closing(steps):  # type: ignore[type-var] # generators
+            for step in steps:
+                if step.bookmark is not None:
+                    self._bookmarks.add(step.batch.index, step.bookmark)
+                yield step
+
+    # ---- the store -----------------------------------------------------------------------------------------------
+
+    def knows(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the checkpoint has each row."""
+        assert self._rows is not None, "there is a checkpoint"
+        return self._rows.contains(table, ids)
+
+    def claim(self) -> bool:
+        """By all ranks: the namespace becomes this job's, its rows those of the beginning. True if there are none."""
+        ranks = self._ranks
+        ranks.gather(None)
+        is_new = bool(ranks.share(self._recover() if ranks.is_first else None))
+        self._store.fence(Fence(token=self.beginning.token, writer=ranks.rank, epoch=1))
+        self._watch = self._stack.enter_context(self._store.ledger())
+        self._has_claimed = True
+        return is_new
+
+    def claim_if_resumed(self) -> None:
+        """By all ranks, after training: a job that had nothing left to train has its rows all the same."""
+        if self.beginning.parts and not self._has_claimed:
+            self.claim()
+
+    def _recover(self) -> bool:
+        beginning, rows = self.beginning, self._rows
+        ledger = self._stack.enter_context(self._ledger)
+        states = ledger.state()
+        checkpoint = beginning.checkpoint
+        check_namespace(states, place_of(self._config), "" if checkpoint is None else checkpoint.manifest.lineage)
+        self._store.claim(reloads=checkpoint is not None)
+        if checkpoint is None or rows is None:
+            return take_over(ledger, token=beginning.token, num_writers=self._ranks.world_size)
+        done = recover(
+            self._store,
+            ledger,
+            token=beginning.token,
+            checkpoint=checkpoint.manifest,
+            rows=rows,
+            num_writers=self._ranks.world_size,
+            progress=_Reloading(rows.num_records),
+        )
+        _say(done, len(states))
+        return not rows.num_records
+
+    def _inspect(self) -> None:
+        assert self._watch is not None, "claimed before anything is written"
+        try:
+            self._watch.inspect()
+        except FencedError:
+            raise
+        except StoreError:
+            self._is_suspect = True
+            raise
+
+    def check_rows(self) -> None:
+        """By rank 0, after training: what it looks for is a row that was lost after it was needed for the last time.
+
+        Raises:
+            LostRowError: a row of the last checkpoint is not in the store.
+        """
+        if self._publisher is None:
+            return
+        newest = self._publisher.newest
+        rows = CheckpointRows(newest.folder, newest.manifest, self._facts.rows)
+        for number, table in enumerate(self._store.schema.tables):
+            missing = np.setdiff1d(rows.ids(number), self._store.ids(number), assume_unique=True)
+            if len(missing):
+                raise LostRowError(
+                    f"table {table.name} id {missing[0]} was written, but is not in the store any more "
+                    f"({len(missing)} such rows at the end)"
+                )
+
+    # ---- publishing ----------------------------------------------------------------------------------------------
+
+    def _make_publisher(self, folder: CheckpointFolder, lineage: str) -> Publisher:
+        facts, checkpoint = self._facts, self.beginning.checkpoint
+        assert checkpoint is not None, "there is a folder"
+        template = Manifest(
+            lineage=lineage,
+            generation=self.beginning.generation,
+            step=0,
+            parent_mark="",
+            token=self.beginning.token,
+            epoch=0,
+            world_size=facts.world_size,
+            settings=facts.settings,
+            row_schema=facts.row_schema,
+            identity=facts.identity,
+        )
+        return Publisher(
+            folder,
+            checkpoint,
+            template,
+            facts.rows,
+            rank=self._ranks.rank,
+            ledger=self._ledger,
+            bookmark=self._bookmark_before,
+            keep=self._config.checkpoint.keep,
+            full_every=self._config.checkpoint.full_every,
+            timeout_s=self._config.run.peer_timeout_s,
+        )
+
+    def _publish(self, step: int, epoch: int, part: Part | None) -> None:
+        assert self._publisher is not None, "there is a folder"
+        assert part is not None, "there is a folder"
+        self._publisher(step, epoch, part)
+
+    def _close_logs(self, step: int, epoch: int, part: Part | None) -> None:
+        """Forget the logs of the epoch before: those of this one another rank may still be writing."""
+        if self._ranks.is_first and epoch > 1:
+            self._ledger.commit("", epoch - 1)
+
+    def _bookmark_before(self, step: int) -> Mapping[str, Any] | None:
+        found = self._bookmarks.before(step)
+        if found is None and self.bookmark is not None and self.first_batch <= step:
+            return self.bookmark
+        return found
+
+
+class _Reloading:
+    """Says now and then how far a long reload is."""
+
+    def __init__(self, num_records: int) -> None:
+        self._num_records = num_records
+        self._start_s = self._said_s = time.monotonic()
+
+    def __call__(self, num_rows: int, num_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _SAY_EVERY_S:
+            self._said_s = now_s
+            rate = num_bytes / (now_s - self._start_s) / 1e6
+            note(f"{num_rows} of at most {self._num_records} rows loaded into the store, {rate:.0f} MB/s")
+
+
+def _say(done: Recovered, num_buckets: int) -> None:
+    if done.buckets_reloaded:
+        note(
+            f"{done.buckets_reloaded} of the store's {num_buckets} buckets were loaded from the checkpoint's files: "
+            f"{done.rows_written} rows, {done.bytes_written / 1e6:.0f} MB in {done.seconds:.1f} s"
+        )
+
+
+def _restore_random_state(state: DenseState) -> None:
+    states: dict[str, Tensor] = state.rng()
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _all_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
+    """Of all ranks together, for one of another number of ranks."""
+    return {
+        **_no_progress(parts),
+        "samples": sum(part.progress.get("samples", 0) for part in parts),
+        "loss_sum": sum(part.progress.get("loss_sum", 0.0) for part in parts),
+    }
+
+
+def _no_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
+    """What all ranks count alike."""
+    return {"skipped_batches": parts[0].progress.get("skipped_batches", 0)} if parts else {}

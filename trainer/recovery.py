@@ -1,0 +1,272 @@
+"""Where a job begins: at the newest whole checkpoint of its folder, or at nothing. Decided by rank 0, told to all.
+
+    checkpoint.dir ──choose──> checkpoint ──compare──> settings, row schema, data, world size     nothing is changed
+    store ──ledger.state──> check_namespace: whose rows are these?                                   so far
+    checkpoint.dir ──new generation──> token, lineage ──(from nothing: checkpoint 0)──> Beginning, at every rank
+
+A *lineage* is all that goes back to one beginning; a *generation* is one start of a job on the folder. What may differ
+between the job that made a checkpoint and the one that goes on from it: what only says how fast, how long or where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bagpipe.checkpoint.files import write_whole
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.recovery import check_namespace
+from bagpipe.client.agreement import first_difference
+from bagpipe.config import Config
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, RowSchema
+from bagpipe.store.fencing import BucketState
+from bagpipe.store.interface import Store
+from bagpipe.store.urls import redact
+from trainer.ranks import Ranks, common_settings
+
+__all__ = ["Beginning", "JobFacts", "begin", "compare", "note", "place_of", "result_settings"]
+
+#: Sections whose keys results depend on, but for those that say how fast, how long or where.
+_SECTIONS = ("data", "model", "optim", "pipeline", "run")
+_FREE = frozenset(
+    {
+        "data.path",
+        "data.schema",
+        "data.workers",
+        "data.epochs",
+        "run.steps",
+        "run.peer_timeout_s",
+        "run.trace",
+        "run.nonfinite",  # a job that was stopped by a bad batch may go on without it
+    }
+)
+_BESIDES = ("cacher.assign",)
+
+#: In a generation's folder: the token of the job that made it.
+_START = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Where a job begins, and as whom it writes.
+
+    Attributes:
+        token: of its writes.
+        generation: of this start; 0 where there is no folder.
+        checkpoint: what it goes on from; None where there is no folder.
+    """
+
+    token: str
+    generation: int = 0
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def mark(self) -> str:
+        """What the store's buckets say once its rows are those of the beginning."""
+        return self.checkpoint.manifest.mark if self.checkpoint is not None else ""
+
+    @property
+    def first_batch(self) -> int:
+        return self.checkpoint.manifest.step if self.checkpoint is not None else 0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the ranks that made the checkpoint contributed; none where everything is initial."""
+        return self.checkpoint.manifest.parts if self.checkpoint is not None else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a checkpoint is made of besides parts, and compared with.
+
+    Attributes:
+        settings: see `result_settings`.
+        rows: what the rows mean.
+        identity: of the data, as the cacher says it.
+        world_size: ranks.
+    """
+
+    settings: Mapping[str, Any]
+    rows: RowSchema
+    identity: Mapping[str, str]
+    world_size: int
+
+    @property
+    def row_schema(self) -> dict[str, Any]:
+        """`rows` as JSON."""
+        return _plain(self.rows.to_json())
+
+
+def place_of(config: Config) -> str:
+    """What errors call the namespace."""
+    return f"store.namespace {config.store.namespace!r}"
+
+
+def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginning:
+    """Choose and compare, at rank 0, before anything is changed; then take the next generation. The same at every rank.
+
+    Raises:
+        InputError: no checkpoint can be used, the store holds another job's rows, or the folder cannot be written, or
+            is another one on this rank's host.
+        StoreError: the store failed.
+    """
+    place = place_of(config)
+    if not config.checkpoint.dir:
+        if ranks.is_first:
+            check_namespace(_states(store), place, "")
+        return Beginning(token=ranks.share(_token(0)))
+    folder = CheckpointFolder(Path(config.checkpoint.dir).absolute())
+    first: Beginning | None = None
+    if ranks.is_first:
+        # A restarted job goes on with what its first attempt began, whatever that one was told.
+        found = _choose(folder, config.checkpoint.resume if not _attempt() else "auto")
+        if found is not None:
+            compare(found.manifest, facts)
+        lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
+        check_namespace(_states(store), place, lineage)
+        generation = folder.new_generation()
+        first = Beginning(token=_token(generation), generation=generation, checkpoint=found)
+        _write_start(folder, first)
+        if found is None:
+            first = dataclasses.replace(first, checkpoint=_publish_nothing(folder, first, lineage, facts))
+    said = ranks.share(None if first is None else _said(first))
+    if first is not None:
+        return first
+    return _heard(folder, said)
+
+
+def _attempt() -> int:
+    """How often the launcher has restarted the job."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _choose(folder: CheckpointFolder, resume: str) -> Checkpoint | None:
+    if resume == "never":
+        return None
+    if resume == "auto":
+        return folder.newest(note)
+    return folder.at(int(resume), note)
+
+
+def _publish_nothing(folder: CheckpointFolder, start: Beginning, lineage: str, facts: JobFacts) -> Checkpoint:
+    """The checkpoint before the first batch: no rows, and initial values that every rank makes by itself."""
+    manifest = Manifest(
+        lineage=lineage,
+        generation=start.generation,
+        step=0,
+        parent_mark="",
+        token=start.token,
+        epoch=0,
+        world_size=0,
+        settings=facts.settings,
+        row_schema=facts.row_schema,
+        identity=facts.identity,
+    )
+    try:
+        return folder.publish(manifest)
+    except OSError as error:
+        raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
+
+
+def _write_start(folder: CheckpointFolder, beginning: Beginning) -> None:
+    try:
+        write_whole(folder.generation_folder(beginning.generation) / _START, beginning.token.encode())
+    except OSError as error:
+        raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
+
+
+def _said(beginning: Beginning) -> dict[str, Any]:
+    checkpoint = beginning.checkpoint
+    assert checkpoint is not None, "there is a folder"
+    return {
+        "token": beginning.token,
+        "generation": beginning.generation,
+        "position": list(checkpoint.position),
+    }
+
+
+def _heard(folder: CheckpointFolder, said: Mapping[str, Any]) -> Beginning:
+    """What rank 0 said, found again in the folder as this rank sees it."""
+    start = folder.generation_folder(said["generation"]) / _START
+    try:
+        is_same = start.read_text() == said["token"]
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise InputError(
+            f"checkpoint.dir {folder.path} on host {socket.gethostname()} is not the folder that rank 0 has: "
+            "all ranks need one folder, on a file system that they share"
+        )
+    checkpoint = folder.known(*said["position"])
+    return Beginning(token=said["token"], generation=said["generation"], checkpoint=checkpoint)
+
+
+def _states(store: Store) -> tuple[BucketState, ...]:
+    with store.ledger() as ledger:
+        return ledger.state()
+
+
+def _token(generation: int) -> str:
+    return f"{generation}-{secrets.token_hex(16)}"
+
+
+def note(line: str) -> None:
+    """Tell the user something that is no error."""
+    sys.stderr.write(f"note: {line}\n")
+
+
+def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
+    """What results depend on, by configuration key, and the columns of the data; JSON values."""
+    everything = common_settings(config)
+    keys = [key for key in everything if key.partition(".")[0] in _SECTIONS and key not in _FREE]
+    chosen = {key: everything[key] for key in sorted([*keys, *_BESIDES])}
+    return _plain({**chosen, "data columns": data.to_json()})
+
+
+def compare(checkpoint: Manifest, facts: JobFacts) -> None:
+    """Refuse a checkpoint of another job; say so if results cannot be bit-identical to its own.
+
+    Raises:
+        InputError: the first setting, part of the row schema or of the data that differs: both values.
+    """
+    # A key that is younger than the checkpoint had the value that is its default now.
+    younger = {key: value for key, value in common_settings(Config()).items() if key in facts.settings}
+    pairs: tuple[tuple[str, object, object], ...] = (
+        ("", {**younger, **checkpoint.settings}, dict(facts.settings)),
+        ("rows", dict(checkpoint.row_schema), facts.row_schema),
+        ("", {"the data": checkpoint.identity.get("data")}, {"the data": facts.identity.get("data")}),
+    )
+    for path, theirs, ours in pairs:
+        found = first_difference(theirs, ours, path)
+        if found is not None:
+            first, second = redact(found.first), redact(found.second)
+            raise InputError(
+                f"the checkpoint at step {checkpoint.step} was made with {found.path} {first}, this job has {second}: "
+                "use another checkpoint.dir, or checkpoint.resume=never"
+            )
+    if checkpoint.parts and checkpoint.world_size != facts.world_size:
+        note(
+            f"the checkpoint at step {checkpoint.step} was made by {checkpoint.world_size} ranks, this job has "
+            f"{facts.world_size}: results are no longer bit-identical to those of an uninterrupted run"
+        )
+    if checkpoint.identity.get("code") != facts.identity.get("code"):
+        note(
+            f"the checkpoint at step {checkpoint.step} was made with other code of the cacher: results are "
+            "bit-identical to those of an uninterrupted run only if that code makes the same batches"
+        )
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is after a trip through JSON: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain
