@@ -7,9 +7,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CONFIG ?= trainer/configs/synthetic.toml
 ARGS ?=
+SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format suite search setup clean
+.PHONY: help train test check format suite search chaos soak setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -30,6 +31,12 @@ suite: setup ## the test suite only (ARGS go to pytest)
 
 search: setup ## property tests on new random examples, ten times as many
 	$(PY) -m pytest --hypothesis-profile search --timeout 0 $(ARGS)
+
+chaos: setup ## kill, rob and fool small jobs, and compare how they end (ARGS="--runs 20 --seed 7")
+	$(PY) -m bagpipe.testing.chaos $(if $(ARGS),$(ARGS),--runs 200)
+
+soak: setup ## one long job whose memory, descriptors and threads must stay flat (SOAK_S seconds, default an hour)
+	$(PY) -m bagpipe.testing.soak --seconds $(SOAK_S) $(ARGS)
 
 format: setup ## format and fix what ruff can
 	$(PY) -m ruff check --fix .

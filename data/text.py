@@ -18,11 +18,23 @@ from pathlib import Path
 from bagpipe.errors import InputError
 from data.source import Block, FileVersion, Segment, file_version
 
-__all__ = ["BLOCK_BYTES", "count_segment", "line_number", "list_files", "read_text", "text_blocks", "text_segments"]
+__all__ = [
+    "BLOCK_BYTES",
+    "MAX_LINE_BYTES",
+    "count_segment",
+    "line_number",
+    "list_files",
+    "read_text",
+    "text_blocks",
+    "text_segments",
+]
 
 #: Text in a block. 4 MiB is 14,000 to 20,000 lines of Criteo: 25 ms of parsing, so workers stay busy on small files,
 #: and about 7 MB of parsed columns, so that a few blocks in flight are cheap.
 BLOCK_BYTES = 4 << 20
+
+#: A line has to fit into memory, several times over. One of Criteo's has some 300 bytes.
+MAX_LINE_BYTES = 16 << 20
 
 _SCAN_BYTES = 1 << 20
 _INFLATE_BYTES = 1 << 20  # packed; three to four times as much text
@@ -66,7 +78,7 @@ def text_segments(file: str, block_bytes: int) -> tuple[Segment, ...]:
     """Segments of one file: byte ranges that end at line ends, or the whole stream of a .gz.
 
     Raises:
-        InputError: the file is empty or cannot be read.
+        InputError: the file is empty or cannot be read, or a line is longer than `MAX_LINE_BYTES`.
     """
     try:
         size = os.stat(file).st_size
@@ -87,7 +99,8 @@ def _byte_ranges(file: str, size: int, block_bytes: int) -> Iterator[Segment]:
             if stop < size:
                 stream.seek(stop - 1)
                 while (chunk := stream.readline(_SCAN_BYTES)) and not chunk.endswith(b"\n"):
-                    pass
+                    if stream.tell() - stop > MAX_LINE_BYTES:
+                        raise _long_line(file, _count_lines(file, 0, stop, None))
                 stop = stream.tell()
             stop = min(stop, size)
             yield Segment(file=file, start=start, stop=stop)
@@ -122,10 +135,16 @@ def _gzip_blocks(file: str, block_bytes: int) -> Iterator[Block]:
             lines = text.count(b"\n") + (not text.endswith(b"\n"))
             yield Block(file=file, start=0, stop=0, num_rows=lines, line=line, payload=text)
             line += lines
+        elif len(rest) > MAX_LINE_BYTES:
+            raise _long_line(file, line)
         elif not ended:
             block_bytes += held  # a line longer than a block
     if line == 1:
         raise InputError(f"{file}: the file is empty, expected lines of text")
+
+
+def _long_line(file: str, line: int) -> InputError:
+    return InputError(f"{file}:{line}: expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
 
 
 def _inflate(file: str, step_bytes: int) -> Iterator[bytes]:

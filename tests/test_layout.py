@@ -36,6 +36,8 @@ IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "mult
 #: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
 TORCH_USERS = (
     "bagpipe/cache/",
+    "bagpipe/checkpoint/dense.py",
+    "bagpipe/checkpoint/export.py",
     "bagpipe/digest.py",
     "bagpipe/embedding.py",
     "bagpipe/engine.py",
@@ -58,6 +60,8 @@ MAX_LINES = 400
 
 #: Modules without a mirrored test file, and where they are covered instead.
 NO_MIRROR: dict[str, str] = {
+    "bagpipe/checkpoint/manifest.py": "tests/checkpoint/test_codec.py",
+    "bagpipe/checkpoint/recorder.py": "tests/system/test_recorder.py",
     "bagpipe/cli.py": "tests/schedule/test_cli.py",
     "bagpipe/client/link.py": "tests/client/test_remote.py",
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
@@ -68,6 +72,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/peers/buckets.py": "tests/peers/test_dense.py",
     "bagpipe/peers/interface.py": "tests/peers",
     "bagpipe/phases/evaluation.py": "tests/system",
+    "bagpipe/phases/guard.py": "tests/system/test_guard.py",
     "bagpipe/phases/phase.py": "tests/system",
     "bagpipe/phases/pipelined.py": "tests/system/test_pipelined.py",
     "bagpipe/phases/training.py": "tests/system",
@@ -77,6 +82,10 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/schedule/seats.py": "tests/schedule/test_step_program.py",
     "bagpipe/store/fleet.py": "tests/store/test_redis.py",
     "bagpipe/store/interface.py": "tests/store",
+    "bagpipe/store/memory_ledger.py": "tests/store/test_conformance.py",
+    "bagpipe/store/memory_space.py": "tests/store/test_memory.py",
+    "bagpipe/testing/fence_conformance.py": "tests/store/test_conformance.py",
+    "bagpipe/testing/fence_jobs.py": "tests/store/test_conformance.py",
     "bagpipe/testing/local_links.py": "tests/peers/test_links.py",
     "bagpipe/testing/local_peers.py": "tests/cache/test_exchange.py",
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
@@ -89,6 +98,7 @@ NO_MIRROR: dict[str, str] = {
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "trainer/assembly.py": "tests/system",
+    "trainer/checkpoints.py": "tests/system/test_resume.py",
     "trainer/cli.py": "tests/system",
 }
 

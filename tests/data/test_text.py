@@ -7,7 +7,16 @@ import pytest
 
 from bagpipe.errors import InputError
 from data.source import Block, Segment
-from data.text import count_segment, line_number, list_files, natural_key, text_blocks, text_segments
+from data.text import (
+    BLOCK_BYTES,
+    MAX_LINE_BYTES,
+    count_segment,
+    line_number,
+    list_files,
+    natural_key,
+    text_blocks,
+    text_segments,
+)
 
 
 def texts(path: Path, block_bytes: int) -> list[bytes]:
@@ -110,3 +119,19 @@ def test_a_corrupt_gzip_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"bad\.gz:\d+: expected gzip data, got a corrupt stream"):
             drain(path)
+
+
+@pytest.mark.parametrize("name", ["long", "long.gz"])
+def test_a_line_that_would_fill_the_memory_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(b"1\n2\n" + bytes(2 * MAX_LINE_BYTES), 1))
+    else:
+        with path.open("wb") as file:
+            file.write(b"1\n2\n")
+            file.truncate(1 << 30)  # a hole: takes no room
+    with pytest.raises(InputError, match=rf"^{path}:3: expected a line of at most 16777216 bytes, got a longer one$"):
+        texts(path, BLOCK_BYTES)
+    whole = b"1\n" + b"2" * MAX_LINE_BYTES + b"\n3\n"
+    path.write_bytes(gzip.compress(whole, 1) if name.endswith(".gz") else whole)
+    assert b"".join(texts(path, BLOCK_BYTES)) == whole

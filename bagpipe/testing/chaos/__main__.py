@@ -1,0 +1,3 @@
+from bagpipe.testing.chaos.cli import main
+
+main()

@@ -1,0 +1,115 @@
+"""`ClockJump`: a wall clock that jumps while programs run. The monotonic clocks, and the machine's own, stay right.
+
+    shared file, 8 bytes: seconds to add ──mapped──> a library between program and libc (LD_PRELOAD) ──> gettimeofday,
+    test ──jump(86_400)──┘                                                         time, clock_gettime(CLOCK_REALTIME)
+
+A time namespace cannot do this: Linux moves only the monotonic and the boot-time clock there (time_namespaces(7)). The
+library is compiled when first needed, so a C compiler must be there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from bagpipe.errors import InputError
+
+__all__ = ["ClockJump", "find_compiler"]
+
+_COMPILERS = ("cc", "gcc", "clang")
+_OFFSET_VARIABLE = "BAGPIPE_CLOCK_OFFSET"
+
+_SOURCE = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile const int64_t *offset;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("BAGPIPE_CLOCK_OFFSET");
+    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (file < 0) return;
+    void *page = mmap(NULL, sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);
+    if (page != MAP_FAILED) offset = page;
+    close(file);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int done = (int)syscall(SYS_clock_gettime, clock, now);
+    if (done == 0 && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *offset;
+    return done;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    int done = (int)syscall(SYS_gettimeofday, now, zone);
+    if (done == 0 && now && offset) now->tv_sec += *offset;
+    return done;
+}
+
+time_t time(time_t *now) {
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    if (now) *now = exact.tv_sec;
+    return exact.tv_sec;
+}
+"""
+
+
+class ClockJump:
+    """Context manager. Programs started with its `environment` see its clock; all see the same jumps at once.
+
+    Args:
+        folder: an existing folder, for the library and the shared file.
+
+    Raises:
+        InputError: on `__enter__`, there is no C compiler, or it fails.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._library = folder / "clock.so"
+        self._offset = folder / "clock.offset"
+
+    def __enter__(self) -> Self:
+        compiler = find_compiler()
+        if compiler is None:
+            raise InputError(f"a clock that jumps needs a C compiler: none of {', '.join(_COMPILERS)} is on PATH")
+        self.jump(0)
+        done = subprocess.run(
+            [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(self._library)],
+            input=_SOURCE,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise InputError(f"{compiler} cannot compile the clock: {' '.join(done.stderr.split())}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.jump(0)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a program must be started with."""
+        return {"LD_PRELOAD": str(self._library), _OFFSET_VARIABLE: str(self._offset)}
+
+    def jump(self, offset_s: int) -> None:
+        """From now on the wall clock is wrong by so much; not counted from jump to jump."""
+        # Written in place: programs have the file mapped.
+        with self._offset.open("r+b" if self._offset.exists() else "wb", buffering=0) as file:
+            file.write(struct.pack("=q", offset_s))
+
+
+def find_compiler() -> str | None:
+    """A C compiler on PATH."""
+    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)

@@ -1,0 +1,3 @@
+from bagpipe.testing.soak.cli import main
+
+main()

@@ -1,0 +1,198 @@
+"""`Zygote`: one interpreter that has imported the programs, and forks a process for each start of one of them.
+
+    runner ──{module, arguments, environment, …}──> zygote ──fork──> own session, own streams, module.main()
+           <──pid──                                        pidfd: the runner sees the end
+           ──{reap: pid}──> <──code──                      only the parent learns how it ended
+
+Importing torch and torchrec takes seconds, a fork milliseconds: a test can then kill and start a program hundreds of
+times. What is forked runs the program's own `main` and ends as any interpreter does. All of it dies with the zygote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import bagpipe
+from bagpipe.errors import JobError
+
+__all__ = ["Started", "Zygote", "serve"]
+
+_MAX_MESSAGE_BYTES = 1 << 17
+_PR_SET_PDEATHSIG = 1
+_CRASH_POINTS = "bagpipe.crash_points"
+
+
+@dataclass(slots=True, kw_only=True)
+class Started:
+    """A process that a zygote forked.
+
+    Attributes:
+        pid: of the process, and of its session and process group.
+        pidfd: readable once it has ended; closed by `reap`.
+        out, err: files of its standard streams.
+        code: how it ended, as `subprocess` says it (-9: killed); None before `reap`.
+    """
+
+    pid: int
+    pidfd: int
+    out: Path
+    err: Path
+    code: int | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """To this process alone; nothing happens if it has ended."""
+        if self.code is None:
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Wait so long for its end."""
+        return self.code is not None or bool(select.select([self.pidfd], [], [], timeout_s)[0])
+
+    def error_lines(self) -> list[str]:
+        """Its standard error."""
+        return self.err.read_text(errors="replace").splitlines()
+
+
+class Zygote:
+    """Context manager. One thread uses it.
+
+    Args:
+        modules: to import before anything is forked; the slow ones.
+        folder: working directory of the processes: where the programs are found.
+        environment: changes to the zygote's own environment, inherited by all it forks.
+    """
+
+    def __init__(self, modules: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._modules = tuple(modules)
+        self._folder = folder
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        """Raises JobError if a module cannot be imported."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"from {__name__} import serve; serve({theirs.fileno()}, {self._modules!r})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=self._folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path(), **self._environment},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        self._socket = ours
+        if not ours.recv(_MAX_MESSAGE_BYTES):
+            self.__exit__()
+            raise JobError(f"the zygote could not import {', '.join(self._modules)}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        streams: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Fork a process that runs ``module.main()``.
+
+        Args:
+            module: imported by then, or when the process begins.
+            arguments: of its command line.
+            streams: standard output and error are appended to this path with .out and .err.
+            environment: changes to its environment.
+        """
+        out, err = streams.with_name(streams.name + ".out"), streams.with_name(streams.name + ".err")
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment or {}),
+            "out": str(out),
+            "err": str(err),
+        }
+        pid = int(self._ask(request)["pid"])
+        # The process may have ended already; its number stays taken until it is reaped.
+        return Started(pid=pid, pidfd=os.pidfd_open(pid), out=out, err=err)
+
+    def reap(self, started: Started) -> int:
+        """Wait for the end of a process; how it ended."""
+        if started.code is None:
+            started.code = int(self._ask({"reap": started.pid})["code"])
+            os.close(started.pidfd)
+        return started.code
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._socket is not None, "the zygote is not running"
+        self._socket.send(json.dumps(request).encode())
+        answer = self._socket.recv(_MAX_MESSAGE_BYTES)
+        if not answer:
+            raise JobError("the zygote has ended")
+        return dict(json.loads(answer))
+
+
+def _python_path() -> str:
+    """Modules of the working directory come first; the library is found wherever the programs are."""
+    return os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(bagpipe.__file__).parents[1])])
+
+
+def serve(descriptor: int, modules: Sequence[str]) -> None:
+    """The zygote's own life: until the other end of the socket is closed. Returns in forked processes never."""
+    with socket.socket(fileno=descriptor) as channel:
+        for module in modules:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # else every collection in a forked process copies the pages of all that was imported
+        channel.send(b"{}")
+        zygote = os.getpid()
+        while message := channel.recv(_MAX_MESSAGE_BYTES):
+            request = json.loads(message)
+            if "reap" in request:
+                _, status = os.waitpid(request["reap"], 0)
+                channel.send(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode())
+                continue
+            pid = os.fork()
+            if pid == 0:
+                channel.close()
+                _run(request, zygote)
+            channel.send(json.dumps({"pid": pid}).encode())
+
+
+def _run(request: Mapping[str, Any], zygote: int) -> NoReturn:
+    """A forked process. Its end is an exception on the way out of the interpreter, as in any program."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != zygote:
+        os._exit(1)
+    for path, stream in ((request["out"], 1), (request["err"], 2)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, stream)
+        os.close(file)
+    os.environ.update(request["environment"])
+    if _CRASH_POINTS in sys.modules:  # it reads the environment once
+        importlib.reload(sys.modules[_CRASH_POINTS])
+    sys.argv = [request["module"], *request["arguments"]]
+    importlib.import_module(request["module"]).main()
+    sys.exit(0)

@@ -1,0 +1,141 @@
+"""Two network namespaces joined by a cable that delays, loses and, when told to, swallows everything.
+
+    namespace near, 10.78.0.1 ── tun ── a process that holds packets back or drops them ── tun ── far, 10.78.0.2
+
+Made of TUN devices because the kernel's own network emulator is missing on many machines. Needs root, iproute2 and
+/dev/net/tun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import itertools
+import multiprocessing
+import os
+import random
+import select
+import signal
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from tests.system.hosts import Host, run_ip, why_no_hosts
+
+__all__ = ["BadCable", "bad_cable", "why_no_cable"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_DEADLINE_S = 30.0
+_CLONE_NEWNET = 0x40000000
+_SET_INTERFACE, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001  # TUNSETIFF, IFF_TUN | IFF_NO_PI
+_PACKET_BYTES = 1 << 16
+_NAMES = ("near", "far")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """Of each direction."""
+
+    delay_s: float
+    jitter_s: float
+    loss: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadCable:
+    """The cable, and the hosts at its ends."""
+
+    near: Host
+    far: Host
+    pipe: Connection = field(repr=False)
+
+    def swallow(self) -> None:
+        """From now on nothing arrives, and nobody is told."""
+        self.pipe.send("swallow")
+        assert self.pipe.poll(_DEADLINE_S)
+        self.pipe.recv()
+
+
+def why_no_cable() -> str:
+    """Why this machine cannot have one; empty if it can."""
+    if reason := why_no_hosts():
+        return reason
+    return "" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "no /dev/net/tun"
+
+
+@contextmanager
+def bad_cable(
+    *, delay_s: float = 0.005, jitter_s: float = 0.002, loss: float = 0.01, seed: int = 1
+) -> Iterator[BadCable]:
+    """Lay it. What runs at its ends must be ended by the caller."""
+    run = uuid.uuid4().hex[:8]
+    hosts = [
+        Host(name=name, namespace=f"bagpipe-{run}-{name}", address=f"10.78.0.{number}")
+        for number, name in enumerate(_NAMES, start=1)
+    ]
+    with ExitStack() as stack:
+        for host in hosts:
+            run_ip("netns", "add", host.namespace)
+            stack.callback(run_ip, "netns", "del", host.namespace)
+            run_ip("-n", host.namespace, "tuntap", "add", "dev", "cable", "mode", "tun")
+            run_ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                run_ip("-n", host.namespace, "link", "set", device, "up")
+        pipe, theirs = _CONTEXT.Pipe()
+        quality = Quality(delay_s=delay_s, jitter_s=jitter_s, loss=loss, seed=seed)
+        process = _CONTEXT.Process(target=_carry, args=(theirs, [host.namespace for host in hosts], quality))
+        process.start()
+        stack.callback(process.join, _DEADLINE_S)
+        theirs.close()
+        stack.callback(pipe.close)
+        assert pipe.poll(_DEADLINE_S), "the cable was not laid"
+        pipe.recv()
+        yield BadCable(near=hosts[0], far=hosts[1], pipe=pipe)
+
+
+def _carry(pipe: Connection, namespaces: list[str], quality: Quality) -> None:
+    """The process between the devices; it ends with the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ends = [_open_tun(namespace) for namespace in namespaces]
+    chance = random.Random(quality.seed)
+    due: list[tuple[float, int, int, bytes]] = []
+    numbers = itertools.count()
+    swallows = False
+    pipe.send("done")
+    while True:
+        now_s = time.monotonic()
+        while due and due[0][0] <= now_s:
+            _, _, sink, packet = heapq.heappop(due)
+            os.write(sink, packet)
+        wait_s = due[0][0] - now_s if due else None
+        for ready in select.select([pipe, *ends], [], [], wait_s)[0]:
+            if ready is pipe:
+                try:
+                    pipe.recv()
+                except EOFError:
+                    return
+                swallows = True
+                pipe.send("done")
+                continue
+            packet = os.read(ready, _PACKET_BYTES)
+            if swallows or chance.random() < quality.loss:
+                continue
+            sink = ends[1 - ends.index(ready)]
+            at_s = time.monotonic() + quality.delay_s + chance.random() * quality.jitter_s
+            heapq.heappush(due, (at_s, next(numbers), sink, packet))
+
+
+def _open_tun(namespace: str) -> int:
+    """The device in another namespace: this thread goes there, and stays."""
+    with open(f"/run/netns/{namespace}", "rb") as there:
+        if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
+    descriptor = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(descriptor, _SET_INTERFACE, struct.pack("16sH22x", b"cable", _TUN_WITHOUT_HEADER))
+    return descriptor

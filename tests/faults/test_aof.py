@@ -1,0 +1,85 @@
+"""An append-only file that ends anywhere: each group of rows is there with its log entry, or neither is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.schema import RowSchema
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.interface import Store
+from bagpipe.store.keys import bucket_of
+from bagpipe.store.open import open_store
+from bagpipe.testing.fence_jobs import MakeStore, ids_of, look_at, play_job, rows_of
+from tests.store.clients import client_of
+
+pytestmark = pytest.mark.redis
+
+NUM_BUCKETS, NUM_WAVES, NUM_CUTS = 4, 12, 40
+OPTIONS = {"appendonly": "yes", "appendfsync": "no", "aof-load-truncated": "yes"}
+
+
+def wave(number: int) -> tuple[int, int]:
+    """First id written by a wave, and the one after the last; a row is written by four of them."""
+    return 5 * number, 5 * number + 20
+
+
+def maker(server: EmbeddedServer) -> MakeStore:
+    def make(schema: RowSchema, name: str) -> Store:
+        return open_store(server.url, namespace=name, schema=schema, buckets=NUM_BUCKETS)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a server that a job has written twelve waves to."""
+    folder = tmp_path_factory.mktemp("whole")
+    with EmbeddedServer(folder, options=OPTIONS) as server:
+        with play_job(maker(server), "job", 1) as job:
+            for number in range(NUM_WAVES):
+                job.write(ids_of(wave(number)), float(number))
+    return folder
+
+
+def test_groups_are_never_torn(whole: Path, tmp_path: Path) -> None:
+    [file] = (whole / "appendonlydir").glob("*.incr.aof")
+    cuts = np.random.default_rng(3).choice(file.stat().st_size, NUM_CUTS, replace=False)
+    seen = set()
+    for cut in sorted(int(cut) for cut in cuts):
+        folder = tmp_path / f"{cut}"
+        shutil.copytree(whole / "appendonlydir", folder / "appendonlydir")
+        with (folder / "appendonlydir" / file.name).open("r+b") as aof:
+            aof.truncate(cut)
+        with EmbeddedServer(folder, options=OPTIONS) as server:
+            seen.add(check(server))
+    assert len(seen) > NUM_WAVES // 2, "the cuts fell into different groups"
+
+
+def check(server: EmbeddedServer) -> tuple[int, ...]:
+    """Every bucket has the rows of the groups that its log names. How many each names; -1: there is no log."""
+    counts = []
+    ids = ids_of((0, wave(NUM_WAVES)[1]))
+    buckets = bucket_of(np.zeros(len(ids), np.uint32), ids, NUM_BUCKETS)
+    with look_at(maker(server), "job") as (store, ledger):
+        found = store.read(0, ids)
+        for bucket, state in enumerate(ledger.state()):
+            [count] = [log.num_groups for log in state.logs if log.epoch == 1] or [-1]
+            counts.append(count)
+            expected = dict[int, float]()
+            members = ids[buckets == bucket]
+            waves = [n for n in range(NUM_WAVES) if np.any((members >= wave(n)[0]) & (members < wave(n)[1]))]
+            for number in waves[: max(count, 0)]:
+                first, end = wave(number)
+                expected |= {int(one): float(number) for one in members if first <= one < end}
+            there = ids[(buckets == bucket) & found.found]
+            assert there.tolist() == sorted(expected)
+            values = np.array([expected[one] for one in there.tolist()])
+            rows = found.rows[(buckets == bucket) & found.found]
+            assert all((rows[at] == rows_of(0, there[at : at + 1], values[at])[0]).all() for at in range(len(there)))
+    with client_of(server.url) as client:
+        assert not client.keys("*shield*")
+    return tuple(counts)

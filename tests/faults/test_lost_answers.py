@@ -1,0 +1,72 @@
+"""Each exchange of a job's writing goes wrong in turn: what was acknowledged is there, logged, once."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError, StoreError
+from bagpipe.schema import RowSchema
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.fencing import Fence
+from bagpipe.store.interface import Store
+from bagpipe.store.open import open_store
+from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, look_at, new_name, new_token, rows_of, touched_ids
+from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
+
+pytestmark = pytest.mark.redis
+
+NUM_BUCKETS = 4
+SPANS = [(0, 30), (10, 40), (20, 50), (0, 60)]
+
+UPSETS = {
+    "an answer is dropped": Upset(how=Upsetting.DROP_ANSWER),
+    "an answer is cut": Upset(how=Upsetting.CUT_ANSWER, num_bytes=3),
+    "a request is cut": Upset(how=Upsetting.CUT_REQUEST, num_bytes=100),
+    "a connection is reset": Upset(how=Upsetting.RESET),
+}
+
+
+def job(proxy: FaultyProxy, name: str, token: str, log: list[float]) -> None:
+    """Four writes and a rotation after two of them; `log` holds what was acknowledged."""
+    with open_store(proxy.url, namespace=name, schema=SCHEMA, buckets=NUM_BUCKETS, timeout_s=2) as store:
+        store.fence(Fence(token=token, writer=0, epoch=1))
+        for number, span in enumerate(SPANS):
+            ids = ids_of(span)
+            store.write(0, ids, rows_of(0, ids, float(number)))
+            log.append(float(number))
+            if number == 1:
+                store.rotate()
+
+
+@pytest.mark.parametrize("name", UPSETS)
+def test_every_answer_in_turn(name: str, redis_server: EmbeddedServer, tmp_path: Path) -> None:
+    def make(schema: RowSchema, namespace: str) -> Store:
+        return open_store(redis_server.url, namespace=namespace, schema=schema, buckets=NUM_BUCKETS)
+
+    upset, num_begun = UPSETS[name], 0
+    with FaultyProxy(redis_server.url, listen=tmp_path / "proxy.sock") as proxy:
+        for at in itertools.count(1):
+            namespace, token, log = new_name(), new_token(1), list[float]()
+            with look_at(make, namespace) as (store, ledger):
+                ledger.seize(token)
+                ledger.begin("m:0", 1)
+                fired = proxy.num_fired
+                proxy.upset(Upset(how=upset.how, at=at, num_bytes=upset.num_bytes))
+                # While it connects, it may be refused.
+                with suppress(StoreError, InputError):
+                    job(proxy, namespace, token, log)
+                proxy.heal()
+                assert len(log) in (0, len(SPANS)), "once it has begun, it gets through"
+                groups = [sum(log.num_groups for log in state.logs) for state in ledger.state()]
+                if log:
+                    assert groups == [len(SPANS)] * NUM_BUCKETS, "every group is logged once"
+                    assert holds(store, ids_of(SPANS[-1]), float(len(SPANS) - 1))
+                    assert touched_ids(ledger).tolist() == ids_of(SPANS[-1]).tolist()
+                    num_begun += 1
+            if proxy.num_fired == fired:
+                break
+    assert num_begun > len(SPANS)

@@ -1,0 +1,62 @@
+"""A network that delays and loses packets makes a job slower, and nothing else; one that falls silent ends it."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagpipe.config import Config
+from tests.faults.bad_cable import bad_cable, why_no_cable
+from tests.system.hosts import serve_store
+from tests.system.jobs import change, run_job
+from tests.system.programs import Program, await_gone
+from tests.system.test_hosts import flags_of
+from tests.system.writes import Writes
+
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.multiproc,
+    pytest.mark.skipif(bool(why_no_cable()), reason=why_no_cable() or "it can"),
+]
+
+MakeConfig = Callable[..., Config]
+
+
+def far_job(config: Config, url: str, **values: object) -> list[str]:
+    return flags_of(change(config, store__url=url, store__namespace=uuid.uuid4().hex, **values))
+
+
+def test_a_slow_and_lossy_network_changes_nothing_but_the_time(clicks: MakeConfig, tmp_path: Path) -> None:
+    """Some 10 ms there and back, and every hundredth packet lost."""
+    config = change(clicks("mixed", "deepfm"), cache__rows=100)
+    result = tmp_path / "out.json"
+    with bad_cable() as cable, serve_store(cable.far, tmp_path) as store:
+        with Program([*far_job(config, store.url), "--result", str(result)], prefix=cable.near.prefix) as program:
+            done = program.finish()
+    assert (done.code, done.err) == (0, "")
+    found: dict[str, Any] = json.loads(result.read_text())
+    assert (found["dense_digest"], found["embedding_digest"]) == run_job(config).digests
+
+
+def test_a_store_that_vanishes_from_the_network_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
+    """No connection is closed: the job is on its own deadline, not on TCP's quarter of an hour."""
+    config, namespace = change(clicks(epochs=10_000), cache__rows=0), uuid.uuid4().hex
+    with bad_cable(loss=0.0) as cable, serve_store(cable.far, tmp_path) as store:
+        flags = flags_of(change(config, store__url=store.url, store__namespace=namespace))
+        writes = Writes(store.local_url, namespace)
+        with Program([*flags, "--store.timeout_s=1.5"], prefix=cable.near.prefix) as program:
+            writes.wait(50)
+            writes.close()
+            cable.swallow()
+            begin_s = time.monotonic()
+            done = program.finish()
+        assert time.monotonic() - begin_s < 15
+    assert done.code == 1
+    assert "no complete answer within store.timeout_s = 1.5 s" in done.error_line
+    await_gone(done.mark)

@@ -1,0 +1,53 @@
+"""What no module may use, because of what it would let in: wall clocks, expiry, pickles, evaluated text."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+import pytest
+
+from tests.test_layout import modules, name_of
+
+#: Call, as the last parts of its name, and where it is allowed.
+WALL_CLOCKS = {"time.time": (), "time.time_ns": (), "datetime.now": (), "datetime.utcnow": (), "datetime.today": (),
+               "date.today": (), "time.localtime": (), "time.gmtime": ("cacher/logs.py",),
+               "clock_gettime": ()}  # fmt: skip
+EXPIRY = {"expire": (), "pexpire": (), "expireat": (), "pexpireat": (), "setex": (), "psetex": ()}
+CODE = {"eval": (), "exec": (), "torch.load": (), "torch.save": (), "all_gather_object": (), "gather_object": (),
+        "broadcast_object_list": (), "scatter_object_list": (), "send_object_list": (),
+        "recv_object_list": (), "yaml.load": ()}  # fmt: skip
+PICKLES = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+
+
+@cache
+def nodes() -> tuple[tuple[str, ast.AST], ...]:
+    return tuple(
+        (name_of(path), node) for path in modules() for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    )
+
+
+@pytest.mark.parametrize("rule", [WALL_CLOCKS, EXPIRY, CODE], ids=["wall clocks", "expiry", "code"])
+def test_calls_that_are_not_made(rule: dict[str, tuple[str, ...]]) -> None:
+    """Deadlines are monotonic; nothing in a store has a time to live; nothing that was received is run."""
+    wrong = []
+    for name, node in nodes():
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        for call, allowed in rule.items():
+            is_method = called.endswith(f".{call}") and call not in ("eval", "exec")
+            if (called == call or is_method) and name not in allowed:
+                wrong.append(f"{name}:{node.lineno} {called}")
+    assert not wrong
+
+
+def test_nothing_is_a_pickle() -> None:
+    wrong = []
+    for name, node in nodes():
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            wrong += [f"{name}:{node.lineno} {module}" for module in found if module.partition(".")[0] in PICKLES]
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            wrong.append(f"{name}:{node.value.lineno} allow_pickle")
+    assert not wrong
