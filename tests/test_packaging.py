@@ -57,7 +57,7 @@ def test_the_metadata(wheel):
     assert metadata["Version"] == bagpipe.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     core = [item for item in metadata.get_all("Requires-Dist") if "extra ==" not in item]
-    assert sorted(item.partition(">")[0] for item in core) == ["numpy", "torch"]
+    assert sorted(item.partition(">")[0] for item in core) == ["numpy", "safetensors", "torch", "xxhash"]
 
 
 def test_the_wheel_imports_by_itself(wheel):

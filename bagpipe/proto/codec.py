@@ -56,7 +56,7 @@ class _Optional:
     record: type
 
 
-#: Records that may travel: per record, its fields in order and what each must hold: `_Array`, int, `_Json`, or a record.
+#: Records that may travel: per record, its fields in order and what each must hold: `_Array`, int, `_Json`, a record.
 _RECORDS: Mapping[type, Mapping[str, Any]] = {
     Step: {
         "batch": Batch,

@@ -1,6 +1,6 @@
 """What do checkpoints cost a step, and how long does a killed job take to its first step again?
 
-    python -m benchmarks.checkpoint.training --data.path FILE --data.format criteo-tsv [--rounds 5] [--every 200] [--json FILE]
+    python -m benchmarks.checkpoint.training --data.path FILE --data.format criteo-tsv [--rounds 5] [--json FILE]
 
 Each round trains the same job twice, with checkpoints and without, in turns; the order changes from round to round.
 Then the job is killed in the middle and started again. Run it on an idle machine: the job needs all of its cores.

@@ -18,7 +18,7 @@ from tests.store.clients import client_of
 
 pytestmark = pytest.mark.redis
 
-NUM_BUCKETS, NUM_WAVES, NUM_CUTS = 4, 12, 40
+NUM_BUCKETS, NUM_WAVES, NUM_CUTS = 4, 12, 24
 OPTIONS = {"appendonly": "yes", "appendfsync": "no", "aof-load-truncated": "yes"}
 
 

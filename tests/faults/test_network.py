@@ -56,7 +56,7 @@ def test_a_store_that_vanishes_from_the_network_ends_the_job(clicks: MakeConfig,
             cable.swallow()
             begin_s = time.monotonic()
             done = program.finish()
-        assert time.monotonic() - begin_s < 15
+        assert time.monotonic() - begin_s < 30
     assert done.code == 1
-    assert "no complete answer within store.timeout_s = 1.5 s" in done.error_line
+    assert "store.timeout_s = 1.5 s" in done.error_line
     await_gone(done.mark)

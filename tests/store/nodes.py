@@ -106,6 +106,12 @@ class ClusterNodes:
         for node in (target, *(node for node in self.masters if node is not target)):
             node.cluster("SETSLOT", slot, "NODE", target.id)
 
+    def move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
+        """Move a slot and its keys, all at once."""
+        self.begin_move(slot, source, target)
+        self.move_keys(slot, source, target)
+        self.end_move(slot, target)
+
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
     """Wait until something of another process's is so.

@@ -133,9 +133,7 @@ def test_the_proposed_user_may_follow_a_cluster(redis_cluster: ClusterNodes, nam
     finally:
         nodes.move_keys(slot, source, target)
         nodes.end_move(slot, target)
-        nodes.begin_move(slot, target, source)
-        nodes.move_keys(slot, target, source)
-        nodes.end_move(slot, source)
+        nodes.move(slot, target, source)
         for node in nodes.masters:
             node.client.acl_deluser("trainer")
 

@@ -125,9 +125,7 @@ def test_a_key_that_moves_is_followed(redis_cluster: ClusterNodes, namespace: st
             assert session.run(key, lambda client: client.delete(key)) == 1
             assert session.run_all([exists(key), exists(meta_key("other" + namespace))]) == [0, 0]
         finally:
-            nodes.begin_move(slot, target, source)
-            nodes.move_keys(slot, target, source)
-            nodes.end_move(slot, source)
+            nodes.move(slot, target, source)
 
 
 def test_a_key_that_nobody_serves(redis_cluster: ClusterNodes, namespace: str) -> None:

@@ -107,9 +107,7 @@ def test_a_slot_that_moves_step_by_step(redis_cluster: ClusterNodes, namespace: 
             assert (store.ids(0) == IDS).all()
             assert store.statistics().failovers == 0
     finally:
-        nodes.begin_move(slot, target, source)
-        nodes.move_keys(slot, target, source)
-        nodes.end_move(slot, source)
+        nodes.move(slot, target, source)
 
 
 def test_resharding_while_rows_are_read_and_written(redis_cluster: ClusterNodes, namespace: str) -> None:
@@ -352,9 +350,7 @@ def test_guarded_writes_wait_for_a_slot_on_the_move(redis_cluster: ClusterNodes,
             store.write(0, IDS, rows_of(2))
             assert (store.read(0, IDS).rows == rows_of(2)).all()
         finally:
-            nodes.begin_move(slot, target, source)
-            nodes.move_keys(slot, target, source)
-            nodes.end_move(slot, source)
+            nodes.move(slot, target, source)
 
 
 def test_many_commands_of_one_bucket_stay_in_order(redis_cluster: ClusterNodes, namespace: str) -> None:
@@ -378,9 +374,7 @@ def test_many_commands_of_one_bucket_stay_in_order(redis_cluster: ClusterNodes, 
             assert (store.read(0, ids).rows == rows + 1).all()
             assert store.rotate().tolist() == [2 * 40]
         finally:
-            nodes.begin_move(slot, target, source)
-            nodes.move_keys(slot, target, source)
-            nodes.end_move(slot, source)
+            nodes.move(slot, target, source)
 
 
 def test_a_replica_that_lagged_takes_over(own_cluster: ClusterNodes, namespace: str) -> None:

@@ -77,6 +77,14 @@ def test_settings_are_passed_on() -> None:
         open_store("redis://a", namespace="", schema=SCHEMA)
 
 
+def test_durability_is_passed_on() -> None:
+    assert isinstance(open_store("redis://a", namespace="job", schema=SCHEMA, durability="always"), RedisStore)
+    with pytest.raises(
+        InputError, match=r"store\.durability is everysec, but memory:// keeps rows in this process only"
+    ):
+        open_store("memory://", namespace="job", schema=SCHEMA, durability="everysec")
+
+
 def test_a_memory_store_is_found_again_by_name(namespace: str) -> None:
     ids = np.arange(3, dtype=np.int64)
     with open_store("memory://again", namespace=namespace, schema=SCHEMA) as store:
