@@ -4,12 +4,14 @@
 
 Every round times each of these once, in a new order, on one server (a private embedded one unless --url is given):
 
-    ours      RedisStore.read / write of one batch of random ids
+    ours      RedisStore.read / write of one batch of random ids, with their check words
+    fenced    the same write by a writer with a fence: guarded, logged, written once
     replay    the very bytes `ours` sends, made beforehand, sent on a raw socket; the replies are read and thrown away
     redis-py  MGET/MSET on keys, HMGET/HSET on one hash, HMGET/HSET per bucket in a pipeline; arguments made beforehand,
               replies left as lists of bytes; parser: hiredis. The fastest, found in a first pass, takes part
 
-Reported: the median over rounds, and the ratios of rates. The batch holds rows of --tables tables in equal shares.
+Reported: the median over rounds, the ratios of rates, and what a fence costs (fenced / ours, in time). The batch holds
+rows of --tables tables in equal shares.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,9 @@ import redis
 from numpy.typing import NDArray
 
 from bagpipe.schema import RowSchema, RowTable
+from bagpipe.store.checks import CHECK_BYTES
 from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis import RedisStore
@@ -43,6 +48,7 @@ from bagpipe.store.transfer import max_command_rows
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
 
 NAMESPACE = "bench"
+FENCED_NAMESPACE = "bench-fenced"
 Requests = list[tuple[int, NDArray[np.int64]]]
 
 
@@ -93,7 +99,7 @@ class Workload:
 
     def read_reply_bytes(self) -> int:
         """Bytes of the replies to `encoded_read` when every row is found."""
-        decoder = HmgetDecoder(self.row_bytes)
+        decoder = HmgetDecoder(self.row_bytes + CHECK_BYTES)
         return sum(decoder.max_reply_bytes(stop - start) for _, start, stop in self.commands)
 
     def write_reply_bytes(self) -> int:
@@ -160,6 +166,10 @@ def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[
             RedisStore(url, schema=work.schema, namespace=NAMESPACE, num_buckets=work.num_buckets)
         )
         store.claim()
+        fenced = stack.enter_context(
+            RedisStore(url, schema=work.schema, namespace=FENCED_NAMESPACE, num_buckets=work.num_buckets)
+        )
+        writer = FencedWriter(fenced, stack.enter_context(fenced.ledger()))
         raw = stack.enter_context(_connect(url))
         client = redis.Redis.from_url(url)
         stack.callback(client.close)
@@ -167,6 +177,7 @@ def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[
         contenders = _best_of_each(redis_py_calls(client, work))
         contenders["write"] |= {
             "ours": lambda: store.write_many(work.writes),
+            "fenced": lambda: fenced.write_many(work.writes),
             "replay": replay(raw, work.encoded_write(), work.write_reply_bytes(), buffer),
         }
         contenders["read"] |= {
@@ -177,7 +188,26 @@ def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[
         results = store.read_many(work.reads)
         assert all(result.found.all() for result in results)
         assert (np.concatenate([result.rows for result in results]) == work.rows).all()
-        return _rounds(contenders, repeats)
+        return _rounds(contenders, repeats, between=writer.checkpoint)
+
+
+class FencedWriter:
+    """A writer with a fence, and what keeps its logs short."""
+
+    def __init__(self, store: RedisStore, ledger: Ledger) -> None:
+        self._store = store
+        self._ledger = ledger
+        token = f"1-{uuid.uuid4().hex}"
+        ledger.seize(token)
+        ledger.begin("bench:0", 1)
+        self._epoch = 1
+        store.fence(Fence(token=token, writer=0, epoch=self._epoch))
+
+    def checkpoint(self) -> None:
+        """Begin new logs and remove the old ones, as a checkpoint does."""
+        self._store.rotate()
+        self._ledger.commit("bench:0", self._epoch)
+        self._epoch += 1
 
 
 Contenders = dict[str, dict[str, Callable[[], Any]]]
@@ -190,14 +220,18 @@ def _best_of_each(calls: Contenders) -> Contenders:
     return {kind: {name: calls[kind][name]} for kind, name in best.items()}
 
 
-def _rounds(contenders: Contenders, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Time every contender once a round, in an order drawn anew each round.
+def _rounds(
+    contenders: Contenders, repeats: int, *, between: Callable[[], object] = lambda: None
+) -> dict[str, dict[str, list[float]]]:
+    """Time every contender once a round, in an order drawn anew each round; `between` runs after every 20 rounds.
 
     The order matters: whoever follows a contender that touched the same rows finds them in the server's caches.
     """
     seconds: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in of} for kind, of in contenders.items()}
     order = np.random.default_rng(11)
     for round_number in range(-3, repeats):  # three rounds to warm up
+        if round_number % 20 == 0:
+            between()
         for kind, calls in contenders.items():
             names = list(calls)
             for name in (names[place] for place in order.permutation(len(names))):
@@ -237,6 +271,8 @@ def summarise(seconds: dict[str, dict[str, list[float]]], num_rows: int) -> dict
             "ours_over_redis_py": round(medians[best_name] / medians["ours"], 3),
             "best_redis_py": best_name,
         }
+        if "fenced" in medians:
+            summary[kind]["fenced_over_ours"] = round(medians["fenced"] / medians["ours"], 3)
     return summary
 
 
@@ -249,6 +285,9 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--buckets", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument(
+        "--server", type=Path, default=None, help="binary of the embedded server; default: found on PATH"
+    )
     parser.add_argument("--pin", action="store_true", help="one CPU for the embedded server, another for the client")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -257,7 +296,7 @@ def main() -> None:
         url = options.url
         if not url:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-bench-"))
-            server = stack.enter_context(EmbeddedServer(folder))
+            server = stack.enter_context(EmbeddedServer(folder, binary=options.server))
             url = server.url
             if options.pin:
                 _pin(server.process_id)
@@ -284,6 +323,8 @@ def main() -> None:
         for name, value in result["median_ms"].items():
             rate = result["million_rows_per_s"][name]
             sys.stdout.write(f"{kind:6} {name:28} {value:8.3f} ms {rate:8.3f} M rows/s\n")
+        if "fenced_over_ours" in result:
+            sys.stdout.write(f"{kind:6} fenced takes {result['fenced_over_ours']:.2f} times as long as ours\n")
         sys.stdout.write(
             f"{kind:6} ours / replay {result['ours_over_replay']:.2f}x   "
             f"ours / {result['best_redis_py']} {result['ours_over_redis_py']:.2f}x\n"

@@ -121,7 +121,7 @@ def test_without_a_fence_the_first_loss_ends_it(proxies: tuple[FaultyProxy, Faul
         first.upset(Upset(how=Upsetting.DROP_ANSWER))
         with pytest.raises(StoreError, match=r"closed the connection|Broken pipe|reset"):
             store.write(0, IDS, rows_of(2))
-        with pytest.raises(StoreError, match="the connection was closed"):
+        with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):  # whatever ended it, said again
             store.write(0, IDS, rows_of(2))
         first.upset(Upset(how=Upsetting.DROP_ANSWER))
         assert store.read(0, IDS).found.all(), "reading does no harm"

@@ -84,6 +84,7 @@ def run_many(
     kinds: Sequence[FaultKind] = KINDS,
     ranks: set[int] | None = None,
     jobs: set[str] | None = None,
+    programs: Path | None = None,
 ) -> Iterator[Verdict]:
     """Runs, one after the other.
 
@@ -92,6 +93,7 @@ def run_many(
         kinds: of faults; those that this machine cannot make are left out.
         ranks: sizes of jobs; None: all.
         jobs: their names; None or empty: all.
+        programs: checkout whose trainer and cacher are run; None: the current folder.
 
     Raises:
         InputError: no job is left.
@@ -107,7 +109,7 @@ def run_many(
             clock = stack.enter_context(ClockJump(folder))
         possible = tuple(kind for kind in kinds if kind.needs != "clock" or clock is not None)
         environment = clock.environment if clock is not None else {}
-        zygote = stack.enter_context(Zygote(PRELOADED, Path.cwd(), environment))
+        zygote = stack.enter_context(Zygote(PRELOADED, programs or Path.cwd(), environment))
         for seed in seeds:
             job = draw_job(seed, chosen)
             if job.name not in references:
