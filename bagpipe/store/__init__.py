@@ -7,9 +7,10 @@
                         fleet: a list of servers           cluster_fleet: a cluster's nodes, redirections followed
                         namespace + record: the schema record, compared before anything is written
                         urls, servers, cluster: redis-py connects, authenticates, encrypts, asks
-                        fencing: who may write, and what was written; ledger: taking over, commit, recovery; watch: servers
+                        fencing: who may write, what was written     ledger: taking over, commit     watch: servers
                         durability, rights: what a server must promise, and must allow
     embedded     a private server for one job, when no URL is given
 
-durability, fencing, keys, record, requests, routing, topology and wire are pure; only servers and what imports it need redis-py.
+durability, fencing, keys, record, requests, routing, topology and wire are pure; only servers and what
+imports it need redis-py.
 """

@@ -2,4 +2,10 @@
 
 store_conformance.check_store(make_store)   every promise of `bagpipe.store.interface.Store`
 slow_store.SlowStore(store)                 a store whose exchanges wait at a gate the test opens
+proxy.FaultyProxy(url)                      a connection on which answers are lost, cut, late, or never come
+disk.SmallDisk(folder, num_bytes=…)         a disk that fills up
+clock.ClockJump(folder)                     a wall clock that jumps
+zygote.Zygote(modules, folder)              forks programs from one process that has imported them
+faults.FaultSchedule(seed=…)                which faults, when: pure
+chaos, soak                                 whole jobs under faults; one job for hours
 """

@@ -20,12 +20,11 @@ ROOT = Path(__file__).parents[2]
 FAST = tuple(kind for kind in KINDS if kind.name != "kill-agent")
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(("job", "seeds"), [("adagrad", range(200, 205)), ("adam-2", range(300, 302))])
-def test_a_job_ends_as_if_nothing_had_happened(job: str, seeds: range) -> None:
-    verdicts = list(run_many(seeds, kinds=FAST, jobs={job}, programs=ROOT))
+@pytest.mark.timeout(600)
+def test_jobs_end_as_if_nothing_had_happened() -> None:
+    verdicts = list(run_many(range(202, 209), kinds=FAST, jobs={"adagrad", "adam-2"}, programs=ROOT))
     assert not [verdict for verdict in verdicts if verdict.problem]
-    assert len(verdicts) == len(seeds)
+    assert {verdict.job for verdict in verdicts} == {"adagrad", "adam-2"}
     assert any(verdict.num_fired for verdict in verdicts)
 
 

@@ -38,8 +38,8 @@ START_TIMEOUT_S = 60.0
 #: Ranks that meet when their launcher dies notice it only at the end of `bagpipe.peers.groups.START_TIMEOUT_S`.
 LEFT_TIMEOUT_S = 180.0
 _POLL_S = 0.01
-#: What a job says of rows whose bucket's marks were evicted, every one of them: that they are anybody's. A person has to
-#: remove them, and so does the harness then.
+#: What a job says of rows whose marks were evicted, every one of them: they may be anybody's. A person has to remove
+#: them, and so does the harness.
 _ORPHANED = "holds rows that belong to no checkpoint"
 #: What must be equal.
 COMPARED = ("dense_digest", "embedding_digest", "loss", "steps", "samples")
