@@ -49,11 +49,13 @@ def decode_manifest(content: bytes, place: str) -> Manifest:
         place: the file, for messages.
 
     Raises:
-        BrokenCheckpoint: the bytes are not those that were written.
+        BrokenCheckpoint: the bytes are not those that were written, or those of another file.
         InputError: they are, but by a newer version, or by something else: one line naming the field.
     """
     value = _parse(content, place)
-    version = value.get("format_version")
+    if "format_version" not in value:
+        raise BrokenCheckpoint(f"{place}: it is no manifest: it has no format_version")
+    version = value["format_version"]
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise InputError(
             f"{place}: the checkpoint has format version {version}, this bagpipe reads versions up to {FORMAT_VERSION}"

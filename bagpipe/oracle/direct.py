@@ -2,7 +2,8 @@
 
 It is the reference that cached training must equal bit for bit, and goes through the same plans and the same engine.
 A row's owner is the rank that uses it most in the batch. Every row comes from the store after the write-back of the
-batch before, so a pull never has an update to wait for, and `pull_now` is False throughout.
+batch before, so a pull never has an update to wait for, and `pull_now` is False throughout. Which rows were planned
+before is remembered where `dense_sizes` allows: only so can a rank know that a row another rank wrote must exist.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
+from bagpipe.oracle.handles import DenseHandles, dense_sizes
 from bagpipe.oracle.intake import Incoming, Intake
 from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.split import busiest_ranks
@@ -34,6 +36,8 @@ class DirectPlanner:
         # By rank.
         self._previous = [nothing] * spec.world_size
         self._num_slots_used = [0] * spec.world_size
+        sizes = dense_sizes(spec.table_rows)
+        self._handles = None if sizes is None else DenseHandles(sizes)
 
     @property
     def learns(self) -> bool:
@@ -76,9 +80,13 @@ class DirectPlanner:
             pull_now=np.zeros(num_unique, dtype=np.bool_),
             owned=owned,
         )
-        return assemble(batch, rows, tuple(self._owner(rank, batch, positions) for rank, positions in enumerate(owned)))
+        is_new = np.zeros(num_unique, dtype=np.bool_)
+        if self._handles is not None:
+            is_new = self._handles.first_time(self._handles.lookup_or_add(batch.unique))
+        plans = (self._owner(rank, batch, positions, is_new[positions]) for rank, positions in enumerate(owned))
+        return assemble(batch, rows, tuple(plans))
 
-    def _owner(self, rank: int, batch: Incoming, positions: NDArray[np.int64]) -> OwnerPlan:
+    def _owner(self, rank: int, batch: Incoming, positions: NDArray[np.int64], is_new: NDArray[np.bool_]) -> OwnerPlan:
         """The record of a rank that owns the unique rows at these positions."""
         fetch = select_rows(batch.unique, positions)
         evict, self._previous[rank] = self._previous[rank], fetch
@@ -86,7 +94,7 @@ class DirectPlanner:
         return OwnerPlan(
             fetch=fetch,
             fetch_slots=np.arange(len(fetch), dtype=np.int32),
-            fetch_new=np.zeros(len(fetch), dtype=np.bool_),
+            fetch_new=is_new,
             evict=evict,
             evict_slots=np.arange(len(evict), dtype=np.int32),
             evict_after=batch.batch_index - 1,

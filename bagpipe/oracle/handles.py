@@ -9,13 +9,17 @@ arrays are as long as the vocabulary, 13 B a row) and `HashHandles` (any 64-bit 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import RowList
 
-__all__ = ["DenseHandles", "HashHandles", "hash_rows"]
+__all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
 
+#: Vocabularies up to this many rows use the dense map (13 B a row: 832 MiB at most); larger ones the hash map.
+DENSE_ROWS_LIMIT = 1 << 26
 _EMPTY, _DELETED = -1, -2
 
 
@@ -79,6 +83,13 @@ class _Pool:
         free[added : added + self._num_free] = self._free[: self._num_free]
         self._free = free
         self._num_free += added
+
+
+def dense_sizes(table_rows: Sequence[int | None]) -> tuple[int, ...] | None:
+    """Sizes of tables whose rows are numbered one by one and remembered without error; None: they are too large."""
+    bounded = tuple(rows for rows in table_rows if rows is not None)
+    is_dense = len(bounded) == len(table_rows) and sum(bounded) <= DENSE_ROWS_LIMIT
+    return bounded if is_dense else None
 
 
 class DenseHandles:

@@ -24,7 +24,7 @@ from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, sel
 from bagpipe.oracle.assign import ASSIGNERS, check_shares
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER, POLICIES
-from bagpipe.oracle.handles import DenseHandles, HashHandles
+from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
 from bagpipe.oracle.intake import Incoming, Intake
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
@@ -33,8 +33,6 @@ from bagpipe.oracle.window import NextUses, RankCounts
 
 __all__ = ["Planner", "make_planner", "plan_batches"]
 
-#: Vocabularies up to this many rows use the dense map (13 B a row: 832 MiB at most); larger ones the hash map.
-DENSE_ROWS_LIMIT = 1 << 26
 #: Slots of all ranks together, for their numbers are kept in 32 bits.
 MAX_SLOTS = (1 << 31) - 1
 #: Ranks, for their numbers travel in 16 bits.
@@ -308,7 +306,5 @@ def _grown(array: NDArray[np.int32], size: int, fill: int) -> NDArray[np.int32]:
 
 
 def _make_handles(spec: OracleSpec) -> DenseHandles | HashHandles:
-    bounded = tuple(rows for rows in spec.table_rows if rows is not None)
-    if len(bounded) == len(spec.table_rows) and sum(bounded) <= DENSE_ROWS_LIMIT:
-        return DenseHandles(bounded)
-    return HashHandles()
+    sizes = dense_sizes(spec.table_rows)
+    return HashHandles() if sizes is None else DenseHandles(sizes)

@@ -17,7 +17,7 @@ from bagpipe.cache.rows import RowStep
 from bagpipe.cache.step import StepContext
 from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.client.step import Step
-from bagpipe.oracle.planner import DENSE_ROWS_LIMIT
+from bagpipe.oracle.handles import dense_sizes
 from bagpipe.phases.guard import Guard
 from bagpipe.phases.phase import Phase
 from bagpipe.store.interface import WriteRequest
@@ -68,7 +68,8 @@ class Training(Phase):
         super().read(b)
         if b == self.first_batch:
             # Only now: bad input must leave the store untouched. A namespace made by this job holds no rows yet.
-            self.skip_new = self.engine.claim()
+            # Without a cache everything is read: there is nothing to be clever about.
+            self.skip_new = self.engine.claim() and self.cache.is_fixed
 
     def evict(self, b: int) -> None:
         flight = self.flights[b]
@@ -177,11 +178,9 @@ class TrainingOfRanks(Training):
         assert engine.peers is not None, "one rank trains without"
         self.peers = engine.peers
         self.exchange = RowExchange(engine.cache, engine.peers)
-        # Of unbounded tables the planner remembers hashes of ids, so it may take a new row for an old one; without a
-        # cache it remembers nothing.
-        sizes = [table.rows for table in engine.cache.schema.tables]
-        is_remembered = sum(rows or 0 for rows in sizes) <= DENSE_ROWS_LIMIT and None not in sizes
-        self.plan_is_exact = is_remembered and engine.cache.is_fixed and not self.guard.skips
+        # Of unbounded tables a planner remembers hashes of ids, or nothing: it may take a new row for an old one.
+        is_remembered = dense_sizes([table.rows for table in engine.cache.schema.tables]) is not None
+        self.plan_is_exact = is_remembered and not self.guard.skips
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {

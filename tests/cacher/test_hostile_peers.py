@@ -162,7 +162,7 @@ def test_messages_out_of_order_drop_the_stream(target: Target, messages: list[pb
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (hello(protocol=99), "protocol version: the cacher speaks 3, the trainer 99"),
+        (hello(protocol=99), f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer 99"),
         (hello(job_id=""), "job id: expected 1 to 200 printable characters, got ''"),
         (hello(job_id="x" * 201), "job id: expected 1 to 200 printable characters"),
         (hello(instance="a\nb"), "instance: expected 1 to 200 printable characters"),

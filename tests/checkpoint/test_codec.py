@@ -58,7 +58,7 @@ def test_records_read_back():
     assert decode_part(encode(PART), "x") == PART
     assert decode_part(encode(dataclasses.replace(PART, dirty=None)), "x").dirty is None
     assert (MANIFEST.mark, [file.name for file in MANIFEST.files]) == (
-        f"{LINEAGE}:3:5",
+        f"{LINEAGE}:{MANIFEST.token}:5",
         ["dense-0000.safetensors", "dirty.npy", "rows-0.npy", "rows-a.npy"],
     )
 
@@ -112,6 +112,11 @@ def test_a_foreign_manifest_is_refused_in_one_line(path, to, said):
     assert not isinstance(caught.value, BrokenCheckpoint)
     assert str(caught.value).startswith("manifest.json: ")
     assert "\n" not in str(caught.value)
+
+
+def test_another_files_content_makes_a_manifest_broken():
+    with pytest.raises(BrokenCheckpoint, match="it is no manifest"):
+        decode_manifest(encode(PART), "manifest.json")
 
 
 def test_a_part_names_files_of_its_folder_only():

@@ -23,6 +23,19 @@ def test_every_batch_fetches_everything_after_everything_was_written() -> None:
     assert second.owners[0].num_slots == 2
 
 
+def test_rows_planned_before_are_not_new_whoever_owned_them() -> None:
+    spec = OracleSpec(
+        table_rows=(10,), features=(FeatureRef(feature=0, table=0),), num_slots=0, lookahead=64, world_size=2
+    )
+    planner = DirectPlanner(spec)
+    planner.push(make_batch(0, [[[5, 6], [6, 6, 7]]]))
+    planner.push(make_batch(1, [[[6], [9]]]))
+    first, second = planner.plan(), planner.plan()
+    assert [owner.fetch_new.tolist() for owner in first.owners] == [[True], [True, True]]
+    assert [owner.fetch.ids.tolist() for owner in second.owners] == [[6], [9]]
+    assert [owner.fetch_new.tolist() for owner in second.owners] == [[False], [True]]
+
+
 def test_the_busiest_rank_owns_a_row_for_one_batch() -> None:
     spec = OracleSpec(
         table_rows=(None,), features=(FeatureRef(feature=0, table=0),), num_slots=0, lookahead=64, world_size=2

@@ -229,6 +229,7 @@ def test_a_server_that_cannot_save_says_so(own_server: EmbeddedServer, client: r
         with pytest.raises(StoreError, match="MISCONF"):
             store.write(0, IDS, rows_of(2))
         client.config_set("stop-writes-on-bgsave-error", "no")
+        client.config_set("save", "")  # or it tries once more before it ends
         assert snapshot(client) == before
 
 
