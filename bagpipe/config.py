@@ -195,14 +195,14 @@ class CheckpointConfig:
 
     Attributes:
         dir: folder of the checkpoints, on a file system that all ranks share; empty: none.
-        every: steps between checkpoints; 0: only one, at the end.
+        every: steps between checkpoints; 0: only one, at the end, and the store logs what is written until then.
         resume: go on from the newest whole checkpoint (auto), from the one at a step, or begin anew (never).
         keep: whole checkpoints kept; older ones are removed.
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
     """
 
     dir: str = ""
-    every: int = 0
+    every: int = 1000
     resume: str = "auto"
     keep: int = 2
     full_every: int = 16

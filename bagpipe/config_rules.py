@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bagpipe.config import Config
+from bagpipe.config import CheckpointConfig, Config
 from bagpipe.errors import InputError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.errors import ScheduleError
@@ -143,7 +143,7 @@ def _durability_problem(config: Config) -> str | None:
 
 
 def _every_problem(config: Config) -> str | None:
-    if config.checkpoint.every == 0 or config.checkpoint.dir:
+    if config.checkpoint.every in (0, CheckpointConfig.every) or config.checkpoint.dir:
         return None
     return f"{config.checkpoint.every} needs checkpoint.dir, a folder, got none"
 

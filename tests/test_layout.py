@@ -103,7 +103,6 @@ NO_MIRROR: dict[str, str] = {
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "trainer/assembly.py": "tests/system",
-    "trainer/checkpoints.py": "tests/system/test_resume.py",
     "trainer/cli.py": "tests/system",
 }
 

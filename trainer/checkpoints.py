@@ -13,16 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from bagpipe.checkpoint.dense import DenseState, combine, load
+from bagpipe.checkpoint.dense import check_model, combine, load, restore_random_state
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
@@ -125,13 +122,18 @@ class Checkpoints:
         return checkpoint.manifest.bookmark if checkpoint is not None else None
 
     def connect(self, engine: Engine) -> None:
-        """Have the engine claim, record and know what exists. Opens the recorder: it lives as long as this."""
+        """Have the engine claim, record and know what exists. Opens the recorder: it lives as long as this.
+
+        Raises:
+            InputError: the model has state that no checkpoint can hold.
+        """
         checkpoint, rank = self.beginning.checkpoint, self._ranks.rank
         if checkpoint is None:
             self.recorder = Recorder(rank=rank, every=_CLOSE_EVERY, on_part=self._close_logs, inspect=self._inspect)
         else:
-            folder = CheckpointFolder(Path(self._config.checkpoint.dir).absolute())
-            generation = self.beginning.generation
+            folder, generation = self.beginning.folder, self.beginning.generation
+            assert folder is not None, "there is a checkpoint"
+            check_model(engine.model)
             self.recorder = Recorder(
                 rank=rank,
                 every=self._config.checkpoint.every,
@@ -171,7 +173,7 @@ class Checkpoints:
         pipeline = engine.pipeline
         state.restore(engine.model, *((engine.optimizer,) if pipeline is None else pipeline.optimizers.values()))
         if has_own:
-            _restore_random_state(state)
+            restore_random_state(state.rng(), engine.cache.device)
 
     def carried(self) -> Mapping[str, Any]:
         """What this rank goes on counting from."""
@@ -213,12 +215,12 @@ class Checkpoints:
     def _recover(self) -> bool:
         beginning, rows = self.beginning, self._rows
         ledger = self._stack.enter_context(self._ledger)
-        states = ledger.state()
+        states, place = ledger.state(), place_of(self._config)
         checkpoint = beginning.checkpoint
-        check_namespace(states, place_of(self._config), "" if checkpoint is None else checkpoint.manifest.lineage)
+        check_namespace(states, place, "" if checkpoint is None else checkpoint.manifest.lineage)
         self._store.claim(reloads=checkpoint is not None)
         if checkpoint is None or rows is None:
-            return take_over(ledger, token=beginning.token, num_writers=self._ranks.world_size)
+            return take_over(ledger, token=beginning.token, num_writers=self._ranks.world_size, place=place)
         done = recover(
             self._store,
             ledger,
@@ -226,6 +228,7 @@ class Checkpoints:
             checkpoint=checkpoint.manifest,
             rows=rows,
             num_writers=self._ranks.world_size,
+            place=place,
             progress=_Reloading(rows.num_records),
         )
         _say(done, len(states))
@@ -295,9 +298,9 @@ class Checkpoints:
         self._publisher(step, epoch, part)
 
     def _close_logs(self, step: int, epoch: int, part: Part | None) -> None:
-        """Forget the logs of the epoch before: those of this one another rank may still be writing."""
-        if self._ranks.is_first and epoch > 1:
-            self._ledger.commit("", epoch - 1)
+        """Forget old logs. Another rank may still have to close that of the epoch before, if this is the job's last."""
+        if self._ranks.is_first and epoch > 2:
+            self._ledger.commit("", epoch - 2)
 
     def _bookmark_before(self, step: int) -> Mapping[str, Any] | None:
         found = self._bookmarks.before(step)
@@ -327,13 +330,6 @@ def _say(done: Recovered, num_buckets: int) -> None:
             f"{done.buckets_reloaded} of the store's {num_buckets} buckets were loaded from the checkpoint's files: "
             f"{done.rows_written} rows, {done.bytes_written / 1e6:.0f} MB in {done.seconds:.1f} s"
         )
-
-
-def _restore_random_state(state: DenseState) -> None:
-    states: dict[str, Tensor] = state.rng()
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _all_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:

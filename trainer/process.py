@@ -13,8 +13,10 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["SWITCH_INTERVAL_S", "follow_launcher", "settle_device", "settle_process"]
+__all__ = ["SWITCH_INTERVAL_S", "follow_launcher", "following_launcher", "settle_device", "settle_process"]
 
 SWITCH_INTERVAL_S = 0.5e-3
 
@@ -40,17 +42,27 @@ def settle_process() -> None:
         mallopt(parameter, value)
 
 
-def follow_launcher() -> None:
-    """End, cleanly, when the launcher is gone: nobody would hear of the result, or end this process.
+def follow_launcher(number: signal.Signals = signal.SIGTERM) -> None:
+    """End by this signal when the launcher is gone: nobody would hear of the result, or end this process.
 
-    For a job's only rank. With several, each hears of it at once: the launcher has their key-value store.
+    For a job's only rank; it stops cleanly. Several ranks hear of it at once, because the launcher has their key-value
+    store, but not while they wait there for each other: until they have met, see `following_launcher`.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
         return
     launcher = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != launcher:  # it was gone before it could be followed
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
+
+
+@contextmanager
+def following_launcher() -> Iterator[None]:
+    """Be killed if the launcher dies inside the block, in which nothing is at stake yet."""
+    follow_launcher(signal.SIGKILL)
+    yield
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def settle_device(device: str, num_ranks: int) -> None:

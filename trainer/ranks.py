@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from bagpipe.errors import InputError
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.membership import Membership
 from bagpipe.store.urls import redact
+from trainer.process import following_launcher
 
 __all__ = ["Ranks", "check_same", "common_settings", "config_of_rank", "open_ranks", "path_of_rank"]
 
@@ -87,7 +88,9 @@ def open_ranks(place: Membership | None, *, timeout_s: float, device: str) -> It
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    with TorchPeers(place, timeout_s=timeout_s, device=device) as peers:
+    with ExitStack() as stack:
+        with following_launcher():
+            peers = stack.enter_context(TorchPeers(place, timeout_s=timeout_s, device=device))
         yield Ranks(peers, place)
 
 

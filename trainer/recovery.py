@@ -17,11 +17,10 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bagpipe.checkpoint.files import write_whole
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
 from bagpipe.checkpoint.recovery import check_namespace
@@ -52,9 +51,6 @@ _FREE = frozenset(
 )
 _BESIDES = ("cacher.assign",)
 
-#: In a generation's folder: the token of the job that made it.
-_START = "start"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
@@ -64,11 +60,13 @@ class Beginning:
         token: of its writes.
         generation: of this start; 0 where there is no folder.
         checkpoint: what it goes on from; None where there is no folder.
+        folder: where checkpoints are; rank 0's remembers which of them are broken.
     """
 
     token: str
     generation: int = 0
     checkpoint: Checkpoint | None = None
+    folder: CheckpointFolder | None = field(default=None, compare=False)
 
     @property
     def mark(self) -> str:
@@ -129,16 +127,19 @@ def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginn
     first: Beginning | None = None
     if ranks.is_first:
         # A restarted job goes on with what its first attempt began, whatever that one was told.
-        found = _choose(folder, config.checkpoint.resume if not _attempt() else "auto")
-        if found is not None:
-            compare(found.manifest, facts)
+        resume = config.checkpoint.resume if not _attempt() else "auto"
+        found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
         check_namespace(_states(store), place, lineage)
         generation = folder.new_generation()
-        first = Beginning(token=_token(generation), generation=generation, checkpoint=found)
-        _write_start(folder, first)
-        if found is None:
-            first = dataclasses.replace(first, checkpoint=_publish_nothing(folder, first, lineage, facts))
+        token = _token(generation)
+        _note_start(folder, generation, token, found)
+        while found is not None and found.position not in folder.positions():
+            # A job that still runs here has removed it before it could know.
+            found = _choose(folder, resume, facts)
+            _note_start(folder, generation, token, found)
+        first = Beginning(token=token, generation=generation, checkpoint=found, folder=folder)
+        first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts))
     said = ranks.share(None if first is None else _said(first))
     if first is not None:
         return first
@@ -150,17 +151,30 @@ def _attempt() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _choose(folder: CheckpointFolder, resume: str) -> Checkpoint | None:
+def _choose(folder: CheckpointFolder, resume: str, facts: JobFacts) -> Checkpoint | None:
     if resume == "never":
         return None
-    if resume == "auto":
-        return folder.newest(note)
-    return folder.at(int(resume), note)
+    found = folder.newest(note) if resume == "auto" else folder.at(int(resume), note)
+    if found is not None:
+        compare(found.manifest, facts)
+    return found
 
 
-def _publish_nothing(folder: CheckpointFolder, start: Beginning, lineage: str, facts: JobFacts) -> Checkpoint:
+def _publish_first(folder: CheckpointFolder, start: Beginning, lineage: str, facts: JobFacts) -> Checkpoint:
+    """What the job begins with, as the newest checkpoint, so that a restart finds it whatever it was told."""
+    found = start.checkpoint
+    try:
+        if found is None:
+            return folder.publish(_nothing(start, lineage, facts))
+        # Newer ones that are broken will be passed over again.
+        return folder.adopt(found, start.generation) if folder.has_newer(found) else found
+    except OSError as error:
+        raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
+
+
+def _nothing(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
     """The checkpoint before the first batch: no rows, and initial values that every rank makes by itself."""
-    manifest = Manifest(
+    return Manifest(
         lineage=lineage,
         generation=start.generation,
         step=0,
@@ -172,15 +186,11 @@ def _publish_nothing(folder: CheckpointFolder, start: Beginning, lineage: str, f
         row_schema=facts.row_schema,
         identity=facts.identity,
     )
-    try:
-        return folder.publish(manifest)
-    except OSError as error:
-        raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
 
 
-def _write_start(folder: CheckpointFolder, beginning: Beginning) -> None:
+def _note_start(folder: CheckpointFolder, generation: int, token: str, origin: Checkpoint | None) -> None:
     try:
-        write_whole(folder.generation_folder(beginning.generation) / _START, beginning.token.encode())
+        folder.note_start(generation, token, origin)
     except OSError as error:
         raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
 
@@ -197,18 +207,13 @@ def _said(beginning: Beginning) -> dict[str, Any]:
 
 def _heard(folder: CheckpointFolder, said: Mapping[str, Any]) -> Beginning:
     """What rank 0 said, found again in the folder as this rank sees it."""
-    start = folder.generation_folder(said["generation"]) / _START
-    try:
-        is_same = start.read_text() == said["token"]
-    except OSError:
-        is_same = False
-    if not is_same:
+    if folder.token_of(said["generation"]) != said["token"]:
         raise InputError(
             f"checkpoint.dir {folder.path} on host {socket.gethostname()} is not the folder that rank 0 has: "
             "all ranks need one folder, on a file system that they share"
         )
     checkpoint = folder.known(*said["position"])
-    return Beginning(token=said["token"], generation=said["generation"], checkpoint=checkpoint)
+    return Beginning(token=said["token"], generation=said["generation"], checkpoint=checkpoint, folder=folder)
 
 
 def _states(store: Store) -> tuple[BucketState, ...]:

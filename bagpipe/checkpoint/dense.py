@@ -25,7 +25,16 @@ from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 from bagpipe.errors import InputError
 
-__all__ = ["DenseState", "capture", "combine", "load", "random_state", "restore_random_state", "save_tensors"]
+__all__ = [
+    "DenseState",
+    "capture",
+    "check_model",
+    "combine",
+    "load",
+    "random_state",
+    "restore_random_state",
+    "save_tensors",
+]
 
 _MODEL, _OPTIM, _RNG = "model.", "optim.", "rng."
 
@@ -115,9 +124,7 @@ def capture(
     Raises:
         InputError: a module has extra state of its own, which only a pickle could hold.
     """
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise InputError(f"module {name!r} has extra state, which checkpoints cannot hold: use a buffer")
+    check_model(model)
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for name, tensor in _named_tensors(model):
@@ -138,6 +145,13 @@ def capture(
     for name, value in (rng or {}).items():
         tensors[_RNG + name] = _copy(value)
     return DenseState(tensors=tensors, values=values)
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise InputError if a module has extra state of its own, which only a pickle could hold."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(f"module {name!r} has extra state, which checkpoints cannot hold: use a buffer")
 
 
 def combine(states: Iterable[DenseState]) -> DenseState:

@@ -11,6 +11,7 @@ rows of an unbounded table ──ids, rows────────────�
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -114,11 +115,12 @@ def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[
     Raises:
         InputError: the folder is not empty, or cannot be written.
     """
-    beside = out.with_name(out.name + ".tmp")
+    out = out.absolute()
+    beside: Path | None = None
     try:
         if out.exists() and any(out.iterdir()):
             raise InputError(f"--out {out} is not empty")
-        shutil.rmtree(beside, ignore_errors=True)
+        beside = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # new: a fixed name may be somebody's
         beside.mkdir(parents=True)
         if file_format == "dcp":
             _write_dcp(exported, beside)
@@ -129,7 +131,8 @@ def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[
     except OSError as error:
         raise InputError(f"--out {out} cannot be written: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _write_dcp(exported: Exported, folder: Path) -> None:

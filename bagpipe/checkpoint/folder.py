@@ -1,6 +1,6 @@
 """`CheckpointFolder`: the directory of a job's checkpoints: who may write where, what is whole, what can go.
 
-    start ──new_generation──> generation-000007/
+    start ──new_generation──> generation-000007/ ──note_start──> whose it is, what it goes on from
     save  ──step_folder──> files ──write_part (every rank)──> read_parts (rank 0) ──publish──> manifest.json
     begin ──newest / at──> Checkpoint whose files all have their length and checksum; a broken one is passed over
 
@@ -11,6 +11,7 @@ went back over.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import re
 import shutil
@@ -28,6 +29,8 @@ __all__ = ["Checkpoint", "CheckpointFolder"]
 
 _MANIFEST = "manifest.json"
 _UNPUBLISHED = "manifest.removed"
+#: In a generation's folder: the token of the job that made it, then generation and step of what it goes on from.
+_START = "start"
 _GENERATION = re.compile(r"generation-(\d{6,12})")
 _STEP = re.compile(r"step-(\d{8,12})")
 
@@ -83,6 +86,26 @@ class CheckpointFolder:
         except OSError as error:
             raise InputError(f"checkpoint.dir {self.path} cannot be written: {error.strerror}") from None
 
+    def note_start(self, generation: int, token: str, origin: Checkpoint | None) -> None:
+        """Say whose a generation is, and what it goes on from: a job that still runs does not remove that.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        position = () if origin is None else origin.position
+        words = " ".join(map(str, (token, *position)))
+        write_whole(self.generation_folder(generation) / _START, words.encode())
+
+    def token_of(self, generation: int) -> str:
+        """Of the job that made a generation; empty if it has not said so."""
+        return (self._start(generation) or [""])[0]
+
+    def _start(self, generation: int) -> list[str]:
+        try:
+            return (self.generation_folder(generation) / _START).read_text(errors="replace").split()
+        except OSError:
+            return []
+
     def generation_folder(self, generation: int) -> Path:
         """Where a start of the job keeps its checkpoints and journals."""
         return self.path / f"generation-{generation:06d}"
@@ -136,6 +159,19 @@ class CheckpointFolder:
         reach("after-manifest")
         return Checkpoint(folder=folder, manifest=manifest)
 
+    def adopt(self, checkpoint: Checkpoint, generation: int) -> Checkpoint:
+        """Publish a checkpoint once more, by the same files, as the first of a generation: it becomes the newest.
+
+        Raises:
+            OSError: the folder cannot be written; the checkpoints before are untouched.
+        """
+        manifest = checkpoint.manifest
+        folder = self.step_folder(generation, manifest.step)
+        for entry in manifest.files:
+            link_or_copy(checkpoint.folder / entry.name, folder / entry.name)
+        # No parent: a store that is not marked with it is loaded from files.
+        return self.publish(dataclasses.replace(manifest, generation=generation, parent_mark=""))
+
     def positions(self) -> tuple[tuple[int, int], ...]:
         """(generation, step) of what is published, whole or not; the newest first."""
         found = []
@@ -144,6 +180,10 @@ class CheckpointFolder:
                 if (step_folder / _MANIFEST).exists():
                     found.append((generation, step))
         return tuple(sorted(found, reverse=True))
+
+    def has_newer(self, checkpoint: Checkpoint) -> bool:
+        """Whether anything newer is published that was not found broken."""
+        return any(position > checkpoint.position for position in self.positions() if position not in self._broken)
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest whole checkpoint; None if nothing was ever published here.
@@ -188,19 +228,27 @@ class CheckpointFolder:
 
         Args:
             keep: at least 1; checkpoints found broken are not counted.
-            newest: known to be whole; neither it nor anything newer is removed.
+            newest: known to be whole; neither it, nor anything newer, nor what a later start goes on from is removed.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         older = [position for position in self.positions() if position < newest.position]
         whole = [position for position in older if position not in self._broken]
         last = whole[keep - 2] if 1 < keep <= len(whole) + 1 else newest.position if keep == 1 else (0, 0)
+        origins = self._origins_after(newest.manifest.generation)
         for position in older:
-            if position < last:
+            if position < last and position not in origins:
                 self._remove(self._step_path(*position))
         for generation, folder in self._generations():
             if generation < newest.manifest.generation:
                 self._sweep(folder)
+
+    def _origins_after(self, generation: int) -> set[tuple[int, int]]:
+        """What starts after a generation say that they go on from."""
+        starts = [self._start(number)[1:] for number, _ in self._generations() if number > generation]
+        return {
+            (int(words[0]), int(words[1])) for words in starts if len(words) == 2 and all(map(str.isdecimal, words))
+        }
 
     def _sweep(self, generation: Path) -> None:
         """Remove what no manifest stands for; all of it once no checkpoint is left."""

@@ -115,8 +115,11 @@ class Manifest:
 
     @property
     def mark(self) -> str:
-        """What a store's buckets say once the checkpoint is committed there."""
-        return f"{self.lineage}:{self.generation}:{self.step}"
+        """What a store's buckets say once the checkpoint is committed there.
+
+        By token, not by generation: a folder and its copy count their generations alike.
+        """
+        return f"{self.lineage}:{self.token}:{self.step}"
 
     @property
     def row_files(self) -> tuple[RowFile, ...]:

@@ -110,7 +110,7 @@ class Publisher:
             base=self._base(parent, self._folder.step_folder(generation, step)),
         )
         self.newest = self._folder.publish(manifest, sources=[parent.folder])
-        self._ledger.commit(manifest.mark, manifest.epoch)
+        self._ledger.commit(manifest.mark, manifest.epoch, [part.num_groups for part in parts])
         reach("after-commit")
         self._folder.prune(self._keep, self.newest)
 

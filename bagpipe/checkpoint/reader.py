@@ -5,7 +5,7 @@
                                                                     └──merged ids───────> contains(table, ids)
 
 Files are sorted, so rows are found by binary search in the mapped pages; `contains` has an index of ids (8 B each) in
-an unlinked file of its own, since it is asked for every batch.
+an unlinked file of its own, since it is asked for every batch. `count` is made of that too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from bagpipe.store.keys import bucket_of
 from bagpipe.store.requests import row_dtype
 
 __all__ = ["CheckpointRows"]
+
+#: Ids whose buckets are computed at a time.
+_COUNT_ROWS = 1 << 18
 
 
 class CheckpointRows:
@@ -110,6 +113,17 @@ class CheckpointRows:
     def ids(self, table: int) -> NDArray[np.int64]:
         """All ids of a table that have a row, ascending. Heap: 8 B each, twice."""
         return np.concatenate([np.empty(0, np.int64), *merged_ids(self._files[table], table)])
+
+    def count(self, num_buckets: int) -> NDArray[np.int64]:
+        """Rows in each bucket of a namespace, int64 ``[num_buckets]``."""
+        self.build_index()
+        assert self._index is not None, "just built"
+        counts = np.zeros(num_buckets, np.int64)
+        for table, known in self._index.items():
+            for first in range(0, len(known), _COUNT_ROWS):
+                buckets = bucket_of(np.array([table], np.uint32), known[first : first + _COUNT_ROWS], num_buckets)
+                counts += np.bincount(buckets, minlength=num_buckets)
+        return counts
 
     def rows(self, table: int) -> Iterator[WriteRequest]:
         """All rows of a table, in ascending order of ids, in chunks of some MiB."""

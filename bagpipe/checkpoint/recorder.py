@@ -6,8 +6,9 @@
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `Scribe` ──Part──> on_part
     main     finish(N)  the last checkpoint, when everything is written back
 
-Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, or the dense parts
-of the two checkpoints before. A checkpoint is never skipped: all ranks make the same ones.
+Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, the dense parts of
+the two checkpoints before, or so many finished parts that other ranks cannot be what they wait for. A checkpoint is
+never skipped: all ranks make the same ones.
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bagpipe.checkpoint.scribe import Making, OnPart, Places, Scribe
+from bagpipe.checkpoint.scribe import Making, OnPart, Places, Scribe, ScribesTaker
 from bagpipe.checkpoint.written import WrittenRows
 from bagpipe.crash_points import reach
 from bagpipe.store.interface import WriteRequest
@@ -30,7 +28,6 @@ from bagpipe.store.interface import WriteRequest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bagpipe.cache.capture import CapturedRows
     from bagpipe.engine import Engine
 
 __all__ = ["BACKLOG_BYTES", "NoRecorder", "Recorder"]
@@ -106,8 +103,8 @@ class Recorder(NoRecorder):
         first_batch: of this process; no checkpoint is made of it.
         places: where files go. None: nothing is copied, checkpoints only close logs, so that these stay bounded.
         on_part: takes what this rank contributes: ``on_part(step, epoch, part)``, in order, in the recorder's thread;
-            the last checkpoint too. Part is None without places. While it blocks, at most two more checkpoints are
-            made, then lanes wait. Its errors end the job.
+            the last checkpoint too. Part is None without places. While it blocks, some more checkpoints are made
+            (`_max_parts`), then lanes wait. Its errors end the job.
         inspect: looks at the store's servers (`Ledger.inspect`); called in lane net-out every 50 write-backs. Its
             errors end the job.
 
@@ -200,7 +197,8 @@ class Recorder(NoRecorder):
         if making is not None:
             return making
         if self._has_files:
-            self._wait_for(lambda: self._scribe.num_dense < _MAX_DENSE)
+            scribe, max_parts = self._scribe, self._max_parts()
+            self._wait_for(lambda: scribe.num_dense < _MAX_DENSE and scribe.num_parts < max_parts)
         with self._lock:
             making = self._at(step)
             if making is None:
@@ -211,6 +209,15 @@ class Recorder(NoRecorder):
                 if self._has_files:
                     self._scribe.admit()
             return making
+
+    def _max_parts(self) -> int:
+        """Finished parts that may wait to be published.
+
+        One waits for another rank's, and that for the rank's lanes: they close the log of a checkpoint at C once they
+        evict for a batch that is read after C, `read_ahead` batches later at most, and have drained its rows when the
+        next one begins. So lanes that wait here must be further on than that, or the ranks wait for each other.
+        """
+        return 2 + -(-(self._bound.settings.read_ahead + 2) // max(self._every, 1))
 
     def _pieces(self) -> set[str]:
         if not self._has_files:
@@ -263,16 +270,17 @@ class Recorder(NoRecorder):
 
     def _take_moment(self, step: int, counts: Callable[[], Mapping[str, int]]) -> None:
         cache = self._bound.cache
-        making = self._begin(step)
         with cache.capture.lock:
             if self._moment == step:
-                return  # the other lane that updates rows was first
+                return  # the other lane that updates rows was first; the checkpoint may be done by now
+            making = self._begin(step)
+            # While the other lane waits: it is about to change what is counted.
+            making.progress.update(counts())
             self.drain()
-            num_bytes = cache.capture.begin(_Taker(self._scribe, making) if self._has_files else None)
+            num_bytes = cache.capture.begin(ScribesTaker(self._scribe, making) if self._has_files else None)
             self._moment = step
             batches = min(max(_DRAIN_BATCHES, num_bytes // _DRAIN_BYTES), self._every // 2)
             self._drain_slots = -(-len(cache.slots) // max(batches, 1))
-        making.progress.update(counts())
         self._give(making, "moment")
         self._after_drain()
 
@@ -372,7 +380,7 @@ class Recorder(NoRecorder):
 
     def _wait_for(self, test: Callable[[], bool]) -> None:
         runner = self._bound.runner
-        self._scribe.wait_for(test, lambda: runner.error if runner is not None else None)
+        self._scribe.wait_for(test, lambda: runner.lost() if runner is not None else None)
 
     def _take_part(self, step: int, epoch: int, part: Any) -> None:
         self._on_part(step, epoch, part)
@@ -380,18 +388,8 @@ class Recorder(NoRecorder):
             del self._makings[epoch]
 
     def _fail(self, error: BaseException) -> None:
-        self._bound.abort(error)
-
-
-class _Taker:
-    """`bagpipe.cache.capture.Taker` of one checkpoint."""
-
-    def __init__(self, scribe: Scribe, making: Making) -> None:
-        self._scribe = scribe
-        self._making = making
-
-    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
-        self._scribe.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
-
-    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-        self._making.names.append((tables, ids))
+        engine = self._bound
+        engine.abort(error)
+        if engine.peers is not None:
+            # At once: lanes of this rank may be waiting for others that wait for those that have ended here.
+            engine.peers.report(error)

@@ -1,14 +1,16 @@
-"""`recover`: makes a store's rows those of a checkpoint, whatever has happened to the store since. Walks no row twice.
+"""`recover`: makes a store's rows those of a checkpoint, whatever has happened to the store since.
 
     ledger.state ──check_namespace──> ours?  ──seize──> nobody else writes any more
     bucket by bucket:   its mark and logs say which rows may differ ──> write those, delete what was not there
-                        they say nothing, or of another checkpoint  ──> drop the bucket, write all its rows
-    ledger.begin: the rows are those of the checkpoint
+                        they say nothing, or of another checkpoint, ──> drop the bucket, write all its rows
+                        or it has not as many rows as it must have then
+    ledger.begin: the rows are those of the checkpoint; if the store has forgotten none of this
 
 A bucket's logs name every row written since its mark was set. So a bucket marked with the checkpoint needs only its
 logged rows and those that were dirty in a cache; and so does one marked with the checkpoint before, if the store has
 kept every group of the interval between them (a crash between a manifest and its commit). All writes go through the
-fence, so a recovery that is cut short is recovered from by the next one.
+fence, so a recovery that is cut short is recovered from by the next one. A server that is replaced in the middle of
+a recovery may come back with a part of it: `begin` compares what was written with the log of it, and counts the rows.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ __all__ = ["Recovered", "check_namespace", "is_empty", "is_usable", "recover", "
 
 #: Rows looked up and written at a time: 8 MiB of 128-byte records.
 CHUNK_ROWS = 65_536
+
+_PLACE = "the store's namespace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +105,15 @@ def is_usable(state: BucketState, bucket: int, checkpoint: Manifest) -> bool:
     return all(kept.get(part.rank) == part.num_groups[bucket] for part in checkpoint.parts)
 
 
-def take_over(ledger: Ledger, *, token: str, num_writers: int) -> bool:
+def take_over(ledger: Ledger, *, token: str, num_writers: int, place: str = _PLACE) -> bool:
     """Make `token` the only one that may change the rows, and them the beginning, as they are. True if there are none.
 
     Raises:
-        FencedError, StoreError: as `recover`.
+        InputError, FencedError, StoreError: as `recover`.
     """
     ledger.seize(token)
     states = ledger.state()
+    check_namespace(states, place, "")
     ledger.begin("", num_writers)
     return is_empty(states)
 
@@ -121,6 +126,7 @@ def recover(
     checkpoint: Manifest,
     rows: CheckpointRows,
     num_writers: int,
+    place: str = _PLACE,
     progress: Callable[[int, int], None] = lambda num_rows, num_bytes: None,
 ) -> Recovered:
     """Make the store's rows those of a checkpoint, and `token` the only one that may change them.
@@ -131,23 +137,22 @@ def recover(
         token: of this job.
         checkpoint, rows: what is restored.
         num_writers: ranks of this job.
+        place: what an error calls the namespace.
         progress: called after each chunk with the rows and bytes written so far.
 
     Raises:
         FencedError: another job has begun since. StoreError: the store failed. Either way the next recovery succeeds.
+        InputError: a job of another lineage began while this one did; its rows are untouched.
     """
     start_s = time.monotonic()
     ledger.seize(token)
     reach("after-seize")
     # Only now: until then, others could write.
     states = ledger.state()
+    check_namespace(states, place, checkpoint.lineage)
     store.fence(Fence(token=token, writer=0, epoch=0))
     writer = _Writer(store, ledger, progress)
     usable = np.array([is_usable(state, bucket, checkpoint) for bucket, state in enumerate(states)])
-    lost = [bucket for bucket in np.flatnonzero(~usable).tolist() if rows.num_records or states[bucket].num_rows]
-    if lost:
-        # Rows are put where no mark says whose they are, and some are dropped that a mark vouches for.
-        ledger.condemn(condemned(checkpoint.mark))
     for bucket in np.flatnonzero(usable).tolist():
         if any(log.num_groups for log in states[bucket].logs):
             touched = ledger.touched(bucket)
@@ -155,14 +160,22 @@ def recover(
     tables, ids = rows.dirty()
     stale = usable[bucket_of(tables, ids, len(states))]
     writer.restore(tables[stale], ids[stale], rows)
-    for bucket in lost:
-        if states[bucket].num_rows:
-            ledger.drop(bucket)
+    wanted = rows.count(len(states))
+    if usable.any():
+        states = ledger.state()
+    found = np.array([state.num_rows for state in states])
+    lost = np.flatnonzero((found != wanted) | ~usable & (wanted > 0)).tolist()
     if lost:
+        # Rows are put where no mark says whose they are, and some are dropped that a mark vouches for.
+        ledger.condemn(condemned(checkpoint.mark))
+        for bucket in lost:
+            if found[bucket]:
+                ledger.drop(bucket)
         for requests in rows.requests(buckets=lost, num_buckets=len(states)):
             writer.write(requests)
     reach("before-begin")
-    ledger.begin(checkpoint.mark, num_writers)
+    num_groups = store.rotate()
+    ledger.begin(checkpoint.mark, num_writers, num_groups=num_groups.tolist(), num_rows=wanted.tolist())
     reach("after-begin")
     return Recovered(
         buckets_reloaded=len(lost),

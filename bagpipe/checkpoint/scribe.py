@@ -1,13 +1,17 @@
-"""`Scribe`: the thread that writes one rank's checkpoints to files, and the checkpoints in the making that it is given.
+"""`Scribe`: two threads: one writes a rank's checkpoints to files, the other sees to it that they are published.
 
-lanes ──rows, dense parts, "that was all"──> queue ──thread──> journals, dense, dirty and row files ──Part──> on_part
+lanes ──rows, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
+                                                         └──Part──> parts ──teller──> on_part
 
-Rules: *the thread waits for no lane*, so the lanes' waiting for it always ends; after an error it goes on taking work,
-and does none. The queue is bounded by those who fill it: see `Recorder`.
+Rules: *the writer waits for no lane and no other rank*, so the lanes' waiting for it always ends. The teller waits for
+other ranks, whose lanes may wait for this one's; so no lane waits for it, unless far more checkpoints are under way
+than that can explain. What is whole when the writer fails is published before its error is told; after an error a
+thread goes on taking work, and does none. The queues are bounded by those who fill them: see `Recorder`.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,12 +30,15 @@ from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
 
 if TYPE_CHECKING:
+    from bagpipe.cache.capture import CapturedRows
     from bagpipe.checkpoint.dense import DenseState
 
-__all__ = ["Making", "OnPart", "Places", "Scribe"]
+__all__ = ["Making", "OnPart", "Places", "Scribe", "ScribesTaker"]
 
 #: ``on_part(step, epoch, part)``; part is None where nothing is written to files.
 OnPart = Callable[[int, int, Part | None], None]
+
+_Queue = deque[Callable[[], None] | None]
 
 #: Between looks whether whoever waits should give up.
 _LOOK_S = 0.2
@@ -82,8 +89,8 @@ class Scribe:
     Args:
         rank: this one.
         places: where files go; None: nowhere, parts are None.
-        on_part: takes the parts, in the thread.
-        on_error: told of the thread's first error, in the thread.
+        on_part: takes the parts, in order, in the teller; may take its time.
+        on_error: told of the first error, in the teller.
 
     Attributes:
         error: the first error.
@@ -103,76 +110,101 @@ class Scribe:
         self._on_part = on_part
         self._on_error = on_error
         self._changed = threading.Condition()
-        self._work: deque[Callable[[], None] | None] = deque()
+        self._work: _Queue = deque()
+        self._parts: _Queue = deque()
         self._journals: dict[int, RowWriter] = {}
-        self._thread = threading.Thread(target=self._run, name="bagpipe-scribe", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(queue,), name=f"bagpipe-{name}", daemon=True)
+            for name, queue in (("scribe", self._work), ("publisher", self._parts))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the thread; what is not written yet is given up."""
+        """End the threads; what is not written yet is given up."""
         with self._changed:
-            self._work.append(None)
+            for queue in (self._work, self._parts):
+                queue.append(None)
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         for journal in self._journals.values():
             journal.discard()
 
     def rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, *, epoch: int, step: int) -> None:
-        """Rows for an epoch's journal; `rows` gives them when it is called, in the thread. Does not wait."""
+        """Rows for an epoch's journal; `rows` gives them when it is called, in the writer. Does not wait."""
         with self._changed:
             self.backlog_bytes += num_bytes
-        self._put(lambda: self._write_rows(rows, num_bytes, epoch, step))
+        self._put(self._work, lambda: self._write_rows(rows, num_bytes, epoch, step))
 
     def dense(self, making: Making) -> None:
         """The dense part is all there. Does not wait."""
-        self._put(lambda: self._write_dense(making))
+        self._put(self._work, lambda: self._write_dense(making))
 
     def complete(self, making: Making) -> None:
         """Nothing is missing, and what was given before is all. Does not wait."""
-        self._put(lambda: self._complete(making))
+        self._put(self._work, lambda: self._complete(making))
 
     def admit(self) -> None:
         """A dense part is about to be copied."""
         with self._changed:
             self.num_dense += 1
 
+    @property
+    def num_parts(self) -> int:
+        """Parts that `on_part` has not done with."""
+        return len(self._parts)
+
     def wait_for(self, test: Callable[[], bool], is_lost: Callable[[], BaseException | None]) -> None:
-        """Until the thread has got so far. Raises its error, or what `is_lost` gives."""
+        """Until the threads have got so far. Raises its error, or what `is_lost` gives."""
         with self._changed:
-            while not test():
+            while True:
                 error = self.error or is_lost()
                 if error is not None:
-                    raise error
+                    raise error  # before the test: after an error all work is soon done with
+                if test():
+                    return
                 self._changed.wait(_LOOK_S)
 
     def is_idle(self) -> bool:
         """All that was given is done."""
-        return not self._work
+        return not self._work and not self._parts  # the writer hands on before it is done
 
-    def _put(self, work: Callable[[], None]) -> None:
+    def _put(self, queue: _Queue, work: Callable[[], None]) -> None:
         with self._changed:
-            self._work.append(work)
+            queue.append(work)
             self._changed.notify_all()
 
-    def _run(self) -> None:
+    def _run(self, queue: _Queue) -> None:
+        has_failed = False
         while True:
             with self._changed:
-                while not self._work:
+                while not queue:
                     self._changed.wait()
-                work = self._work[-1] and self._work[0]  # None at the end: at once
+                work = queue[-1] and queue[0]  # None at the end: at once
             if work is None:
                 return
-            if self.error is None:
+            if not has_failed and self.error is None:
                 try:
                     work()
                 except BaseException as error:
-                    self.error = _explained(error)
-                    self._on_error(self.error)
+                    has_failed = True
+                    tell = functools.partial(self._tell, _explained(error))
+                    if queue is self._parts:
+                        tell()
+                    else:
+                        self._put(self._parts, tell)  # after what is whole already
             with self._changed:
-                self._work.popleft()
+                queue.popleft()
                 self._changed.notify_all()
+
+    def _tell(self, error: BaseException) -> None:
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+        self._on_error(error)
 
     def _write_rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, epoch: int, step: int) -> None:
         if epoch not in self._journals:
@@ -199,6 +231,10 @@ class Scribe:
 
     def _complete(self, making: Making) -> None:
         part = None if self._places is None else self._part(making, self._places.step(making.step))
+        self._put(self._parts, lambda: self._hand_on(making, part))
+
+    def _hand_on(self, making: Making, part: Part | None) -> None:
+        reach("after-checkpoint-data")
         self._on_part(making.step, making.epoch, part)
 
     def _part(self, making: Making, folder: Path) -> Part:
@@ -207,9 +243,9 @@ class Scribe:
         if making.names:
             tables, ids = (np.concatenate(column) for column in zip(*making.names, strict=True))
             dirty = save_dirty(folder, rank=self._rank, tables=tables.astype(np.uint32), ids=ids)
+            making.names.clear()
         journal = self._journals.pop(making.epoch, None)
         rows = () if journal is None else journal.seal(folder, making.step)
-        reach("after-checkpoint-data")
         return Part(
             rank=self._rank,
             dense=making.file,
@@ -220,10 +256,29 @@ class Scribe:
         )
 
 
+class ScribesTaker:
+    """`bagpipe.cache.capture.Taker` of one checkpoint: what is captured goes to its scribe."""
+
+    def __init__(self, scribe: Scribe, making: Making) -> None:
+        self._scribe = scribe
+        self._making = making
+
+    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+        self._scribe.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
+
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+        self._making.names.append((tables, ids))
+
+
 def _explained(error: BaseException) -> BaseException:
     """The error as a user should read it."""
-    if isinstance(error, JobError | StoreError | InputError):
+    if isinstance(error, JobError | StoreError):
         return error
+    if isinstance(error, InputError):
+        # What is found broken, or gone, in mid-run is no input of the user's any more.
+        explained = JobError(f"a checkpoint cannot be made: {error}")
+        explained.__cause__ = error
+        return explained
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         said = error.strerror or str(error)

@@ -133,9 +133,12 @@ class Runner:
         """A stop was asked for here, or agreed on."""
         return self._agreed_to_stop or not self._stop_requests.empty()
 
-    @property
-    def error(self) -> BaseException | None:
-        """The first error, if there is one."""
+    def lost(self) -> BaseException | None:
+        """The first error, if there is one: for a handler that waits, and for a caller whose work goes on after `run`.
+
+        A second request to stop is one, though nobody takes messages any more when the lanes have left.
+        """
+        self._heed_requests()
         return self._board.error
 
     def _must_stop(self) -> bool:
@@ -232,5 +235,9 @@ class Runner:
             return
         if message is not None:
             inside.discard(message)
-        elif self._stop_requests.qsize() > 1:
+        else:
+            self._heed_requests()
+
+    def _heed_requests(self) -> None:
+        if self._stop_requests.qsize() > 1:
             self._fail(Interrupted("aborted by a second request to stop"))

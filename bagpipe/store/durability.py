@@ -53,7 +53,7 @@ def refuse_less_durable(place: str, info: Mapping[str, Any], appendfsync: str, d
             f"store {place} keeps rows in memory only: appendonly is no, but store.durability is {durability}; "
             f"run CONFIG SET appendonly yes, or set store.durability = memory"
         )
-    if appendfsync not in DURABILITIES[DURABILITIES.index(durability) :]:
+    if appendfsync not in _at_least(durability):
         raise InputError(
             f"store {place} has appendfsync {appendfsync}, but store.durability is {durability}; "
             f"run CONFIG SET appendfsync {durability}, or ask for less"
@@ -61,14 +61,21 @@ def refuse_less_durable(place: str, info: Mapping[str, Any], appendfsync: str, d
 
 
 def inspect_durability(place: str, info: Mapping[str, Any], durability: str) -> None:
-    """StoreError if a server does not persist any more what was asked for."""
+    """StoreError if a server does not persist any more what was asked for. `info`: INFO, with its appendfsync."""
     if durability == "memory":
         return
     if not int(info.get("aof_enabled", 0)):
         raise StoreError(f"store {place}: appendonly is no by now, but store.durability is {durability}")
+    appendfsync = str(info.get("appendfsync", durability))
+    if appendfsync not in _at_least(durability):
+        raise StoreError(f"store {place}: appendfsync is {appendfsync} by now, but store.durability is {durability}")
     status = info.get("aof_last_write_status", "ok")
     if status != "ok":
         raise StoreError(
             f"store {place} cannot write its append-only file: aof_last_write_status is {status}, expected ok; "
             "is its disk full?"
         )
+
+
+def _at_least(durability: str) -> tuple[str, ...]:
+    return DURABILITIES[DURABILITIES.index(durability) :]

@@ -21,6 +21,7 @@ refused. A group carries the length its log must have, so one sent twice is writ
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from bagpipe.store.keys import FIELD_DTYPE
 
 __all__ = [
+    "CONDEMNED",
     "MAX_MARK_BYTES",
     "BucketState",
     "Fence",
@@ -54,7 +56,8 @@ _TOKEN = re.compile(r"\d{1,18}-[0-9a-f]{32}")
 
 MAX_MARK_BYTES = 200
 
-_CONDEMNED = ":condemned"
+#: How the mark of rows that are not to be trusted ends.
+CONDEMNED = ":condemned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ class Ledger(Protocol):
     """Administration of a namespace's fence, by one process and one thread at a time. Context manager.
 
     Every call may be repeated after a doubtful answer. All raise `StoreError` if the server fails, and those that
-    change anything `FencedError` once another token has seized a bucket.
+    change anything `FencedError` once another token has seized a bucket, `RolledBackError` if there is no owner.
     """
 
     num_buckets: int
@@ -120,6 +123,7 @@ class Ledger(Protocol):
         """Make `token` the owner of every bucket, and open an empty log of epoch 0 for its writer 0.
 
         From then on no group of any earlier token is written. Logs of other tokens keep their names in the `state`.
+        A mark beside which nobody knows of any log is condemned: one always has logs.
         """
         ...
 
@@ -135,12 +139,35 @@ class Ledger(Protocol):
         """Remove all rows of a bucket. For the owner."""
         ...
 
-    def begin(self, mark: str, num_writers: int) -> None:
-        """Recovery is over: remove all logs, set the mark, open empty logs of epoch 1 for writers 0 … n - 1."""
+    def begin(
+        self,
+        mark: str,
+        num_writers: int,
+        *,
+        num_groups: Sequence[int] | None = None,
+        num_rows: Sequence[int] | None = None,
+    ) -> None:
+        """Recovery is over: remove all logs, set the mark, open empty logs of epoch 1 for writers 0 … n - 1.
+
+        Args:
+            num_groups: by bucket, groups in the log of epoch 0; None: nothing was written.
+            num_rows: by bucket, the rows it must hold; None: any number.
+
+        Raises:
+            RolledBackError: a bucket has not what it must have: what was acknowledged since `seize` is lost. Its mark
+                stays as it is.
+        """
         ...
 
-    def commit(self, mark: str, epoch: int) -> None:
-        """A checkpoint is safe: set the mark and remove the owner's logs up to this epoch."""
+    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
+        """A checkpoint is safe: set the mark and remove the owner's logs up to this epoch. What is condemned stays so.
+
+        Args:
+            num_groups: by writer and bucket, groups in its log of this epoch: what the mark vouches for.
+
+        Raises:
+            RolledBackError: a bucket's log has another length: what was acknowledged is lost. Its mark stays as it is.
+        """
         ...
 
     def condemn(self, mark: str) -> None:
@@ -210,7 +237,7 @@ def seized_key(bucket_key: bytes, fence: Fence) -> bytes:
 
 def condemned(mark: str) -> str:
     """A mark that is no checkpoint's any more, but still tells whose rows these are; "" stays "". Repeatable."""
-    return mark if not mark or mark.endswith(_CONDEMNED) else mark + _CONDEMNED
+    return mark if not mark or mark.endswith(CONDEMNED) else mark + CONDEMNED
 
 
 def parse_log_name(name: bytes) -> Fence:

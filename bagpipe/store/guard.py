@@ -52,8 +52,9 @@ else redis.call('DEL',KEYS[i+1]) redis.call('HDEL',KEYS[i],'') end
 end
 return closed"""
 
-#: Answers the length of the old log, and the owner of the bucket. May be repeated.
+#: Answers the length of the old log, 0 if no log is known of, and the owner of the bucket. May be repeated.
 _ROTATE = b"""local length=redis.call('LLEN',KEYS[1])
+if redis.call('EXISTS',KEYS[3])==0 then length=0 end
 if length==tonumber(ARGV[1]) and redis.call('EXISTS',KEYS[2])==0 then
 redis.call('RPUSH',KEYS[2],'')
 redis.call('SADD',KEYS[3],ARGV[2])

@@ -5,7 +5,9 @@
     delete, drop                           scripts too: the owner is checked where the rows are
 
 Every script first compares the owner, so one who has lost a bucket changes nothing there; and every script may run
-twice. So an answer that got lost is no trouble: the call is repeated until the deadline.
+twice. So an answer that got lost is no trouble: the call is repeated until the deadline. By then another process may
+answer, which has forgotten what was acknowledged. So a script that sets a mark first looks whether all that the mark
+vouches for is there.
 
 Keys: `bagpipe.store.fencing`. All keys of a bucket are in one hash slot, so a script may reach them all.
 """
@@ -26,6 +28,7 @@ from bagpipe.crash_points import reach
 from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.durability import needs_fsync
 from bagpipe.store.fencing import (
+    CONDEMNED,
     BucketState,
     LogState,
     check_mark,
@@ -35,6 +38,7 @@ from bagpipe.store.fencing import (
     log_key,
     logs_key,
     mark_key,
+    open_key,
     owner_key,
     parse_log_name,
     seized_key,
@@ -58,7 +62,9 @@ _INSPECT_BUCKETS = 64
 #: Pause before a call is repeated.
 _PAUSE_S = 0.05
 
-# KEYS: bucket, owner, mark, logs. ARGV[1]: token.
+# KEYS: bucket, owner, mark, logs, open. The last does not exist, so that while a slot moves a cluster's nodes refuse
+# the command (TRYAGAIN): else a script could meet a bucket whose logs have not come yet, or have gone.
+# ARGV[1]: token. Answers OK, LOST (see `_check`), or whose the bucket is.
 _STATE = """
 local found = {redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or '', redis.call('HLEN', KEYS[1])}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
@@ -70,6 +76,10 @@ end
 return found
 """
 _SEIZE = """
+local mark = redis.call('GET', KEYS[3]) or ''
+if mark ~= '' and redis.call('EXISTS', KEYS[4]) == 0 and string.sub(mark, -#ARGV[2]) ~= ARGV[2] then
+  redis.call('SET', KEYS[3], mark .. ARGV[2])
+end
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   local log = KEYS[1] .. ':log:' .. name
   if string.sub(name, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' and redis.call('EXISTS', log) == 1 then
@@ -88,7 +98,12 @@ if owner ~= ARGV[1] then return owner end
 _BEGIN = (
     _CHECK_OWNER
     + """
-for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+local names, recovery, has_begun = redis.call('SMEMBERS', KEYS[4]), ARGV[1] .. ':0:0', true
+for _, name in ipairs(names) do has_begun = has_begun and name ~= recovery end
+if has_begun then return 'OK' end
+if redis.call('LLEN', KEYS[1] .. ':log:' .. recovery) ~= tonumber(ARGV[4]) + 1 then return 'LOST' end
+if ARGV[5] ~= '-1' and redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[5]) then return 'LOST' end
+for _, name in ipairs(names) do
   redis.call('UNLINK', KEYS[1] .. ':log:' .. name, KEYS[1] .. ':seized:' .. name)
 end
 redis.call('DEL', KEYS[4])
@@ -104,6 +119,12 @@ return 'OK'
 _COMMIT = (
     _CHECK_OWNER
     + """
+local mark = redis.call('GET', KEYS[3]) or ''
+if mark ~= '' and (mark == ARGV[2] or string.sub(mark, -#ARGV[4]) == ARGV[4]) then return 'OK' end
+for number = 5, #ARGV do
+  local log = string.format('%s:log:%s:%s:%d', KEYS[1], ARGV[1], ARGV[3], number - 5)
+  if redis.call('LLEN', log) ~= tonumber(ARGV[number]) + 1 then return 'LOST' end
+end
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   local token, epoch = string.match(name, '^(.*):(%d+):%d+$')
   if token == ARGV[1] and tonumber(epoch) <= tonumber(ARGV[3]) then
@@ -160,7 +181,7 @@ class RedisLedger:
         """See `Ledger.seize`."""
         check_token(token)
         self._token = token
-        self._act(range(self.num_buckets), _SEIZE)
+        self._act(range(self.num_buckets), _SEIZE, CONDEMNED)
 
     def touched(self, bucket: int) -> NDArray[np.void]:
         """See `Ledger.touched`. Memory: the distinct rows, and a million more."""
@@ -175,6 +196,8 @@ class RedisLedger:
             for start in range(1, length, _LOG_GROUPS):
                 (groups,) = self._ask([Command(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
                 joined = b"".join(groups)
+                if len(groups) != min(_LOG_GROUPS, length - start):
+                    raise RolledBackError(f"{self._place(bucket)} has lost some of the log {name.decode()}")
                 if len(joined) % FIELD_BYTES:
                     raise StoreError(f"{self._place(bucket)}: the log {name.decode()} of bucket {bucket} is damaged")
                 parts.append(np.frombuffer(joined, FIELD_DTYPE))
@@ -194,28 +217,40 @@ class RedisLedger:
         present, starts = np.unique(buckets[order], return_index=True)
         words: list[bytes] = fields[order].view(f"V{FIELD_BYTES}").tolist()
         stops = [*starts[1:].tolist(), len(ids)]
-        commands = [
-            self._script(bucket, _DELETE, self._token, *words[first : min(first + _DELETE_ROWS, stop)])
+        parts = [
+            (bucket, words[first : min(first + _DELETE_ROWS, stop)])
             for bucket, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True)
             for first in range(start, stop, _DELETE_ROWS)
         ]
-        self._check(present[:1].tolist(), self._ask(commands))
+        answers = self._ask([self._script(bucket, _DELETE, self._token, *part) for bucket, part in parts])
+        self._check([bucket for bucket, _ in parts], answers)
 
     def drop(self, bucket: int) -> None:
         """See `Ledger.drop`."""
         self._act([bucket], _DROP)
 
-    def begin(self, mark: str, num_writers: int) -> None:
+    def begin(
+        self,
+        mark: str,
+        num_writers: int,
+        *,
+        num_groups: Sequence[int] | None = None,
+        num_rows: Sequence[int] | None = None,
+    ) -> None:
         """See `Ledger.begin`."""
         check_mark(mark)
-        self._act(range(self.num_buckets), _BEGIN, mark, num_writers)
+        groups = [0] * self.num_buckets if num_groups is None else num_groups
+        rows = [-1] * self.num_buckets if num_rows is None else num_rows
+        proofs = list(zip(groups, rows, strict=True))
+        self._act(range(self.num_buckets), _BEGIN, mark, num_writers, proofs=proofs)
 
-    def commit(self, mark: str, epoch: int) -> None:
+    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
         check_mark(mark)
-        self._act([0], _COMMIT, mark, epoch)
+        proofs = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
+        self._act([0], _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
         reach("mid-commit")
-        self._act(range(1, self.num_buckets), _COMMIT, mark, epoch)
+        self._act(range(1, self.num_buckets), _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
 
     def condemn(self, mark: str) -> None:
         """See `Ledger.condemn`."""
@@ -271,20 +306,34 @@ class RedisLedger:
 
     def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> Command:
         key = self._keys[bucket]
-        keys = (key, owner_key(key), mark_key(key), logs_key(key))
+        keys = (key, owner_key(key), mark_key(key), logs_key(key), open_key(key))
         return Command(key, ("EVAL", script, len(keys), *keys, *arguments))
 
-    def _act(self, buckets: Sequence[int], script: str, *arguments: str | int) -> None:
-        """Run a script that changes something, in our name."""
-        answers = self._ask([self._script(bucket, script, self._token, *arguments) for bucket in buckets])
-        self._check(buckets, answers)
+    def _act(
+        self,
+        buckets: Sequence[int],
+        script: str,
+        *arguments: str | int,
+        proofs: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        """Run a script that changes something, in our name; `proofs`: by bucket, what it must have before."""
+        every = [arguments if proofs is None else (*arguments, *proofs[bucket]) for bucket in buckets]
+        commands = [self._script(bucket, script, self._token, *own) for bucket, own in zip(buckets, every, strict=True)]
+        self._check(buckets, self._ask(commands))
 
     def _check(self, buckets: Sequence[int], answers: Sequence[bytes]) -> None:
-        """Raises FencedError or RolledBackError for the first answer that is another owner's token, or no owner's."""
-        for number, answer in enumerate(answers):
+        """Judge what scripts answered about these buckets.
+
+        Raises:
+            FencedError: the first answer that is not OK is another owner's token.
+            RolledBackError: it is no owner's, or says that something is missing.
+        """
+        for bucket, answer in zip(buckets, answers, strict=True):
             if answer == b"OK":
                 continue
-            place = self._place(buckets[min(number, len(buckets) - 1)])
+            place = self._place(bucket)
+            if answer == b"LOST":
+                raise RolledBackError(f"{place}: bucket {bucket} has lost rows that were written")
             if not answer:
                 raise RolledBackError(f"{place} has forgotten its owner, expected {self._token!r}: rows may be lost")
             raise FencedError(

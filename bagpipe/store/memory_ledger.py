@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, RolledBackError
-from bagpipe.store.fencing import BucketState, Fence, LogState, check_mark, check_token, distinct_fields
+from bagpipe.store.fencing import (
+    BucketState,
+    Fence,
+    LogState,
+    check_mark,
+    check_token,
+    condemned,
+    distinct_fields,
+)
 from bagpipe.store.keys import FIELD_DTYPE, bucket_of
 from bagpipe.store.memory_space import Log, Space
 
@@ -38,9 +48,7 @@ class MemoryLedger:
     def state(self) -> tuple[BucketState, ...]:
         """See `Ledger.state`."""
         with self._space.lock:
-            num_rows = np.zeros(self.num_buckets, np.int64)
-            for number, table in enumerate(self._space.tables):
-                num_rows += np.bincount(self._buckets(number, table.ids), minlength=self.num_buckets)
+            num_rows = self._num_rows()
             logs = sorted(self._space.logs.items(), key=lambda item: (item[0].token, item[0].epoch, item[0].writer))
             return tuple(
                 BucketState(
@@ -89,21 +97,40 @@ class MemoryLedger:
             for number, table in enumerate(self._space.tables):
                 self._space.tables[number] = table.without(self._buckets(number, table.ids) == bucket)
 
-    def begin(self, mark: str, num_writers: int) -> None:
+    def begin(
+        self,
+        mark: str,
+        num_writers: int,
+        *,
+        num_groups: Sequence[int] | None = None,
+        num_rows: Sequence[int] | None = None,
+    ) -> None:
         """See `Ledger.begin`."""
         check_mark(mark)
+        groups = np.zeros(self.num_buckets, np.int64) if num_groups is None else np.asarray(num_groups)
         with self._space.lock:
             self._check_owner()
+            recovery = self._space.logs.get(Fence(token=self._token, writer=0, epoch=0))
+            if recovery is None:  # it has begun
+                return
+            self._check_same("groups", recovery.num_groups, groups)
+            if num_rows is not None:
+                self._check_same("rows", self._num_rows(), np.asarray(num_rows))
             self._space.mark = mark
             self._space.logs = {
                 Fence(token=self._token, writer=writer, epoch=1): Log(self.num_buckets) for writer in range(num_writers)
             }
 
-    def commit(self, mark: str, epoch: int) -> None:
+    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
         check_mark(mark)
         with self._space.lock:
             self._check_owner()
+            if self._space.mark and self._space.mark in (mark, condemned(self._space.mark)):
+                return
+            for writer, groups in enumerate(num_groups):
+                log = self._space.logs.get(Fence(token=self._token, writer=writer, epoch=epoch))
+                self._check_same("groups", log.num_groups if log is not None else None, np.asarray(groups))
             self._space.mark = mark
             self._space.logs = {
                 fence: log
@@ -123,6 +150,18 @@ class MemoryLedger:
         with self._space.lock:
             if self._token:
                 self._check_owner()
+
+    def _num_rows(self) -> NDArray[np.int64]:
+        """By bucket. Call under the lock."""
+        num_rows = np.zeros(self.num_buckets, np.int64)
+        for number, table in enumerate(self._space.tables):
+            num_rows += np.bincount(self._buckets(number, table.ids), minlength=self.num_buckets)
+        return num_rows
+
+    def _check_same(self, what: str, found: NDArray[np.int64] | None, expected: NDArray[np.int64]) -> None:
+        """RolledBackError unless every bucket has what it must have."""
+        if found is None or (found != expected).any():
+            raise RolledBackError(f"{self._place} has lost {what} that were written")
 
     def _check_owner(self) -> None:
         """Call under the lock.

@@ -1,7 +1,8 @@
 """`ClockJump`: a wall clock that jumps while programs run. The monotonic clocks, and the machine's own, stay right.
 
-    shared file, 8 bytes: seconds to add ──mapped──> a library between program and libc (LD_PRELOAD) ──> gettimeofday,
-    test ──jump(86_400)──┘                                                         time, clock_gettime(CLOCK_REALTIME)
+    shared file, 8 bytes: seconds to add ──mapped──> a library between program and libc (LD_PRELOAD)
+    test ──jump(86_400)──┘                           gettimeofday, time, clock_gettime(CLOCK_REALTIME): kernel + offset
+                                                     deadlines of pthread_cond_timedwait, sem_timedwait: kernel - offset
 
 A time namespace cannot do this: Linux moves only the monotonic and the boot-time clock there (time_namespaces(7)). The
 library is compiled when first needed, so a C compiler must be there.
@@ -25,7 +26,10 @@ _OFFSET_VARIABLE = "BAGPIPE_CLOCK_OFFSET"
 
 _SOURCE = r"""
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -62,6 +66,33 @@ time_t time(time_t *now) {
     clock_gettime(CLOCK_REALTIME, &exact);
     if (now) *now = exact.tv_sec;
     return exact.tv_sec;
+}
+
+/* The kernel's clock did not jump. A deadline this early is one of a monotonic clock, seconds since the start. */
+static struct timespec of_kernel(const struct timespec *deadline) {
+    struct timespec found = *deadline;
+    if (offset && found.tv_sec > 500000000) found.tv_sec -= *offset;
+    return found;
+}
+
+/* Of x86-64, where an older one has the same name; elsewhere there is only one. */
+static void *newest(const char *name) {
+    void *found = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
+    return found ? found : dlsym(RTLD_NEXT, name);
+}
+
+int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *deadline) {
+    static int (*next)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+    if (!next) next = newest("pthread_cond_timedwait");
+    struct timespec real = of_kernel(deadline);
+    return next(cond, mutex, &real);
+}
+
+int sem_timedwait(sem_t *semaphore, const struct timespec *deadline) {
+    static int (*next)(sem_t *, const struct timespec *);
+    if (!next) next = newest("sem_timedwait");
+    struct timespec real = of_kernel(deadline);
+    return next(semaphore, &real);
 }
 """
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.fencing import Fence, LogState
+from bagpipe.store.fencing import Fence, LogState, condemned
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.testing.fence_jobs import (
@@ -244,12 +244,63 @@ def check_calls_may_be_repeated(make_store: MakeStore) -> None:
         assert (touched_ids(ledger) == ids).all(), "seizing again forgot what was written since"
         for _ in range(2):
             ledger.delete(np.zeros(3, np.uint32), ids[:3])
+        num_groups = store.rotate()
         for _ in range(2):
-            ledger.begin("m:1", 1)
+            ledger.begin("m:1", 1, num_groups=num_groups.tolist())
+        store.fence(Fence(token=token, writer=0, epoch=1))
+        store.write(0, ids[5:9], rows_of(0, ids[5:9], 2.0))
+        ledger.begin("m:1", 1, num_groups=num_groups.tolist())
+        assert (touched_ids(ledger) == ids[5:9]).all(), "what came after the beginning is gone"
         for _ in range(2):
             ledger.condemn("x")
         assert {state.mark for state in ledger.state()} == {"x"}
         assert (store.ids(0) == ids[3:]).all()
+
+
+def check_a_beginning_that_does_not_tally(make_store: MakeStore) -> None:
+    """With what was written since the namespace was taken over, or with the rows that there must be."""
+    name, token, ids = new_name(), new_token(3), ids_of((0, 50))
+    with look_at(make_store, name) as (store, ledger):
+        ledger.seize(token)
+        store.fence(Fence(token=token, writer=0, epoch=0))
+        store.write(0, ids, rows_of(0, ids, 1.0))
+        num_rows = [state.num_rows for state in ledger.state()]
+        num_groups = store.rotate().tolist()
+        raises(RolledBackError, lambda: ledger.begin("m:1", 1))
+        more = [number + 1 for number in num_groups]
+        raises(RolledBackError, lambda: ledger.begin("m:1", 1, num_groups=more, num_rows=num_rows))
+        more = [number + 1 for number in num_rows]
+        raises(RolledBackError, lambda: ledger.begin("m:1", 1, num_groups=num_groups, num_rows=more))
+        assert all(state.mark == "" for state in ledger.state() if state.num_rows)
+        ledger.begin("m:1", 1, num_groups=num_groups, num_rows=num_rows)
+        assert {state.mark for state in ledger.state()} == {"m:1"}
+
+
+def check_a_commit_vouches_for_what_is_there(make_store: MakeStore) -> None:
+    """Each writer's groups of the epoch, no fewer; and a second commit of the same finds nothing to compare."""
+    name = new_name()
+    with play_job(make_store, name, 1, writers=2) as job:
+        job.write(ids_of((0, 100)), 1.0)
+        job.write(ids_of((200, 300)), 1.0, writer=1)
+        counts = [groups.tolist() for groups in job.rotate()]
+        more = [counts[0], [number + 1 for number in counts[1]]]
+        raises(RolledBackError, lambda: job.ledger.commit("m:1", 1, more))
+        assert {state.mark for state in job.ledger.state()} == {"m:0"}
+        for _ in range(2):
+            job.ledger.commit("m:1", 1, counts)
+        assert {state.mark for state in job.ledger.state()} == {"m:1"}
+        raises(RolledBackError, lambda: job.ledger.commit("m:2", 1, counts))
+
+
+def check_what_is_condemned_stays_so(make_store: MakeStore) -> None:
+    """A checkpoint may still be on its way when a rank finds that rows are lost."""
+    name = new_name()
+    with play_job(make_store, name, 1) as job:
+        job.write(ids_of((0, 100)), 1.0)
+        counts = [groups.tolist() for groups in job.rotate()]
+        job.ledger.condemn(condemned("m:0"))
+        job.ledger.commit("m:1", 1, counts)
+        assert {state.mark for state in job.ledger.state()} == {condemned("m:0")}
 
 
 def check_deleting_and_dropping(make_store: MakeStore) -> None:

@@ -5,13 +5,15 @@
 Every round times each of these once, in a new order, on one server (a private embedded one unless --url is given):
 
     ours      RedisStore.read / write of one batch of random ids, with their check words
-    fenced    the same write by a writer with a fence: guarded, logged, written once
+    fenced    the same write by a writer with a fence, as a job's: guarded, logged, written once
+    plain     the same write without fence and check words: HSETs of the rows and nothing else, by the same client
     replay    the very bytes `ours` sends, made beforehand, sent on a raw socket; the replies are read and thrown away
     redis-py  MGET/MSET on keys, HMGET/HSET on one hash, HMGET/HSET per bucket in a pipeline; arguments made beforehand,
               replies left as lists of bytes; parser: hiredis. The fastest, found in a first pass, takes part
 
-Reported: the median over rounds, the ratios of rates, and what a fence costs (fenced / ours, in time). The batch holds
-rows of --tables tables in equal shares.
+Reported: the median over rounds, the ratios of rates, and what safety costs (fenced / plain and fenced / ours, in time;
+logs are closed and removed every 20 rounds, as by checkpoints). The batch holds rows of --tables tables in equal
+shares. A job's groups are smaller: see --rows.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from bagpipe.store.redis import RedisStore
 from bagpipe.store.routing import Router, spread
 from bagpipe.store.transfer import max_command_rows
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+from benchmarks.store.plain import PlainWriter
 
 NAMESPACE = "bench"
 FENCED_NAMESPACE = "bench-fenced"
@@ -169,6 +172,7 @@ def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[
         fenced = stack.enter_context(
             RedisStore(url, schema=work.schema, namespace=FENCED_NAMESPACE, num_buckets=work.num_buckets)
         )
+        plain = stack.enter_context(PlainWriter(url, work.writes, work.num_buckets))
         writer = FencedWriter(fenced, stack.enter_context(fenced.ledger()))
         raw = stack.enter_context(_connect(url))
         client = redis.Redis.from_url(url)
@@ -178,6 +182,7 @@ def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[
         contenders["write"] |= {
             "ours": lambda: store.write_many(work.writes),
             "fenced": lambda: fenced.write_many(work.writes),
+            "plain": plain.write,
             "replay": replay(raw, work.encoded_write(), work.write_reply_bytes(), buffer),
         }
         contenders["read"] |= {
@@ -205,8 +210,8 @@ class FencedWriter:
 
     def checkpoint(self) -> None:
         """Begin new logs and remove the old ones, as a checkpoint does."""
-        self._store.rotate()
-        self._ledger.commit("bench:0", self._epoch)
+        num_groups = self._store.rotate().tolist()
+        self._ledger.commit(f"bench:{self._epoch}", self._epoch, [num_groups])
         self._epoch += 1
 
 
@@ -272,7 +277,8 @@ def summarise(seconds: dict[str, dict[str, list[float]]], num_rows: int) -> dict
             "best_redis_py": best_name,
         }
         if "fenced" in medians:
-            summary[kind]["fenced_over_ours"] = round(medians["fenced"] / medians["ours"], 3)
+            for name in ("ours", "plain"):
+                summary[kind][f"fenced_over_{name}"] = round(medians["fenced"] / medians[name], 3)
     return summary
 
 
@@ -323,8 +329,11 @@ def main() -> None:
         for name, value in result["median_ms"].items():
             rate = result["million_rows_per_s"][name]
             sys.stdout.write(f"{kind:6} {name:28} {value:8.3f} ms {rate:8.3f} M rows/s\n")
-        if "fenced_over_ours" in result:
-            sys.stdout.write(f"{kind:6} fenced takes {result['fenced_over_ours']:.2f} times as long as ours\n")
+        if "fenced_over_plain" in result:
+            sys.stdout.write(
+                f"{kind:6} fenced takes {result['fenced_over_plain']:.2f} times as long as plain, "
+                f"{result['fenced_over_ours']:.2f} times as long as ours\n"
+            )
         sys.stdout.write(
             f"{kind:6} ours / replay {result['ours_over_replay']:.2f}x   "
             f"ours / {result['best_redis_py']} {result['ours_over_redis_py']:.2f}x\n"

@@ -175,7 +175,7 @@ class RowsOfJob:
                     num_groups=tuple(store.rotate().tolist()),
                 )
             )
-        self.committed[f"{LINEAGE}:{self.generation}:{self.step}"] = dict(self.newest)
+        self.committed[f"{LINEAGE}:{self.token}:{self.step}"] = dict(self.newest)
         self.epoch += 1
         self.open_journals()
         return parts

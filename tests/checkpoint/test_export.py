@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,20 @@ def test_safetensors_read_back(saved, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written: Not a directory"):
         write(exported, tmp_path / "file" / "out", "safetensors", metadata={})
+
+
+def test_nothing_but_the_folder_asked_for_is_touched(saved, tmp_path, monkeypatch):
+    """Not what has its name and some more; the folder may be the one we are in."""
+    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
+    here, beside = tmp_path / "here", tmp_path / "here.tmp"
+    here.mkdir()
+    beside.mkdir()
+    (beside / "precious").write_text("")
+    monkeypatch.chdir(here)
+    write(exported, Path(), "safetensors", metadata={})
+    assert sorted(path.name for path in here.iterdir()) == ["model.safetensors", "optimizer.safetensors"]
+    assert [path.name for path in tmp_path.glob("here*")] in (["here", "here.tmp"], ["here.tmp", "here"])
+    assert (beside / "precious").exists()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as it says, one process reads

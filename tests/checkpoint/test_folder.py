@@ -63,6 +63,20 @@ def test_a_later_generation_is_newer_whatever_its_step(tmp_path):
     assert content(rows_of(again)) == models[1] | {(0, 1): 5.0}
 
 
+def test_an_older_one_becomes_the_newest(tmp_path):
+    """By links to the same files; what it comes from may go."""
+    folder, checkpoints, models = three_checkpoints(tmp_path)
+    assert [folder.has_newer(each) for each in checkpoints] == [True, True, False]
+    adopted = folder.adopt(checkpoints[1], folder.new_generation())
+    assert (adopted.position, adopted.manifest.parent_mark) == ((2, 20), "")
+    assert CheckpointFolder(tmp_path).newest(no_warnings) == adopted
+    name = adopted.manifest.files[0].name
+    assert (adopted.folder / name).samefile(checkpoints[1].folder / name)
+    folder.prune(1, adopted)
+    assert steps_of(folder) == [(2, 20)]
+    assert content(rows_of(folder.at(20, no_warnings))) == models[1]
+
+
 def test_without_its_manifest_a_checkpoint_is_nothing(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     (checkpoints[-1].folder / "manifest.json").rename(checkpoints[-1].folder / "manifest.json.tmp")
@@ -169,6 +183,22 @@ def test_nothing_newer_than_the_known_one_goes(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     folder.prune(1, checkpoints[1])
     assert steps_of(folder) == [(1, 30), (1, 20)]
+
+
+def test_what_a_later_start_goes_on_from_stays(tmp_path):
+    """The job that it takes over is still making checkpoints; once the later one has its own, it goes."""
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    generation = folder.new_generation()
+    folder.note_start(generation, "2-token", checkpoints[0])
+    folder.note_start(folder.new_generation(), "3-token", None)
+    (folder.generation_folder(folder.new_generation()) / "start").write_bytes(b"\xff 1 x")
+    folder.prune(1, checkpoints[-1])
+    assert steps_of(folder) == [(1, 30), (1, 10)]
+    assert folder.token_of(generation) == "2-token"
+    assert folder.token_of(9) == ""
+    again = save(folder, generation, 20, [{}], before=checkpoints[0])
+    folder.prune(1, again)
+    assert steps_of(folder) == [(2, 20)]
 
 
 def test_an_empty_generation_is_swept(tmp_path):

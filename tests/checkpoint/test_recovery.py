@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.checkpoint.recovery import check_namespace, is_usable
+from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.checkpoint.recovery import check_namespace, is_usable, recover
 from bagpipe.errors import FencedError, InputError
 from bagpipe.store.fencing import BucketState, Ledger, LogState, condemned
 from bagpipe.store.interface import Store
@@ -145,6 +148,51 @@ def test_rows_not_to_be_trusted_are_all_loaded(started: tuple[RowsOfJob, str]) -
         assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
         assert later.recovered.rows_written == 3
         assert later.recovered.buckets_reloaded > 0
+
+
+def test_a_bucket_that_has_other_rows_than_it_must_is_loaded(started: tuple[RowsOfJob, str]) -> None:
+    """Its mark and logs are as they should be, but somebody has deleted a row that no log names."""
+    job, name = started
+    job.ledger.delete(np.array([1], np.uint32), np.array([2], np.int64))
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+        assert later.recovered.buckets_reloaded == 1
+
+
+def test_another_lineage_began_meanwhile(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
+    """Between the judgement of a namespace and the moment from which nobody else may write."""
+    job, name = started
+    before = stored(job.stores[0])
+    checkpoint = replace(job.publishers[0].newest.manifest, lineage=OTHER, parts=())
+    refused = pytest.raises(InputError, match=r"^it belongs to a job's checkpoints")
+    with MemoryStore(SCHEMA, name=name, num_buckets=4) as store, refused:
+        recover(
+            store,
+            store.ledger(),
+            token=f"1-{secrets.token_hex(16)}",
+            checkpoint=checkpoint,
+            rows=CheckpointRows(tmp_path, checkpoint, SCHEMA),
+            num_writers=1,
+            place="it",
+        )
+    assert stored(job.stores[0]) == before
+
+
+def test_a_folder_and_its_copy(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
+    """Or one that was put back from a backup: generations are counted twice, but rows are told apart."""
+    job, name = started
+    copy = CheckpointFolder(shutil.copytree(job.folder.path, tmp_path / "copy"))
+    for folder, value in ((job.folder, 5.0), (copy, 6.0)):
+        with ExitStack() as stack:
+            stores = open_memory(stack, name, 1)
+            later = RowsOfJob.start(stack, folder, stores, stores[0].ledger(), job.committed)
+            later.train({(0, 1): value})
+            later.write_back(1.0, np.random.default_rng())
+            later.publish(later.step, later.snapshot())
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 5.0, (1, 2): 2.0, (2, 3): 3.0}
 
 
 def test_a_step_that_lies_further_back(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:

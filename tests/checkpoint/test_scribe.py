@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagpipe.checkpoint.manifest import Part
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, Part
 from bagpipe.checkpoint.scribe import Making, Places, Scribe
 from bagpipe.errors import JobError
 from bagpipe.schema import RowSchema, RowTable
@@ -59,6 +59,74 @@ def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> 
     scribe.close()
     assert len(ends.errors) == 1
     assert isinstance(ends.errors[0].__cause__, OSError)
+
+
+def test_rows_are_written_while_a_part_is_published(tmp_path: Path) -> None:
+    """Publishing takes long where other ranks are late, or all rows are written anew; lanes may not wait for that."""
+    ends = Ends()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def publish(step: int, epoch: int, part: Part | None) -> None:
+        begun.set()
+        may_end.wait(30)
+        ends.on_part(step, epoch, part)
+
+    scribe = Scribe(0, Places(generation=tmp_path, step=lambda step: tmp_path), publish, ends.errors.append)
+    scribe.schema = SCHEMA
+    scribe.start()
+    scribe._put(scribe._parts, lambda: publish(10, 1, None))
+    assert begun.wait(30)
+    scribe.rows(lambda: [request(1, 2)], 16, epoch=2, step=11)
+    scribe.wait_for(
+        lambda: scribe.backlog_bytes == 0, lambda: None if scribe.num_parts else AssertionError("published")
+    )
+    assert not scribe.is_idle()
+    may_end.set()
+    wait(scribe)
+    scribe.close()
+    assert ends.parts == [(10, 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BrokenCheckpoint("full-00000010-000016.npy: cannot be read"), "a checkpoint cannot be made: full-"),
+        (JobError("not all ranks"), "^not all ranks"),
+    ],
+)
+def test_an_error_in_mid_run_is_never_the_users_input(error: Exception, words: str) -> None:
+    ends = Ends()
+
+    def refuse(step: int, epoch: int, part: Part | None) -> None:
+        raise error
+
+    scribe = Scribe(0, None, refuse, ends.errors.append)
+    scribe.start()
+    scribe.complete(Making(step=10, epoch=1, missing=set()))
+    with pytest.raises(JobError, match=words):
+        scribe.wait_for(lambda: False, lambda: None)
+    scribe.close()
+    assert [type(told) for told in ends.errors] == [JobError]
+
+
+def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
+    """Of the very last checkpoint, say."""
+    ends = Ends()
+
+    def refuse(step: int, epoch: int, part: Part | None) -> None:
+        raise JobError("not all ranks")
+
+    scribe = Scribe(0, None, refuse, ends.errors.append)
+    scribe.start()
+    scribe.complete(Making(step=10, epoch=1, missing=set()))
+    with pytest.raises(JobError):
+        scribe.wait_for(lambda: False, lambda: None)
+    scribe.close()
+    scribe._parts.clear()
+    scribe._work.clear()
+    assert scribe.is_idle()
+    with pytest.raises(JobError, match="not all ranks"):
+        wait(scribe)
 
 
 def test_who_waits_is_told_that_the_job_has_failed() -> None:

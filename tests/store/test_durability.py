@@ -48,6 +48,9 @@ def test_which_servers_are_good_enough(durability: str, enough: set[str], server
         ({"aof_enabled": 1, "aof_last_write_status": "err"}, "memory", None),
         ({"aof_enabled": 1, "aof_last_write_status": "ok"}, "always", None),
         ({"aof_enabled": 1, "aof_last_write_status": "err"}, "everysec", "there cannot write .* err, expected ok"),
+        ({"aof_enabled": 1, "appendfsync": "always"}, "everysec", None),
+        ({"aof_enabled": 1, "appendfsync": "everysec"}, "always", "there: appendfsync is everysec by now"),
+        ({"aof_enabled": 1, "appendfsync": "no"}, "everysec", "there: appendfsync is no by now, but store.durability"),
         ({"aof_enabled": 0}, "always", "there: appendonly is no by now, but store.durability is always"),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,13 @@ import redis
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, Ledger, condemned, log_key, logs_key, mark_key, owner_key
-from bagpipe.store.keys import FIELD_DTYPE, bucket_key
+from bagpipe.store.keys import FIELD_DTYPE, bucket_key, key_slot
 from bagpipe.store.redis import RedisStore
+from bagpipe.store.servers import Command
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_token, rows_of, touched_ids
 from tests.store.clients import client_of
-from tests.store.nodes import await_true
+from tests.store.fences import take_over
+from tests.store.nodes import ClusterNodes, await_true
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
@@ -96,6 +99,15 @@ def test_rows_that_were_dropped_for_want_of_memory(job: Playground) -> None:
     inspected(job.ledger, r"has dropped keys for want of memory: evicted_keys was 0, is \d+")
 
 
+def test_a_server_that_syncs_less_often_than_it_did(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer(tmp_path, durability="always"))
+        client = stack.enter_context(client_of(server.url))
+        ledger = stack.enter_context(RedisStore(server.url, schema=SCHEMA, durability="always").ledger())
+        client.config_set("appendfsync", "no")
+        inspected(ledger, "appendfsync is no by now, but store.durability is always")
+
+
 def test_flushall_is_seen(job: Playground) -> None:
     job.client.flushall()
     inspected(job.ledger, "has forgotten its owner, expected '1-.*rows may be lost", RolledBackError)
@@ -112,12 +124,7 @@ def test_a_server_that_was_started_again(tmp_path: Path) -> None:
     """With its rows; but who knows which."""
     folder = tmp_path / "store"
     with playing(folder, durability="always") as job:
-        socket_path = Path(job.server.url.removeprefix("unix://"))
-        os.kill(job.server.process_id, signal.SIGKILL)
-        await_true(lambda: not answers(job.client), "the server's end")
-        with EmbeddedServer(tmp_path / "next", options=aof_of(folder)) as again:
-            socket_path.unlink()
-            socket_path.symlink_to(again.url.removeprefix("unix://"))
+        with lose_power(job, folder, {}):
             inspected(job.ledger, "was started again while the job ran: run_id was .*, is .*; rows may be lost")
             assert (touched_ids(job.ledger) == IDS).all()
             assert {state.mark for state in job.ledger.state()} == {"m:0"}
@@ -145,6 +152,52 @@ def test_a_call_is_repeated_until_the_server_is_back(tmp_path: Path) -> None:
         thread.join()
         assert not errors, errors
         assert {state.mark for state in job.ledger.state()} == {"m:1"}
+
+
+def lengths_of_aof(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in (folder / "appendonlydir").glob("*.aof")}
+
+
+@contextmanager
+def lose_power(job: Playground, folder: Path, lengths: dict[Path, int]) -> Iterator[None]:
+    """The server dies, and another process goes on at its address with what was written before."""
+    socket_path = Path(job.server.url.removeprefix("unix://"))
+    os.kill(job.server.process_id, signal.SIGKILL)
+    await_true(lambda: not answers(job.client), "the server's end")
+    for path, length in lengths.items():
+        os.truncate(path, length)
+    with EmbeddedServer(folder.parent / "next", options=aof_of(folder)) as again:
+        socket_path.unlink()
+        socket_path.symlink_to(again.url.removeprefix("unix://"))
+        yield
+
+
+def test_a_commit_at_a_server_that_forgot_groups(tmp_path: Path) -> None:
+    """They were counted, the checkpoint is published, the server is started again without the job's noticing."""
+    folder = tmp_path / "store"
+    with playing(folder, durability="always") as job:
+        lengths = lengths_of_aof(folder)
+        job.store.write(0, IDS, rows_of(0, IDS, 2.0))
+        num_groups = job.store.rotate().tolist()
+        with lose_power(job, folder, lengths):
+            with pytest.raises(RolledBackError, match="bucket 0 has lost rows that were written"):
+                job.ledger.commit("m:1", 1, [num_groups])
+            assert {state.mark for state in job.ledger.state()} == {"m:0"}
+
+
+def test_a_recovery_at_a_server_that_forgot_what_was_recovered(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with playing(folder, durability="always") as job:
+        token = new_token(2)
+        job.ledger.seize(token)
+        lengths = lengths_of_aof(folder)
+        job.store.fence(Fence(token=token, writer=0, epoch=0))
+        job.store.write(0, IDS, rows_of(0, IDS, 2.0))
+        num_groups = job.store.rotate().tolist()
+        with lose_power(job, folder, lengths):
+            with pytest.raises(RolledBackError, match="bucket 0 has lost rows that were written"):
+                job.ledger.begin("m:1", 1, num_groups=num_groups)
+            assert {state.mark for state in job.ledger.state()} == {"m:0"}
 
 
 def aof_of(folder: Path) -> dict[str, str]:
@@ -219,6 +272,31 @@ def test_a_log_that_is_gone_spoils_the_mark(job: Playground) -> None:
     assert {state.mark for state in job.ledger.state()} == {"m:1"}
 
 
+def test_the_list_of_logs_is_gone(job: Playground) -> None:
+    """Nobody knows any more which rows differ from the checkpoint."""
+    job.client.delete(logs_key(job.keys[1]))
+    with pytest.raises(RolledBackError, match=r"job:.1.: the store has lost the log of this job"):
+        job.store.rotate()
+    for generation in (2, 3):
+        job.ledger.seize(new_token(generation))
+        assert [state.mark for state in job.ledger.state()] == ["m:0", condemned("m:0"), "m:0", "m:0"]
+
+
+def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = Fence(token=job.token, writer=0, epoch=1)
+    ask = job.ledger._ask  # type: ignore[attr-defined]
+
+    def cut_then_ask(commands: list[Command]) -> list[object]:
+        if commands[0].words[0] == "LRANGE":
+            job.client.ltrim(log_key(job.keys[1], fence), 0, 0)
+        answers: list[object] = ask(commands)
+        return answers
+
+    monkeypatch.setattr(job.ledger, "_ask", cut_then_ask)
+    with pytest.raises(RolledBackError, match=r"has lost some of the log 1-.*:1:0"):
+        job.ledger.touched(1)
+
+
 def test_a_log_that_somebody_wrote_into(job: Playground) -> None:
     job.client.rpush(log_key(job.keys[1], Fence(token=job.token, writer=0, epoch=1)), "strange")
     with pytest.raises(StoreError, match=r"the log .* of bucket 1 is damaged"):
@@ -288,3 +366,35 @@ def test_owners_are_looked_up_in_turn(tmp_path: Path) -> None:
             job.ledger.inspect()
         assert job.client.info("commandstats")["cmdstat_get"]["calls"] == 3 * 64
         inspected(job.ledger, "was taken over: its owner is the job '2-", FencedError)
+
+
+def test_a_slot_on_the_move_is_not_taken_over_by_halves(redis_cluster: ClusterNodes, namespace: str) -> None:
+    """A log that has not arrived yet is a log that its writer can still write into."""
+    nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 0))
+    source = nodes.owner_of(slot)
+    target = next(node for node in nodes.masters if node is not source)
+    zombie, store = (
+        RedisStore(nodes.url, schema=SCHEMA, namespace=namespace, num_buckets=1, timeout_s=timeout_s)
+        for timeout_s in (10.0, 0.3)
+    )
+    with zombie, store, store.ledger() as ledger:
+        log = log_key(bucket_key(namespace, 0), take_over(zombie))
+        zombie.write(0, IDS, rows_of(0, IDS, 1.0))
+        nodes.begin_move(slot, source, target)
+        try:
+            keys = set(source.cluster("GETKEYSINSLOT", slot, 100)) - {log}
+            for key in keys:
+                source.client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 10_000)
+            for call in (ledger.state, partial(ledger.seize, new_token(2))):
+                with pytest.raises(StoreError, match="Multiple keys request during rehashing of slot"):
+                    call()
+            nodes.move_keys(slot, source, target)
+            nodes.end_move(slot, target)
+            ledger.seize(new_token(2))
+            with pytest.raises(FencedError):
+                zombie.write(0, IDS, rows_of(0, IDS, 9.0))
+            assert holds(store, IDS, 1.0)
+        finally:
+            nodes.move_keys(slot, source, target)
+            nodes.end_move(slot, target)
+            nodes.move(slot, target, source)

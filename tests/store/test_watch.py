@@ -47,6 +47,13 @@ def test_persistence_matters_only_if_asked_for() -> None:
     assert looked(durability="memory", aof_enabled=0, aof_last_write_status="err") is False
 
 
+def test_statistics_may_be_reset() -> None:
+    watch = Watch([("there", HEALTHY)], "memory")
+    watch.look([("there", HEALTHY | {"evicted_keys": 0, "expired_keys": 0})])
+    with pytest.raises(StoreError, match="evicted_keys was 0, is 2"):
+        watch.look([("there", HEALTHY | {"evicted_keys": 2})])
+
+
 def test_expired_keys_are_told_once() -> None:
     watch = Watch([("there", HEALTHY)], "memory")
     later = [("there", HEALTHY | {"expired_keys": 6})]

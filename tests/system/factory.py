@@ -5,6 +5,7 @@ The towers take the pooled vectors; `tests.system.reference` builds the same mod
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -19,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config import ModelConfig
 from bagpipe.errors import InputError
+from bagpipe.models import build_model
 from bagpipe.schema import DataSchema
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Mixed",
     "Towers",
     "build",
+    "counted",
     "dies_once",
     "normalised",
     "padded",
@@ -117,6 +120,20 @@ class Normalised(nn.Module):
 def normalised(schema: DataSchema, config: ModelConfig) -> nn.Module:
     """A factory whose model keeps statistics of its inputs."""
     return Normalised(config.embedding_dim)
+
+
+class Counter(nn.Module):
+    """Has state that is no tensor."""
+
+    def get_extra_state(self) -> object:
+        return {"calls": 0}
+
+
+def counted(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """A model of ours, with something in it that no checkpoint can hold."""
+    model = build_model(schema, dataclasses.replace(config, factory=""))
+    model.add_module("counter", Counter())
+    return model
 
 
 def _in_third_forward(model: nn.Module, act: Callable[[], None]) -> nn.Module:

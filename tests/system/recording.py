@@ -6,6 +6,7 @@ Each call of `Recorded.run` is one start of the job: it recovers, restores, trai
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, engine_of_rank, steps_of_rank
 from trainer.assembly import Trainee, build_engine, build_trainee
 
-__all__ = ["Crash", "Recorded", "RecordedEnd"]
+__all__ = ["Crash", "Recorded", "RecordedEnd", "recorded"]
 
 
 class Crash(Exception):
@@ -209,6 +210,12 @@ class Recorded:
         if self.world_size == 1:
             return PlannedData(self.config.data, self.config.run.seed).steps("train", spec, first_batch=first_batch)
         return steps_of_rank(self.config, spec, "train", rank.peer.rank, first_batch=first_batch)
+
+
+def recorded(config: Config, root: Path, *, every: int = 3, **values: Any) -> Recorded:
+    """A job that is new: its own folder under `root`, its own store."""
+    name = uuid.uuid4().hex
+    return Recorded(config=config, root=root / name, name=name, every=every, **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
-import uuid
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,20 +17,16 @@ import pytest
 from bagpipe.config import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError, LostRowError
+from bagpipe.pipeline.runner import Interrupted
 from bagpipe.progress import Progress
 from tests.system.jobs import change, largest_batch
-from tests.system.recording import Crash, Recorded, RecordedEnd
+from tests.system.recording import Crash, RecordedEnd, recorded
 from tests.system.staging import staged
 
 MakeConfig = Callable[..., Config]
 
 #: Of the click log.
 NUM_BATCHES = 26
-
-
-def recorded(config: Config, root: Path, *, every: int = 3, **values: object) -> Recorded:
-    name = uuid.uuid4().hex
-    return Recorded(config=config, root=root / name, name=name, every=every, **values)  # type: ignore[arg-type]
 
 
 def check(config: Config, root: Path, crashes: list[int], *, every: int = 3, world_size: int = 1) -> None:
@@ -134,8 +132,12 @@ def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
     whole = recorded(config, tmp_path, every=100).run()
     job = recorded(config, tmp_path)
 
+    calls: list[int] = []
+
     def refuse(step: int) -> None:
-        if step == 9:
+        """Its rows come second, after all that is of the checkpoint before."""
+        calls.append(step)
+        if calls.count(9) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
 
     job.on_folder = refuse
@@ -144,6 +146,70 @@ def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
     job.on_folder = lambda step: None
     end = job.run()
     assert end.first_batch == 6
+    assert_alike(end, whole)
+
+
+def test_one_ranks_full_disk_is_told_to_all_at_once(clicks: MakeConfig, tmp_path: Path) -> None:
+    """By the thread that met it: the rank's lanes may be waiting for the others."""
+    job = recorded(change(clicks(), cache__rows=200), tmp_path, world_size=2)
+    told: list[tuple[str, str]] = []
+    is_full = itertools.chain([True], itertools.repeat(False))
+
+    def refuse(step: int) -> None:
+        if step == 9 and next(is_full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
+
+    def listen(engine: Engine) -> None:
+        assert engine.peers is not None
+        report = engine.peers.report
+
+        def heard(error: BaseException) -> BaseException:
+            told.append((threading.current_thread().name, str(error)))
+            return report(error)
+
+        engine.peers.report = heard  # type: ignore[method-assign]
+
+    job.on_folder, job.prepare = refuse, listen
+    with pytest.raises(JobError):
+        job.run()
+    assert told[0][0] == "bagpipe-publisher"
+    assert "No space left on device" in told[0][1]
+
+
+def test_a_second_request_to_stop_does_not_wait_for_the_last_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
+    """However long that takes; the one before is as good as it was."""
+    config = change(clicks(), cache__rows=200)
+    whole = recorded(config, tmp_path, every=100).run()
+    job = recorded(config, tmp_path)
+    engines: list[Engine] = []
+    ended = threading.Event()
+
+    def stop_twice(step: int) -> None:
+        runner = engines[0].runner
+        if step == NUM_BATCHES and runner is not None:
+            runner.request_stop()
+            runner.request_stop()
+            assert ended.wait(30)
+
+    def watch(engine: Engine) -> None:
+        engines.append(engine)
+        recorder = engine.recorder
+        assert recorder is not None
+        finish = recorder.finish
+
+        def watched(*arguments: Any) -> None:
+            try:
+                finish(*arguments)
+            finally:
+                ended.set()
+
+        recorder.finish = watched  # type: ignore[method-assign]
+
+    job.prepare, job.on_folder = watch, stop_twice
+    with pytest.raises(Interrupted):
+        job.run()
+    job.prepare, job.on_folder = lambda engine: None, lambda step: None
+    end = job.run()
     assert_alike(end, whole)
 
 

@@ -119,9 +119,12 @@ def test_a_longer_run_of_the_same_job(job: Resumed, expected: object) -> None:
 
 def test_an_earlier_checkpoint(job: Resumed, expected: object) -> None:
     """Also with another cache, look-ahead and reader: results do not depend on them."""
-    assert job.run("--checkpoint.keep", "9").code == 0
+    assert job.run("--checkpoint.keep", "99").code == 0
     other = ["--cache.rows", "2500", "--oracle.lookahead", "9", "--cache.prefetch_depth", "2", "--data.workers", "1"]
-    assert job.run("--checkpoint.resume", "10", "--checkpoint.keep", "9", *other).code == 0
+    again = ["--checkpoint.keep", "99", *other]
+    assert job.run("--checkpoint.resume", "10", *again, dies_at="after-fetch:2").code == -signal.SIGKILL
+    # What it has begun is what a restart goes on with, not what it went back over.
+    assert job.run(*again).code == 0
     assert job.resumed_from() == 10
     assert digests(job.result) == expected
     done = job.run("--checkpoint.resume", "11")
@@ -135,10 +138,12 @@ def test_a_broken_checkpoint_is_passed_over(job: Resumed, expected: object) -> N
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    done = job.run()
-    assert done.code == 0
+    done = job.run(dies_at="before-manifest:2")
     assert "the checkpoint of step 15 is broken and passed over" in done.err
-    assert job.resumed_from() == 10
+    # It is not one of the two that are kept: there is a second one to go back to.
+    assert job.steps() == [10, 15, 15]
+    assert job.run().code == 0
+    assert job.resumed_from() == 15
     assert digests(job.result) == expected
 
 
@@ -249,6 +254,18 @@ def test_what_does_not_fit_is_refused_and_nothing_changed(
     assert (content(server), files(job.checkpoints)) == before
 
 
+def test_a_model_that_no_checkpoint_can_hold_is_refused_before_it_is_trained(
+    server: EmbeddedServer, job: Resumed
+) -> None:
+    before = content(server)
+    done = job.run("--model.factory", "tests.system.factory:counted")
+    assert (done.code, done.error_line) == (
+        2,
+        "error: module 'counter' has extra state, which checkpoints cannot hold: use a buffer",
+    )
+    assert content(server) == before
+
+
 def test_rows_of_no_checkpoint_are_refused(server: EmbeddedServer, job: Resumed) -> None:
     plain = [*JOB, "--store.url", server.url, "--store.namespace", job.namespace, "--result", str(job.result)]
     assert run_forked(plain, job.folder).code == 0
@@ -280,16 +297,32 @@ def test_beginning_anew(server: EmbeddedServer, job: Resumed, expected: object) 
     assert digests(job.result) == expected
 
 
-def test_a_lost_row_condemns_the_store(server: EmbeddedServer, job: Resumed, expected: object) -> None:
-    """A row that a checkpoint holds is gone: the job ends, and the next one trusts no row."""
-    assert job.run("--run.steps", "11").code == 0
-    with closing(client_of(server.url)) as client:
-        for bucket in range(8):
-            client.delete(f"{job.namespace}:{{{bucket}}}")
-    done = job.run()
+def test_a_lost_row_condemns_the_store(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+    """Rows go while the job runs: it ends, and the next one trusts no row."""
+    job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
+    with Program(job.line("--checkpoint.every", "40")) as program:
+        writes.wait(200)
+        delete_rows(server, job)
+        done = program.finish()
     assert done.code == 1
     assert "was written, but is not in the store any more" in done.error_line
+    done = job.run("--run.steps", "1")
+    assert done.code == 0
+    assert "8 of the store's 8 buckets were loaded" in done.error_line
+
+
+def test_rows_lost_between_two_starts_are_loaded_from_files(
+    server: EmbeddedServer, job: Resumed, expected: object
+) -> None:
+    """The marks are right, and the logs; but a recovery counts the rows."""
+    assert job.run("--run.steps", "11").code == 0
+    delete_rows(server, job)
     done = job.run()
     assert done.code == 0
     assert "8 of the store's 8 buckets were loaded" in done.error_line
     assert digests(job.result) == expected
+
+
+def delete_rows(server: EmbeddedServer, job: Resumed) -> None:
+    with closing(client_of(server.url)) as client:
+        client.delete(*(f"{job.namespace}:{{{bucket}}}" for bucket in range(8)))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 
@@ -15,6 +16,28 @@ from trainer import process
 process.settle_process()
 mallopt = ctypes.CDLL(None).mallopt
 print(sys.getswitchinterval(), [mallopt(*option) for option in process._MALLOC_OPTIONS.values()])
+"""
+
+#: Of a launcher, and of what it launches: that waits in the block, or after it, until its stdin ends.
+LAUNCHER = """
+import subprocess, sys
+rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=0)
+print(rank.pid, flush=True)
+rank.wait()
+"""
+RANK = """
+import sys
+from trainer.process import following_launcher
+def wait():
+    sys.stderr.write("waits")
+    sys.stderr.flush()
+    sys.stdin.read()
+with following_launcher():
+    if {within}:
+        wait()
+if not {within}:
+    wait()
+sys.stderr.write(" ends")
 """
 
 
@@ -36,3 +59,27 @@ def test_hardware_queues_of_several_ranks(
         monkeypatch.delenv(name)
     settle_device(device, num_ranks)
     assert os.environ.get(name) == after
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_rank_that_waits_for_others_dies_with_its_launcher(within: bool) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, RANK.format(within=within)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TORCHELASTIC_RUN_ID": "1"},
+    )
+    with launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        assert launcher.stderr is not None
+        rank = os.pidfd_open(int(launcher.stdout.readline()))
+        said = launcher.stderr.read(5)
+        launcher.kill()
+        if within:
+            assert select.select([rank], [], [], 60)[0]
+        launcher.stdin.close()
+        assert select.select([rank], [], [], 60)[0]
+        os.close(rank)
+        assert (said + launcher.stderr.read()).decode() == ("waits" if within else "waits ends")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema, Feature, RowSchema, RowTable, Table
+from bagpipe.store.fencing import Ledger
 from bagpipe.store.memory import MemoryStore
 from trainer.ranks import Ranks
 from trainer.recovery import JobFacts, begin, compare, result_settings
@@ -60,6 +63,54 @@ def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch:
         first = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         assert begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store).mark == first.mark
+
+
+def test_a_job_that_went_back_is_restarted_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has made a checkpoint of its own; the second time, in vain, by the same command."""
+    with MemoryStore(ROWS) as store:
+        first = begin(config_of(tmp_path), Rank(), FACTS, store)
+        assert first.folder is not None
+        assert first.checkpoint is not None
+        first.folder.step_folder(1, 8)
+        later = first.folder.publish(dataclasses.replace(first.checkpoint.manifest, step=8))
+        back = begin(config_of(tmp_path, resume="0"), Rank(), FACTS, store)
+        assert back.first_batch == 0
+        for resume in ("0", "auto"):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+            again = begin(config_of(tmp_path, resume=resume), Rank(), FACTS, store)
+            assert again.mark == back.mark
+        monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+        assert begin(config_of(tmp_path, resume="8"), Rank(), FACTS, store).first_batch == later.manifest.step
+
+
+class Busy(MemoryStore):
+    """A store that another job uses meanwhile."""
+
+    work: Callable[[], None]
+
+    def ledger(self) -> Ledger:
+        self.work()
+        return super().ledger()
+
+
+def test_what_is_removed_while_it_is_chosen_is_not_gone_on_from(tmp_path: Path) -> None:
+    """By a job that still runs; once the start is noted, it leaves alone what that goes on from."""
+    with MemoryStore(ROWS) as store:
+        first = begin(config_of(tmp_path), Rank(), FACTS, store)
+    assert first.checkpoint is not None
+    manifest = first.checkpoint.manifest
+    running = CheckpointFolder(tmp_path)
+
+    def publish(step: int) -> None:
+        running.step_folder(1, step)
+        running.prune(1, running.publish(dataclasses.replace(manifest, step=step)))
+
+    with Busy(ROWS) as store:
+        store.work = lambda: publish(8)
+        second = begin(config_of(tmp_path), Rank(), FACTS, store)
+    assert second.first_batch == 8
+    publish(16)
+    assert running.positions() == ((1, 16), (1, 8))
 
 
 def test_all_ranks_begin_alike(tmp_path: Path) -> None:

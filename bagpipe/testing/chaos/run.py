@@ -35,7 +35,7 @@ PRELOADED = ("trainer.cli", "trainer.job", "torchrec", "cacher.cli", "bagpipe.st
 #: Starts until a job is said not to get on: each fault may cost two, and a network takes its time.
 MAX_STARTS = 12
 START_TIMEOUT_S = 60.0
-#: Ranks that meet when their launcher dies notice it only at the end of `bagpipe.peers.groups.START_TIMEOUT_S`.
+#: Ranks that lose their launcher notice it at once, or after `run.peer_timeout_s`.
 LEFT_TIMEOUT_S = 180.0
 _POLL_S = 0.01
 #: What a job says of rows whose marks were evicted, every one of them: they may be anybody's. A person has to remove

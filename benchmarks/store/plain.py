@@ -1,0 +1,85 @@
+"""HSETs of rows and nothing else: what the store would send without fence and check words, by the same client.
+
+requests ──route──> groups ──PlainCodec──> HSET per bucket ──> the server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.store.fleet import ListFleet
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.keys import bucket_key
+from bagpipe.store.transfer import WriteCodec, WriteGroup
+from bagpipe.store.urls import parse_urls
+from bagpipe.store.wire import RowEncoder
+
+__all__ = ["PlainWriter"]
+
+
+class PlainEncoder(RowEncoder):
+    """Pairs of an HSET as they would be without check words."""
+
+    def __init__(self, row_bytes: int) -> None:
+        super().__init__(row_bytes)
+        head, middle, tail = b"$12\r\n", b"\r\n$%d\r\n" % row_bytes, b"\r\n"
+        self._constants = {"head": head, "middle": middle, "tail": tail}
+        kinds = {"head": "S5", "table": ">u4", "id": ">i8", "middle": f"S{len(middle)}", "row": f"V{row_bytes}"}
+        self._dtype = np.dtype([*kinds.items(), ("tail", "S2")])
+        self._scratch = np.empty(0, self._dtype)
+
+    def encode(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArray[np.void]) -> NDArray[np.uint8]:
+        """See `RowEncoder.encode`."""
+        if len(ids) > len(self._scratch):
+            self._scratch = np.empty(len(ids), self._dtype)
+            for name, constant in self._constants.items():
+                self._scratch[name] = constant
+        records = self._scratch[: len(ids)]
+        records["table"], records["id"], records["row"] = tables, ids, rows
+        return records.view(np.uint8)
+
+
+class PlainCodec(WriteCodec):
+    """HSETs of rows alone."""
+
+    def _encoder(self, group: WriteGroup) -> RowEncoder:
+        row_bytes = group.rows.itemsize
+        if row_bytes not in self._encoders:
+            self._encoders[row_bytes] = PlainEncoder(row_bytes)
+        return self._encoders[row_bytes]
+
+
+class PlainWriter:
+    """Writes one batch again and again. Context manager.
+
+    Args:
+        url: of one server.
+        requests: the batch, whose rows are all of one width.
+        num_buckets: of its namespace.
+    """
+
+    def __init__(self, url: str, requests: Sequence[WriteRequest], num_buckets: int) -> None:
+        keys = [bucket_key("bench-plain", bucket) for bucket in range(num_buckets)]
+        self._requests = requests
+        self._fleet = ListFleet(
+            parse_urls(url), num_buckets=num_buckets, timeout_s=30.0, make_codec=lambda: PlainCodec(keys)
+        )
+
+    def __enter__(self) -> Self:
+        self._fleet.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._fleet.__exit__(None, None, None)
+
+    def write(self) -> None:
+        """All rows of the batch."""
+        parts = [request.rows for request in self._requests]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        routed = self._fleet.route([(request.table, request.ids) for request in self._requests])
+        voids = rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)
+        self._fleet.carry([WriteGroup(routed=routed, rows=voids)], repeat=False)

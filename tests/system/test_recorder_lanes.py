@@ -1,0 +1,80 @@
+"""Lanes that come to a checkpoint together: whichever is first, it is made once, and counts what came before it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.config import Config
+from bagpipe.engine import Engine
+from tests.system.jobs import change
+from tests.system.recording import Recorded, recorded
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture
+def job(clicks: MakeConfig, tmp_path: Path) -> Recorded:
+    """Of two ranks, so that two lanes update rows; nothing leaves the cache, so nothing waits for an update."""
+    return recorded(change(clicks(), cache__rows=10_000), tmp_path, every=2, world_size=2)
+
+
+def rank_of(engine: Engine) -> int:
+    assert engine.peers is not None
+    return engine.peers.rank
+
+
+def test_a_lane_that_is_late_makes_no_second_one(job: Recorded) -> None:
+    """It comes to the moment when all of the rank's part is written."""
+    late = []
+
+    def prepare(engine: Engine) -> None:
+        recorder = engine.recorder
+        assert recorder is not None
+        before_update = recorder.before_update
+
+        def wait_first(b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
+            if b == 4 and not drains and rank_of(engine) == 1:
+                recorder._wait_for(lambda: recorder._at(4) is None)
+                late.append(b)
+            before_update(b, counts, drains=drains)
+
+        recorder.before_update = wait_first  # type: ignore[method-assign]
+
+    job.prepare = prepare
+    job.run()
+    assert late == [4]
+    steps = [step for _, step in CheckpointFolder(job.root).positions()]
+    assert steps == [*range(26, -1, -2)]
+
+
+def test_no_row_changes_before_the_examples_are_counted(job: Recorded) -> None:
+    """The lane that is second waits until the first has counted: what it does next is of the batch after."""
+    held = []
+
+    def prepare(engine: Engine) -> None:
+        recorder = engine.recorder
+        assert recorder is not None
+        before_update = recorder.before_update
+
+        def watched(b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
+            def count() -> Mapping[str, int]:
+                other = threading.Thread(
+                    target=lambda: held.append(not engine.cache.capture.lock.acquire(blocking=False))
+                )
+                other.start()
+                other.join()
+                return counts()
+
+            before_update(b, count, drains=drains)
+
+        recorder.before_update = watched  # type: ignore[method-assign]
+
+    job.prepare = prepare
+    job.run()
+    assert held
+    assert all(held)

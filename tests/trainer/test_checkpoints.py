@@ -1,0 +1,37 @@
+"""What a job's checkpoints leave of its logs. Whole jobs: `tests.system.test_resume`."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+
+from bagpipe.config import Config
+from bagpipe.store.fencing import Fence
+from bagpipe.store.memory import MemoryStore
+from tests.trainer.test_recovery import FACTS, ROWS
+from trainer.checkpoints import Checkpoints
+from trainer.ranks import Ranks
+
+
+def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
+    """It may come right after logs were closed, when another rank has not closed its own yet."""
+    ranks = Ranks()
+    ranks.world_size = 2
+    name = uuid.uuid4().hex
+    with (
+        MemoryStore(ROWS, name=name) as own,
+        MemoryStore(ROWS, name=name) as other,
+        Checkpoints(Config(), ranks, FACTS, own) as checkpoints,
+    ):
+        checkpoints.claim()
+        other.fence(Fence(token=checkpoints.beginning.token, writer=1, epoch=1))
+        other.write(0, np.arange(3), np.ones((3, 8), np.float32))
+        for epoch, step in enumerate((1_000, 1_001), start=1):
+            own.rotate()
+            checkpoints._close_logs(step, epoch, None)
+        assert other.rotate().sum() > 0
+        own.rotate()
+        checkpoints._close_logs(2_000, 3, None)
+        with own.ledger() as ledger:
+            assert {log.epoch for state in ledger.state() for log in state.logs} == {2, 3, 4}
