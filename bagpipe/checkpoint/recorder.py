@@ -109,7 +109,7 @@ class Recorder(NoRecorder):
             errors end the job.
 
     Attributes:
-        written: rows that this process has written since the checkpoint that `forget` was told of.
+        written: rows that this process has written, the latest ones at least.
         stall_s: what it has cost the lanes so far, the last checkpoint left out.
 
     `Part.progress` has ``steps``, ``samples``, ``skipped_batches`` and ``loss_sum``; with stages also ``loss_sums`` by
@@ -162,10 +162,6 @@ class Recorder(NoRecorder):
     def due(self, b: int) -> bool:
         """Whether a checkpoint is made before batch b."""
         return self._every > 0 and b % self._every == 0 and b > self._first_batch
-
-    def forget(self, epoch: int) -> None:
-        """The checkpoint of an epoch is safe, and `Engine.known` knows its rows: they need not be known here."""
-        self.written.forget(epoch)
 
     # ---- lanes that compute --------------------------------------------------------------------------------------
 
