@@ -106,6 +106,7 @@ class Engine:
             `LostRowError`. Rows that this process wrote are known without.
         settle: with several ranks that skip batches (`EngineSettings.nonfinite`): makes the dense gradients the sums
             over all ranks, and says whether any rank's batch is bad (`DenseParallel.settle`).
+        wake: called when a phase has failed: ends the wait for a step that may never come (`RemoteSteps.interrupt`).
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Engine:
         recorder: Recorder | None = None,
         known: KnownRows | None = None,
         settle: Callable[[bool], bool] | None = None,
+        wake: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -146,6 +148,7 @@ class Engine:
             recorder.bind(self)
         self.known = known
         self.settle = settle
+        self.wake = wake
         #: Of the phase under way.
         self.runner: Runner | None = None
 

@@ -285,6 +285,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     checkpoints = stack.enter_context(Checkpoints(config, ranks, _facts(trainee, source, ranks), store))
     checkpoints.connect(engine)
     checkpoints.restore(engine)
+    engine.wake = source.interrupt
     ranks.listen(engine.abort)
     return OpenJob(
         source=source,

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bagpipe.client.address import Address
@@ -141,6 +142,11 @@ class Receiver:
             self._final = item.content  # the end stays the end, whoever asks again
             raise item.content
         return item
+
+    def interrupt(self) -> None:
+        """Whoever waits in `take` gets a JobError. From any thread; nobody may take any more afterwards."""
+        with suppress(queue.Full):  # then nobody waits
+            self._received.put_nowait(Item(run=None, content=JobError("given up: the job has failed")))
 
     @property
     def identity(self) -> Mapping[str, str]:

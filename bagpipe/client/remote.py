@@ -136,6 +136,10 @@ class RemoteSteps:
         self._receiver.ask(run)
         return self._take(run)
 
+    def interrupt(self) -> None:
+        """End the wait for a step with a JobError, if somebody waits: the job has failed. From any thread."""
+        self._receiver.interrupt()
+
     @property
     def identity(self) -> Mapping[str, str]:
         """What the cacher's steps depend on besides the settings; once entered."""

@@ -117,6 +117,7 @@ class Phase(ABC):
             agree=self.agree if peers is not None else None,
             # At once: the others are waiting for this rank's part of an exchange.
             on_error=peers.report if peers is not None else None,
+            wake=self.engine.wake,
             grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
             first_batch=self.first_batch,
         )

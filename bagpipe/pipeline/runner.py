@@ -62,6 +62,8 @@ class Runner:
         on_error: called once with the run's first error, at once and in the thread where it happened, while other
             lanes may still be inside their handlers. Not for errors given to `abort`, nor for a deadlock. Must not
             raise.
+        wake: called once when the run has its first error, wherever from: ends the wait of a handler, or of `agree`,
+            that has no deadline. Must not raise or wait.
         grace_s: how long `run` waits for the lanes after an error; longer than the longest deadline of a handler.
         first_batch: number of the first batch. All that the batches before had to do is done, so that nobody waits for
             it; handlers get the numbers of actions as if these batches had been run.
@@ -81,6 +83,7 @@ class Runner:
         on_batch: Callable[[int], None] | None = None,
         agree: Callable[[bool], bool] | None = None,
         on_error: Callable[[BaseException], object] | None = None,
+        wake: Callable[[], object] | None = None,
         grace_s: float = 60.0,
         first_batch: int = 0,
     ) -> None:
@@ -92,6 +95,7 @@ class Runner:
         self._on_batch = on_batch
         self._agree = agree
         self._on_error = on_error
+        self._wake = wake
         self._agreed_to_stop = False
         self._grace_s = grace_s
         self._first_batch = first_batch
@@ -122,10 +126,13 @@ class Runner:
                 error.add_note(note)
             if self._on_error is not None:
                 self._on_error(error)
+            if self._wake is not None:
+                self._wake()
 
     def abort(self, error: BaseException) -> None:
         """End the run with this error, unless it has one already. From any thread."""
-        self._board.fail(error)
+        if self._board.fail(error) and self._wake is not None:
+            self._wake()
         self._inbox.put(None)
 
     @property

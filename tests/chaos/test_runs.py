@@ -13,7 +13,7 @@ from bagpipe.testing.chaos.cli import run_many
 from bagpipe.testing.faults import KINDS
 from bagpipe.testing.soak import cli as soak_cli
 
-pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 ROOT = Path(__file__).parents[2]
 #: A launcher takes ten seconds to start its ranks; `make chaos` has the time.

@@ -142,6 +142,31 @@ def test_the_queue_is_bounded_even_against_a_cacher_that_ignores_credits(path: P
         assert (statistics.current, source.skipped_rows()) == (0, 4)
 
 
+def test_whoever_waits_for_a_step_is_interrupted(path: Path) -> None:
+    released = threading.Event()
+
+    def hold(message: pb.TrainerMessage) -> None:
+        ack(message)
+        source.interrupt()
+        assert released.wait(30)
+
+    with scripted(path, [welcome(), start, step(0), hold]) as (url, _), client(url, timeout_s=60) as source:
+        steps = source.steps("train", SPEC)
+        assert next(steps).batch.index == 0
+        with pytest.raises(JobError, match="given up: the job has failed"):
+            next(steps)
+        released.set()
+
+
+def test_an_interrupt_does_not_wait_for_room(path: Path) -> None:
+    script = [welcome(), start, *map(step, range(30))]
+    with scripted(path, script) as (url, _), client(url) as source:
+        steps = source.steps("train", SPEC)
+        assert next(steps).batch.index == 0
+        for _ in range(4):  # there is room for three
+            source.interrupt()
+
+
 def test_leaving_with_the_queue_full_does_not_hang(path: Path) -> None:
     script = [welcome(), start, *map(step, range(30))]
     with scripted(path, script) as (url, _), client(url) as source:

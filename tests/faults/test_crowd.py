@@ -15,6 +15,7 @@ NUM_CONNECTIONS = 10_000
 MAX_GROWTH_BYTES = NUM_CONNECTIONS * (24 << 10)
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.multiproc,
     pytest.mark.skipif(
         resource.getrlimit(resource.RLIMIT_NOFILE)[1] < NUM_CONNECTIONS + 500, reason="too few file descriptors"

@@ -20,6 +20,7 @@ from tests.system.test_hosts import flags_of
 from tests.system.writes import Writes
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.redis,
     pytest.mark.multiproc,
     pytest.mark.skipif(bool(why_no_cable()), reason=why_no_cable() or "it can"),

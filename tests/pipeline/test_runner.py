@@ -252,6 +252,28 @@ def test_a_lane_stuck_in_its_handler_does_not_hide_the_error() -> None:
                 thread.join()
 
 
+@pytest.mark.parametrize("by_another_thread", [False, True])
+def test_a_lane_that_waits_without_deadline_is_woken_by_an_error(by_another_thread: bool) -> None:
+    inside, woken = threading.Event(), threading.Event()
+
+    def read(batch: int) -> None:
+        if batch == 3:
+            inside.set()
+            assert woken.wait(30)
+            raise JobError("given up")
+
+    def forward(batch: int) -> None:
+        assert inside.wait(30)
+        if not by_another_thread:
+            raise ValueError("broken")
+        runner.abort(ValueError("broken"))
+
+    runner = Runner(LOOP, handlers(None, X_READ=read, F=forward), HAZARDS, wake=woken.set)
+    with pytest.raises(ValueError, match="broken") as error:
+        runner.run()
+    assert not any("still inside" in note for note in getattr(error.value, "__notes__", []))
+
+
 def test_stop_finishes_what_was_read() -> None:
     tape = Tape(LOOP, 1000, HAZARDS)
 

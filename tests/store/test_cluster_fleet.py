@@ -24,7 +24,7 @@ from bagpipe.store.redis import RedisStore
 from tests.store.fences import take_over
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_cluster
 
-pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
+pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=16), RowTable(name="item", dim=4)), optimizer="sgd")
 NUM_BUCKETS = 16

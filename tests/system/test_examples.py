@@ -20,7 +20,7 @@ from tests.system.jobs import change
 from tests.system.programs import ROOT, run_forked
 from tests.system.test_ranks import digests_of, run_to_the_end
 
-pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 EXAMPLES = ROOT / "examples"
 LESS = ["--data.limit", "1000", "--data.batch_size", "100", "--data.workers", "0", "--cache.rows", "2000"]

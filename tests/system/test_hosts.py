@@ -19,6 +19,7 @@ from tests.system.test_ranks import digests_of, run_to_the_end
 from tests.system.writes import Writes
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.redis,
     pytest.mark.multiproc,
     pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "it can"),

@@ -33,7 +33,7 @@ from tests.system.writes import Writes
 from trainer.job import OpenJob
 from trainer.ranks import Ranks
 
-pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 #: In the midst of the sixth batch, of which a stage has eight micro-batches (with two pipes, four in each).
 _FORWARD = 5 * 8 + 3

@@ -25,7 +25,7 @@ from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from trainer.job import OpenJob
 from trainer.ranks import Ranks
 
-pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 MakeConfig = Callable[..., Config]
 

@@ -47,6 +47,8 @@ def _chaos(argv: Sequence[str]) -> int:
         ranks = {int(number) for number in options.ranks.split(",")}
     except ValueError as error:
         raise InputError(str(error)) from None
+    if options.runs < 1:
+        raise InputError(f"--runs: expected at least 1, got {options.runs}")
     names = {name for name in options.jobs.split(",") if name}
     start_s = time.monotonic()
     verdicts = []
@@ -67,7 +69,8 @@ def _chaos(argv: Sequence[str]) -> int:
     for line, count in Counter(_shape(line) for verdict in verdicts for line in verdict.errors).most_common():
         print(f"{count:5} x {line}")
     print(
-        f"{len(verdicts)} runs, {sum(verdict.num_fired for verdict in verdicts)} faults, "
+        f"{len(verdicts)} runs, seeds {seeds[0]} to {seeds[-1]}, "
+        f"{sum(verdict.num_fired for verdict in verdicts)} faults, "
         f"{sum(verdict.num_starts for verdict in verdicts)} starts in {time.monotonic() - start_s:.0f} s: "
         f"{len(verdicts) - len(wrong)} equal, {len(wrong)} wrong" + (f", seeds {wrong}" if wrong else "")
     )
