@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bagpipe.errors import LostRowError
 from bagpipe.store.interface import Store
 
 __all__ = ["dense_digest", "embedding_digest"]
@@ -34,7 +35,11 @@ def dense_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def embedding_digest(store: Store) -> str:
-    """Hex SHA-256 over all rows of the namespace. Memory: 8 B per row of the largest table, and one chunk of rows."""
+    """Hex SHA-256 over all rows of the namespace. Memory: 8 B per row of the largest table, and one chunk of rows.
+
+    Raises:
+        LostRowError: a row vanished meanwhile.
+    """
     sha = hashlib.sha256()
     for table in sorted(range(len(store.schema.tables)), key=lambda number: store.schema.tables[number].name):
         name = store.schema.tables[table].name.encode() + b"\0"
@@ -42,6 +47,12 @@ def embedding_digest(store: Store) -> str:
         for first in range(0, len(ids), CHUNK_ROWS):
             chunk = ids[first : first + CHUNK_ROWS]
             result = store.read(table, chunk)
+            if not result.found.all():
+                lost = chunk[~result.found]
+                raise LostRowError(
+                    f"table {store.schema.tables[table].name} id {lost[0]} vanished while the rows were digested "
+                    f"({len(lost)} such rows)"
+                )
             record = np.dtype([("name", f"V{len(name)}"), ("id", "<i8"), ("row", f"V{store.schema.row_bytes(table)}")])
             records = np.empty(len(chunk), dtype=record)
             records["name"] = np.void(name)

@@ -4,10 +4,13 @@ import hashlib
 import struct
 
 import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from bagpipe.digest import CHUNK_ROWS, dense_digest, embedding_digest
+from bagpipe.errors import LostRowError
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.memory import MemoryStore
 
@@ -27,6 +30,21 @@ def test_the_embedding_digest_is_the_documented_bytes() -> None:
         for name, row_id, row in (("items", 7, 0), ("users", -1, 1), ("users", 2, 2), ("users", 5, 0)):
             expected.update(name.encode() + b"\0" + struct.pack("<q", row_id) + rows[row].astype("<f4").tobytes())
         assert embedding_digest(store) == expected.hexdigest()
+
+
+class ForgetfulStore(MemoryStore):
+    """Has names of rows that are not there any more."""
+
+    def ids(self, table: int) -> NDArray[np.int64]:
+        return np.append(super().ids(table), [8, 9])
+
+
+def test_a_row_that_vanishes_has_no_digest() -> None:
+    with ForgetfulStore(RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="rowwise_adagrad")) as store:
+        store.claim()
+        store.write(0, np.array([5]), np.zeros((1, 3), np.float32))
+        with pytest.raises(LostRowError, match=r"table t id 8 vanished while the rows were digested \(2 such rows\)"):
+            embedding_digest(store)
 
 
 def test_the_embedding_digest_does_not_depend_on_chunks_or_order() -> None:

@@ -336,9 +336,9 @@ def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetric
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     found = None
     if ranks.is_first:
-        parts.checkpoints.check_rows()
         quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
         found = {**quality, "embedding_digest": embedding_digest(parts.store)}
+        parts.checkpoints.check_rows()  # afterwards: what is gone now may have been gone for the digest
     return Result(
         **ranks.share(found),
         steps=totals.steps,

@@ -49,6 +49,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     [
         (["--kinds", "earthquake"], "expected kinds of fault among kill-trainer, "),
         (["--ranks", "7"], "no such job among adagrad, "),
+        (["--runs", "0"], "--runs: expected at least 1, got 0"),
         (["--ranks", "many"], "invalid literal"),
     ],
 )

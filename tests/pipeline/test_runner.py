@@ -11,32 +11,17 @@ from hypothesis import strategies as st
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.lane import EndOfBatches
-from bagpipe.pipeline.runner import Interrupted, Runner
+from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.loop import Loop, Template
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.program import Edge
 from bagpipe.schedule.simulate import simulate
-from tests.pipeline.loops import Gates, Handlers, Tape, loops
+from tests.pipeline.loops import Gates, Tape, loops
+from tests.pipeline.small_loop import HAZARDS, LANES, LOOP, OPS, handlers, nothing, until
 
-OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
-LANES = ("data", "net-in", "copy", "compute", "net-out")
-LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, microbatches=2)
-HAZARDS = {"fetch_after": lambda b: b - 3, "evict_after": lambda b: b - 2}
 DIRECT = {"fetch_after": lambda b: b, "evict_after": lambda b: b - 1}
-
-
-def nothing(index: int) -> None:
-    pass
-
-
-def handlers(num_batches: int | None = None, **special: Callable[[int], None]) -> Handlers:
-    def read(batch: int) -> None:
-        if batch == num_batches:
-            raise EndOfBatches
-
-    return {**dict.fromkeys(OPS, nothing), "X_READ": read, **special}
 
 
 # --- what a run does -------------------------------------------------------------------------------------------------
@@ -152,7 +137,7 @@ def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
 
     loop = prefetch(prefetch_depth=3, read_ahead=7, write_depth=2)
     runner = Runner(loop, handlers(30, F=forward), {"fetch_after": wait_for_all, "evict_after": lambda b: b - 1})
-    watcher = threading.Thread(target=lambda: (_until(lambda: runner.snapshot().done["0X_GET"] == 4), stuck.set()))
+    watcher = threading.Thread(target=lambda: (until(lambda: runner.snapshot().done["0X_GET"] == 4), stuck.set()))
     watcher.start()
     runner.run()
     watcher.join()
@@ -160,13 +145,6 @@ def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
     assert done["0X_PUT"] == 1
     assert done["0X_GET"] == 4
     assert done["0X_READ"] <= 7
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """Spin, yielding the processor; the test's timeout bounds it."""
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.001)
 
 
 # --- the end, stopping, errors ----------------------------------------------------------------------------------------
@@ -221,7 +199,7 @@ def test_the_first_error_wins() -> None:
 
     def fail_second(batch: int) -> None:
         assert first_failed.wait(30)
-        _until(lambda: runner._board.error is not None)
+        until(lambda: runner._board.error is not None)
         raise ValueError("second")
 
     runner = Runner(LOOP, handlers(9, X_GET=fail_first, X_EVICT=fail_second), HAZARDS)
@@ -250,70 +228,6 @@ def test_a_lane_stuck_in_its_handler_does_not_hide_the_error() -> None:
         for thread in threading.enumerate():
             if thread.name == "bagpipe-copy":
                 thread.join()
-
-
-@pytest.mark.parametrize("by_another_thread", [False, True])
-def test_a_lane_that_waits_without_deadline_is_woken_by_an_error(by_another_thread: bool) -> None:
-    inside, woken = threading.Event(), threading.Event()
-
-    def read(batch: int) -> None:
-        if batch == 3:
-            inside.set()
-            assert woken.wait(30)
-            raise JobError("given up")
-
-    def forward(batch: int) -> None:
-        assert inside.wait(30)
-        if not by_another_thread:
-            raise ValueError("broken")
-        runner.abort(ValueError("broken"))
-
-    runner = Runner(LOOP, handlers(None, X_READ=read, F=forward), HAZARDS, wake=woken.set)
-    with pytest.raises(ValueError, match="broken") as error:
-        runner.run()
-    assert not any("still inside" in note for note in getattr(error.value, "__notes__", []))
-
-
-def test_stop_finishes_what_was_read() -> None:
-    tape = Tape(LOOP, 1000, HAZARDS)
-
-    def on_batch(batch: int) -> None:
-        if batch == 5:
-            runner.request_stop()
-
-    runner = Runner(LOOP, tape.handlers(), HAZARDS, on_batch=on_batch)
-    report = runner.run()
-    assert report.stopped
-    assert 6 <= report.batches <= 6 + 4
-    assert set(tape.values) == {action.text for action in LOOP.unroll(report.batches).atoms()}
-
-
-def test_stop_before_the_run_reads_nothing() -> None:
-    runner = Runner(LOOP, handlers(9), HAZARDS)
-    runner.request_stop()
-    report = runner.run()
-    assert (report.batches, report.stopped, report.done["0X_READ"]) == (0, True, 0)
-
-
-def test_a_second_stop_aborts() -> None:
-    inside = threading.Event()
-
-    def forward(index: int) -> None:
-        inside.set()
-        _until(lambda: runner._board.error is not None)
-
-    runner = Runner(LOOP, handlers(None, F=forward), HAZARDS)
-
-    def stop_twice() -> None:
-        assert inside.wait(30)
-        runner.request_stop()
-        runner.request_stop()
-
-    stopper = threading.Thread(target=stop_twice)
-    stopper.start()
-    with pytest.raises(Interrupted):
-        runner.run()
-    stopper.join()
 
 
 def test_end_of_batches_from_another_lane_is_an_error() -> None:
@@ -393,7 +307,7 @@ def test_waiting_is_charged_to_what_was_waited_for() -> None:
 
     def slow(batch: int) -> None:
         if batch == 3:
-            _until(lambda: runner._board._num_waiting >= 3)  # copy, compute and net-out wait; data is bounded
+            until(lambda: runner._board._num_waiting >= 3)  # copy, compute and net-out wait; data is bounded
 
     loop = prefetch(prefetch_depth=1, read_ahead=8, write_depth=1)
     runner = Runner(loop, handlers(8, X_GET=slow), HAZARDS)
