@@ -14,7 +14,7 @@ from tests.system.programs import Done, Program, await_gone, marked_processes, r
 from tests.system.resumed import JOB, Resumed, digests
 from tests.system.writes import Writes
 
-pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 ENDLESS = ["--data.epochs", "1000000", "--data.eval_fraction", "0"]
 STAGES = ["--pipeline.schedule", "1f1b", "--pipeline.stages", "2", "--pipeline.microbatches", "2"]

@@ -20,7 +20,7 @@ from tests.system.programs import Done, Program, await_gone
 from tests.system.test_ranks import digests_of, run_to_the_end
 from tests.system.writes import Writes
 
-pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 JOB = [
     "--data.limit", "3000", "--data.batch_size", "128", "--data.workers", "0", "--model.embedding_dim", "4",
