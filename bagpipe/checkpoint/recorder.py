@@ -312,7 +312,7 @@ class Recorder(NoRecorder):
         if not requests:
             return
         for request in requests:
-            self.written.add(epoch, request.table, request.ids)
+            self.written.add(request.table, request.ids)
         if self._has_files:
             self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
             num_bytes = sum(request.rows.nbytes for request in requests)

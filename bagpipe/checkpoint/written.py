@@ -1,7 +1,6 @@
-"""`WrittenRows`: which rows this process wrote lately, exactly. Pure numpy; 8 bytes a row.
+"""`WrittenRows`: which rows this process wrote lately, exactly. Pure numpy; 8 bytes a row, written once or often.
 
-    add(epoch, table, ids) ──> unsorted, until somebody asks ──> sorted runs, the smaller merged with the next larger
-    forget(epoch): rows written by then are known otherwise: from a checkpoint
+    add(table, ids) ──> unsorted, until somebody asks ──> sorted runs, the smaller merged with the next larger
 
 A fetched row that is not found, but was written, is lost. That must be told from a row that is new, without error on
 either side, so no filter would do; and it must stay small, so it reaches back only so far.
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["MAX_ROWS", "WrittenRows"]
 
-#: Rows remembered where no checkpoint ever takes them over: 128 MiB. Beyond, the oldest epochs are forgotten.
+#: Rows remembered at most: 128 MiB.
 MAX_ROWS = 1 << 24
 
 #: Batches whose rows are kept unsorted.
@@ -27,7 +26,7 @@ Ids = NDArray[np.int64]
 
 
 class _IdSet:
-    """Ids of one table and epoch."""
+    """Ids of one table."""
 
     def __init__(self) -> None:
         self._runs: list[Ids] = []  # sorted and distinct each, by falling size
@@ -60,45 +59,38 @@ class _IdSet:
 
 
 class WrittenRows:
-    """Rows by epoch and table. One thread adds, another asks."""
+    """Rows by table. One thread adds, another asks.
+
+    Args:
+        max_rows: remembered at most, at least half of them: when the newer half is full, the older one is forgotten.
+    """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
-        self._max_rows = max_rows
-        self._epochs: dict[int, dict[int, _IdSet]] = {}
-        self._num_rows = 0
+        self._max_half = max_rows // 2
+        self._newer: dict[int, _IdSet] = defaultdict(_IdSet)
+        self._older: dict[int, _IdSet] = {}
+        self._num_newer = 0  # those not sorted yet count as often as they were written
         self._lock = threading.Lock()
 
-    def add(self, epoch: int, table: int, ids: Ids) -> None:
-        """These rows were written in this epoch; epochs do not decrease."""
+    def add(self, table: int, ids: Ids) -> None:
+        """These rows were written."""
         if not len(ids):
             return
         with self._lock:
-            self._epochs.setdefault(epoch, defaultdict(_IdSet))[table].add(ids)
-            self._num_rows += len(ids)
-            if self._num_rows > self._max_rows:
-                self._count()  # rows that were written often count once by now
-            while self._num_rows > self._max_rows and len(self._epochs) > 1:
-                del self._epochs[min(self._epochs)]
-                self._count()
+            self._newer[table].add(ids)
+            self._num_newer += len(ids)
+            if self._num_newer > self._max_half:
+                for rows in self._newer.values():
+                    rows.sort()
+                self._num_newer = sum(rows.num_rows for rows in self._newer.values())
+            if self._num_newer > self._max_half:
+                self._older, self._newer, self._num_newer = self._newer, defaultdict(_IdSet), 0
 
     def contains(self, table: int, ids: Ids) -> NDArray[np.bool_]:
-        """bool ``[len(ids)]``: the row was written in an epoch that is not forgotten."""
+        """bool ``[len(ids)]``: the row was written, and is not forgotten."""
         found = np.zeros(len(ids), dtype=np.bool_)
         with self._lock:
-            for tables in self._epochs.values():
-                if table in tables:
-                    found |= tables[table].contains(ids)
+            for half in (self._older, self._newer):
+                if table in half:
+                    found |= half[table].contains(ids)
         return found
-
-    def forget(self, epoch: int) -> None:
-        """Forget what was written up to and in this epoch."""
-        with self._lock:
-            self._epochs = {number: tables for number, tables in self._epochs.items() if number > epoch}
-            self._count()
-
-    def _count(self) -> None:
-        self._num_rows = 0
-        for tables in self._epochs.values():
-            for ids in tables.values():
-                ids.sort()
-                self._num_rows += ids.num_rows
