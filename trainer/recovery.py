@@ -16,7 +16,8 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,11 +134,13 @@ def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginn
         check_namespace(_states(store), place, lineage)
         generation = folder.new_generation()
         token = _token(generation)
-        _note_start(folder, generation, token, found)
+        with _writing(folder):
+            folder.note_start(generation, token, found)
         while found is not None and found.position not in folder.positions():
             # A job that still runs here has removed it before it could know.
             found = _choose(folder, resume, facts)
-            _note_start(folder, generation, token, found)
+            with _writing(folder):
+                folder.note_start(generation, token, found)
         first = Beginning(token=token, generation=generation, checkpoint=found, folder=folder)
         first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts))
     said = ranks.share(None if first is None else _said(first))
@@ -163,13 +166,11 @@ def _choose(folder: CheckpointFolder, resume: str, facts: JobFacts) -> Checkpoin
 def _publish_first(folder: CheckpointFolder, start: Beginning, lineage: str, facts: JobFacts) -> Checkpoint:
     """What the job begins with, as the newest checkpoint, so that a restart finds it whatever it was told."""
     found = start.checkpoint
-    try:
+    with _writing(folder):
         if found is None:
             return folder.publish(_nothing(start, lineage, facts))
         # Newer ones that are broken will be passed over again.
         return folder.adopt(found, start.generation) if folder.has_newer(found) else found
-    except OSError as error:
-        raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
 
 
 def _nothing(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
@@ -188,9 +189,11 @@ def _nothing(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
     )
 
 
-def _note_start(folder: CheckpointFolder, generation: int, token: str, origin: Checkpoint | None) -> None:
+@contextmanager
+def _writing(folder: CheckpointFolder) -> Iterator[None]:
+    """Errors of the file system are bad input as long as nothing has begun."""
     try:
-        folder.note_start(generation, token, origin)
+        yield
     except OSError as error:
         raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
 

@@ -69,7 +69,6 @@ class WrittenRows:
         self._max_half = max_rows // 2
         self._newer: dict[int, _IdSet] = defaultdict(_IdSet)
         self._older: dict[int, _IdSet] = {}
-        self._num_newer = 0  # those not sorted yet count as often as they were written
         self._lock = threading.Lock()
 
     def add(self, table: int, ids: Ids) -> None:
@@ -78,13 +77,15 @@ class WrittenRows:
             return
         with self._lock:
             self._newer[table].add(ids)
-            self._num_newer += len(ids)
             if self._num_newer > self._max_half:
                 for rows in self._newer.values():
-                    rows.sort()
-                self._num_newer = sum(rows.num_rows for rows in self._newer.values())
+                    rows.sort()  # those written often count once by now
             if self._num_newer > self._max_half:
-                self._older, self._newer, self._num_newer = self._newer, defaultdict(_IdSet), 0
+                self._older, self._newer = self._newer, defaultdict(_IdSet)
+
+    @property
+    def _num_newer(self) -> int:
+        return sum(rows.num_rows for rows in self._newer.values())
 
     def contains(self, table: int, ids: Ids) -> NDArray[np.bool_]:
         """bool ``[len(ids)]``: the row was written, and is not forgotten."""

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from cacher.planning import PlannedData
 from cacher.security import Access
 from cacher.server import CacherServer, Limits
 from tests.proto.steps import assert_same
+from tests.relays import OnReadable, SocketRelay, close_pair
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,7 +221,7 @@ def served(
         assert not thread.is_alive()
 
 
-class CuttingProxy:
+class CuttingProxy(SocketRelay):
     """Passes bytes between trainers and a cacher; every connection is cut after so many bytes towards the trainer.
 
     Args:
@@ -230,54 +231,13 @@ class CuttingProxy:
     """
 
     def __init__(self, path: Path, target: Path, cuts: Sequence[int]) -> None:
+        super().__init__(path, target)
         self.url = f"unix:{path}"
         self.num_cut = 0
-        self._path, self._target = path, target
         self._cuts = list(cuts)
 
-    def __enter__(self) -> Self:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._path))
-        self._listener.listen()
-        self._wake, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._waker.send(b"x")
-        self._thread.join()
-        for end in (self._listener, self._wake, self._waker):
-            end.close()
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector, ExitStack() as stack:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is self._wake:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept(selector, stack)
-                    elif key.fileobj.fileno() >= 0:  # type: ignore[union-attr] # a socket
-                        key.data(selector)
-
-    def _accept(self, selector: selectors.BaseSelector, stack: ExitStack) -> None:
-        ours = stack.enter_context(self._listener.accept()[0])
-        theirs = stack.enter_context(socket.socket(socket.AF_UNIX))
+    def _handlers(self, ours: socket.socket, theirs: socket.socket) -> tuple[OnReadable, OnReadable]:
         left = [self._cuts.pop(0) if self._cuts else 1 << 60]
-        try:
-            theirs.connect(str(self._target))
-        except OSError:
-            ours.close()
-            return
-
-        def cut(selector: selectors.BaseSelector) -> None:
-            for end in (ours, theirs):
-                with suppress(KeyError, ValueError):
-                    selector.unregister(end)
-                end.close()
 
         def forward(selector: selectors.BaseSelector, source: socket.socket, sink: socket.socket) -> None:
             try:
@@ -289,10 +249,9 @@ class CuttingProxy:
                 data = b""
             if not data or left[0] <= 0:
                 self.num_cut += left[0] <= 0
-                cut(selector)
+                close_pair(selector, ours, theirs)
 
-        selector.register(ours, selectors.EVENT_READ, lambda selector: forward(selector, ours, theirs))
-        selector.register(theirs, selectors.EVENT_READ, lambda selector: forward(selector, theirs, ours))
+        return lambda selector: forward(selector, ours, theirs), lambda selector: forward(selector, theirs, ours)
 
 
 def free_port() -> int:
