@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format suite search chaos soak setup clean
+.PHONY: help train test check format suite browser search chaos soak setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -27,9 +27,12 @@ check: setup ## ruff, formatting, mypy --strict
 	$(PY) -m mypy
 
 # Two halves: tests side by side, then those whose deadlines others would push. 5: there are none in this half.
-suite: setup ## the test suite only (ARGS go to pytest)
+suite: setup browser ## the test suite only (ARGS go to pytest)
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
 	$(PY) -m pytest -m "alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
+
+browser: setup ## a headless browser for the report's test, where the machine has none and npm can fetch one
+	@$(PY) -m tools.browser
 
 search: setup ## property tests on new random examples, ten times as many
 	$(PY) -m pytest --hypothesis-profile search --timeout 0 $(ARGS)

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import bagpipe
@@ -44,12 +45,17 @@ EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A flag of one program that is not part of the configuration, such as ``--result FILE``."""
+    """A flag of one program that is not part of the configuration, such as ``--result FILE``.
+
+    Attributes:
+        is_switch: it takes no value; given, its value is "true", else it is empty.
+    """
 
     flag: str
     help: str
     metavar: str = "FILE"
     default: str = ""
+    is_switch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +71,26 @@ class CommandLine:
     options: Mapping[str, str]
 
 
-def parse_config(argv: Sequence[str], prog: str, extra_options: Iterable[Option] = ()) -> CommandLine:
+def parse_config(
+    argv: Sequence[str],
+    prog: str,
+    extra_options: Iterable[Option] = (),
+    *,
+    defaults: Mapping[str, object] = MappingProxyType({}),
+) -> CommandLine:
     """Read ``--config FILE.toml`` and ``--SECTION.KEY VALUE`` flags; flags win over the file.
 
     Args:
         argv: arguments without the program's name.
         prog: program name for ``--help``.
         extra_options: the program's own flags.
+        defaults: values, by key, where the program's own defaults are other than those of `bagpipe.config`.
 
     Raises:
         InputError: unknown key, wrong type, value out of range, unreadable or malformed file.
         SystemExit: after ``--help`` and ``--version``.
     """
-    keys = {key.path: key for key in config_keys()}
+    keys = {key.path: dataclasses.replace(key, default=defaults.get(key.path, key.default)) for key in config_keys()}
     options = tuple(extra_options)
     names = _parse_flags(_make_parser(prog, keys.values(), options), argv, keys, options)
     given = read_toml(Path(names.config), keys) if names.config else {}
@@ -86,6 +99,8 @@ def parse_config(argv: Sequence[str], prog: str, extra_options: Iterable[Option]
         if text is not None:
             given[path] = Given(value=text, subject=f"--{path}")
     sections: dict[str, dict[str, object]] = {}
+    for path, value in defaults.items():
+        sections.setdefault(keys[path].section, {})[keys[path].name] = value
     for path, item in given.items():
         key = keys[path]
         sections.setdefault(key.section, {})[key.name] = convert(key, item)
@@ -185,8 +200,11 @@ def _make_parser(prog: str, keys: Iterable[Key], options: Iterable[Option]) -> _
     parser.add_argument("--version", action="version", version=f"%(prog)s {bagpipe.__version__}")
     parser.add_argument("--config", metavar="FILE", default="", help="TOML file with the sections below")
     for option in options:
+        how: dict[str, Any] = (
+            {"action": "store_const", "const": "true"} if option.is_switch else {"metavar": option.metavar}
+        )
         parser.add_argument(
-            option.flag, dest=option.flag, metavar=option.metavar, default=option.default, help=option.help
+            option.flag, dest=option.flag, default=option.default, help=option.help.replace("%", "%%"), **how
         )
     groups: dict[str, Any] = {}
     for key in keys:

@@ -2,8 +2,9 @@
 
     synth     seed ──> Criteo-format text (.tsv, .tsv.gz) or the columnar form (.arrow, .parquet)
     convert   any format ──> the columnar form
+    replay    any format ──> what caches, windows and policies would cost (`data.replay`)
 
-Exit codes: 0 done; 2 bad input, in one line; 130 interrupted.
+Exit codes: 0 done; 1 failure; 2 bad input, in one line; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bagpipe.config import DataConfig
+from bagpipe.config_cli import run_program
 from bagpipe.errors import InputError
 from data.formats import FORMATS, open_source
 from data.source import BAD_ROWS
@@ -24,11 +26,17 @@ from data.source import BAD_ROWS
 __all__ = ["main"]
 
 COLUMNAR = (".arrow", ".parquet")
+REPLAY = "replay"
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == [REPLAY]:  # it has the flags of the configuration, so it reads its own
+        from data.replay.cli import main as replay
+
+        return run_program(lambda argv: replay(argv, out), words[1:])
+    options = _parser().parse_args(words)
     run: Callable[[argparse.Namespace], str] = options.run
     try:
         report = run(options)
@@ -62,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bad-rows", default="stop", choices=BAD_ROWS, help="stop at a malformed row, or leave it out"
     )
     convert.set_defaults(run=_convert)
+    commands.add_parser(REPLAY, help="count what caches, windows and policies would fetch and write, without training")
     return parser
 
 

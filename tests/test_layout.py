@@ -102,6 +102,7 @@ NO_MIRROR: dict[str, str] = {
     "cacher/jobs.py": "tests/cacher/test_service.py",
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
+    "data/replay/records.py": "tests/data/replay/test_sweep.py",
     "trainer/assembly.py": "tests/system",
     "trainer/cli.py": "tests/system",
 }

@@ -23,6 +23,7 @@ from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.outputs import check_folder, check_writable
 from bagpipe.peers.dense import DenseParallel
 from bagpipe.peers.membership import Membership
 from bagpipe.peers.sharing import HeldStage, share_model, share_stages
@@ -37,7 +38,7 @@ from trainer.pipelines import check_ranks, has_losses, open_stages
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 from trainer.recovery import JobFacts, result_settings
-from trainer.result import Result, check_folder, check_writable
+from trainer.result import Result
 from trainer.services import open_services
 from trainer.totals import RankTotals, combine, totals_of
 

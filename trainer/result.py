@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from bagpipe.errors import InputError
+from bagpipe.outputs import write_json
 
-__all__ = ["Result", "check_folder", "check_writable"]
+__all__ = ["Result"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +62,7 @@ class Result:
 
     def write(self, path: str) -> None:
         """Write the JSON object; a reader never sees half of it."""
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(partial, target)
+        write_json(path, dataclasses.asdict(self))
 
     def lines(self) -> list[str]:
         """For the terminal."""
@@ -96,23 +90,3 @@ class Result:
             f"embedding digest {self.embedding_digest}",
             *notes,
         ]
-
-
-def check_writable(path: str, key: str) -> None:
-    """Raise InputError now rather than lose a result later."""
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise InputError(f"{key}: folder {folder} does not exist")
-    if not os.access(folder, os.W_OK) or Path(path).is_dir():
-        raise InputError(f"{key}: cannot write {path}")
-
-
-def check_folder(path: str, key: str) -> None:
-    """Raise InputError unless `path` is a folder that can be written, or one that can be made."""
-    folder = Path(path).absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        raise InputError(f"{key}: expected a folder, {folder} is none")
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{key}: cannot write in {folder}")

@@ -1,6 +1,6 @@
 """Rows that cross ranks, counted from plans and batches. Nothing is trained.
 
-plan  ──> OwnedCounts: pulls and pushes between owners and consumers, as the plan lists them
+plan  ──> OwnedCounts: pulls and pushes between owners and consumers, as the plan lists them (`data.replay.exchange`)
 batch ──> GlobalCounts: what the other ways to exchange rows are computed from
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,63 +18,12 @@ from bagpipe.batch import Batch
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.handles import HashHandles
 from bagpipe.oracle.index import Indexer
-from bagpipe.oracle.plan import CachePlan, OracleSpec
+from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.window import NextUses
+from data.replay.exchange import OwnedCounts
 
-__all__ = ["GlobalCounts", "OwnedCounts", "count_global", "count_owned", "mean"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedCounts:
-    """Rows of one batch, over all ranks; with an owner per row.
-
-    Attributes:
-        pull_now, pull_early: rows sent by owners to other ranks: after the update of the batch before, or during it.
-        push_now, push_late: row gradients sent to owners on other ranks: before the next batch, or during it.
-        busiest_now, busiest: rows sent by the rank that sends most: those a step waits for, and all.
-        used: unique rows of each rank, summed; what would travel if no rank owned anything it uses.
-        fetched, written: rows read from the store and written back. busiest_fetched: by the rank that reads most.
-    """
-
-    pull_now: float
-    pull_early: float
-    push_now: float
-    push_late: float
-    busiest_now: float
-    busiest: float
-    used: float
-    fetched: float
-    written: float
-    busiest_fetched: float
-
-    @classmethod
-    def of(cls, plan: CachePlan) -> Self:
-        """Count one plan."""
-        num_ranks = len(plan.consumers)
-        pulls, pushes = np.zeros((2, num_ranks)), np.zeros((2, num_ranks))  # [now], [early or late]; by sender
-        for rank, exchange in enumerate(plan.exchanges):
-            own = slice(*exchange.serve_offsets[rank : rank + 2])
-            sent = np.delete(exchange.serve_rows, np.r_[own])
-            now = int(exchange.owned_pull_now[sent].sum())
-            pulls[:, rank] = now, len(sent) - now
-        for rank, consumer in enumerate(plan.consumers):
-            is_remote = consumer.owners != rank
-            now = int(consumer.sync_now[is_remote].sum())
-            pushes[:, rank] = now, int(is_remote.sum()) - now
-        fetched = [len(owner.fetch) for owner in plan.owners]
-        return cls(
-            pull_now=pulls[0].sum(),
-            pull_early=pulls[1].sum(),
-            push_now=pushes[0].sum(),
-            push_late=pushes[1].sum(),
-            busiest_now=(pulls[0] + pushes[0]).max(),
-            busiest=(pulls + pushes).sum(axis=0).max(),
-            used=sum(len(consumer.unique) for consumer in plan.consumers),
-            fetched=sum(fetched),
-            written=sum(len(owner.evict) for owner in plan.owners),
-            busiest_fetched=max(fetched),
-        )
+__all__ = ["GlobalCounts", "count_global", "count_owned", "mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

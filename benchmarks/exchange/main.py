@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from bagpipe.config import DataConfig
-from benchmarks.exchange.accounting import GlobalCounts, OwnedCounts, count_global, count_owned, mean
+from benchmarks.exchange.accounting import GlobalCounts, count_global, count_owned, mean
 from benchmarks.exchange.workload import KAGGLE_SCHEMA, WORKLOADS, Workload
+from data.replay.exchange import OwnedCounts
 
 WEIGHT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 8, 4
 #: Critical bytes of ours, at most this share of all bytes of replicate-and-all-reduce.

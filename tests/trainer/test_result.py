@@ -4,10 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-import pytest
-
-from bagpipe.errors import InputError
-from trainer.result import Result, check_folder, check_writable
+from trainer.result import Result
 
 RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, rows_unique=9, rows_fetched=1,
@@ -31,15 +28,3 @@ def test_the_result_says_what_a_person_must_know() -> None:
     assert "3 batches were left out" in text
     assert "resumed from the checkpoint at step 20" in text
     assert "4 checkpoints written, training waited 0.25 s" in text
-
-
-def test_paths_are_checked_before_anything_is_trained(tmp_path: Path) -> None:
-    check_writable(str(tmp_path / "out.json"), "--result")
-    check_folder(str(tmp_path / "new" / "deeper"), "run.dir")
-    with pytest.raises(InputError, match=r"--result: folder .* does not exist"):
-        check_writable(str(tmp_path / "gone" / "out.json"), "--result")
-    with pytest.raises(InputError, match="--result: cannot write"):
-        check_writable(str(tmp_path), "--result")
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"run.dir: expected a folder"):
-        check_folder(str(tmp_path / "file"), "run.dir")

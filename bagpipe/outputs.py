@@ -1,0 +1,39 @@
+"""Files that programs write for others: refused before the work if they cannot be written; whole, or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from bagpipe.errors import InputError
+
+__all__ = ["check_folder", "check_writable", "write_json"]
+
+
+def check_writable(path: str, key: str) -> None:
+    """Raise InputError now rather than lose a result later."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{key}: folder {folder} does not exist")
+    if not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise InputError(f"{key}: cannot write {path}")
+
+
+def check_folder(path: str, key: str) -> None:
+    """Raise InputError unless `path` is a folder that can be written, or one that can be made."""
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"{key}: expected a folder, {folder} is none")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{key}: cannot write in {folder}")
+
+
+def write_json(path: str, value: object) -> None:
+    """Write JSON; a reader never sees half of it. ValueError if a number is not finite."""
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, target)

@@ -1,0 +1,8 @@
+"""Replay: a log goes through the real oracle, and through other policies, without training: what would be fetched?
+
+LookaheadLoader ─batches─> Census: numbers rows, counts accesses ─rows of each batch─> Spool (a file)
+        │                                                                                │
+        └─> Planner, one per setting ─CachePlan─> counts          baselines: LRU, LFU, offline Belady, static hot
+                                 └──────────────> ReplayRecord <────────────────────────┘
+records, skew, trials ─> out.json, out.html
+"""

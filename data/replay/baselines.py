@@ -1,0 +1,295 @@
+"""What other policies would miss: computed from row numbers alone, without the oracle's code.
+
+batches ──rows of batch b──> hits leave the queue, misses enter ──too many?──> lowest keys leave ──> rows get new keys
+        └──backwards──> next uses, on disk (offline-belady)       └──> ranks by use over the whole log (static-hot)
+
+All rows of a batch are resident together, as training needs them. Caches of several ranks count as one. A policy is
+the key it gives the rows of a batch; the lowest key leaves first, rows of one key in the order of their batch:
+
+| policy         | key                                                                                          |
+|----------------|----------------------------------------------------------------------------------------------|
+| lru            | the batch of the last use                                                                    |
+| lfu            | batches that used the row since it entered (in-cache LFU), then the batch of the last use    |
+| offline-belady | the next use in the whole log, farthest first (Belady 1966): no policy misses less           |
+| static-hot     | none: the rows used most in the whole log stay; all others leave after each batch            |
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import CapacityError, InputError
+from data.replay.spool import RowBatches, Spool
+
+__all__ = ["BASELINES", "Counts", "run_baseline"]
+
+_NEVER = np.iinfo(np.int32).max
+#: Keys of rows that are not in the cache, and of those that the batch at hand uses. Keys in the queue are others.
+_ABSENT = np.iinfo(np.int64).min
+_PINNED = _ABSENT + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a policy does over a whole log.
+
+    Attributes:
+        rows_unique: unique rows, summed over batches.
+        misses: of those, rows that were not resident when their batch came.
+        peak_rows: resident rows at most.
+        misses_by_group: `misses`, by the group of the row; empty if there are no groups.
+    """
+
+    rows_unique: int
+    misses: int
+    peak_rows: int
+    misses_by_group: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Log:
+    """The batches, the number of rows they are numbered from, the group of each, and the room there is."""
+
+    batches: RowBatches
+    num_rows: int
+    num_slots: int
+    world_size: int
+    folder: Path
+    group_of_row: NDArray[np.int16]
+
+    def batch(self, number: int) -> NDArray[np.int32]:
+        """Rows of a batch. CapacityError if they do not fit."""
+        rows = self.batches[number]
+        _check_capacity(self, number, rows.shape[0])
+        return rows
+
+
+def run_baseline(
+    policy: str,
+    batches: RowBatches,
+    *,
+    num_rows: int,
+    num_slots: int,
+    folder: Path,
+    world_size: int = 1,
+    group_of_row: NDArray[np.int16] | None = None,
+) -> Counts:
+    """Replay a policy over a log.
+
+    Args:
+        policy: a key of `BASELINES`.
+        batches: int32 arrays of distinct row numbers in ``[0, num_rows)``.
+        num_slots: rows that the caches of all ranks hold together.
+        folder: for files as large as the log, gone when this returns.
+        world_size: ranks, for the error's wording.
+        group_of_row: int16 ``[num_rows]``, what `Counts.misses_by_group` goes by; None: no groups.
+
+    Raises:
+        CapacityError: a batch has more rows than there are slots.
+        InputError: unknown policy.
+    """
+    if policy not in BASELINES:
+        raise InputError(f"policy must be one of {', '.join(sorted(BASELINES))}, got {policy!r}")
+    log = _Log(
+        batches=batches,
+        num_rows=num_rows,
+        num_slots=num_slots,
+        world_size=world_size,
+        folder=folder,
+        group_of_row=np.empty(0, dtype=np.int16) if group_of_row is None else group_of_row,
+    )
+    return BASELINES[policy](log)
+
+
+class _Misses:
+    """Counts misses, by group if there are groups."""
+
+    def __init__(self, log: _Log) -> None:
+        self._group_of_row = log.group_of_row
+        self._by_group = np.zeros(int(log.group_of_row.max(initial=-1)) + 1, dtype=np.int64)
+        self.total = 0
+
+    def add(self, rows: NDArray[np.int32]) -> None:
+        self.total += rows.shape[0]
+        if self._by_group.shape[0]:
+            self._by_group += np.bincount(self._group_of_row[rows], minlength=self._by_group.shape[0])
+
+    def by_group(self) -> tuple[int, ...]:
+        return tuple(self._by_group.tolist())
+
+
+class _Keys(Protocol):
+    def __call__(self, number: int, rows: NDArray[np.int32], entered: NDArray[np.int64], /) -> NDArray[np.int64]:
+        """Keys of the rows of batch `number`; `entered` are the positions of those that just entered the cache."""
+        ...
+
+
+class _Queue:
+    """Resident rows by key. An entry counts while its row still has that key; a row never gets the same key twice.
+
+    The keys of the rows of a batch fall into few buckets; loops run over those.
+    """
+
+    def __init__(self, num_rows: int, num_slots: int) -> None:
+        self.key = np.full(num_rows, _ABSENT, dtype=np.int64)
+        self._buckets: dict[int, list[NDArray[np.int32]]] = {}
+        self._heap: list[int] = []
+        self._num_entries = 0
+        self._num_slots = num_slots
+
+    def push(self, rows: NDArray[np.int32], keys: NDArray[np.int64]) -> None:
+        """These rows get these keys."""
+        self.key[rows] = keys
+        self._append(rows, keys)
+        if self._num_entries > 4 * self._num_slots + rows.shape[0]:
+            self._sweep()
+
+    def pop(self, count: int) -> None:
+        """The `count` rows of the lowest keys leave; there must be so many."""
+        while count:
+            key = heapq.heappop(self._heap)
+            rows = np.concatenate(self._buckets.pop(key))
+            self._num_entries -= rows.shape[0]
+            rows = rows[self.key[rows] == key]
+            leaving, staying = rows[:count], rows[count:]
+            self.key[leaving] = _ABSENT
+            if staying.shape[0]:
+                self._put(key, staying)
+            count -= leaving.shape[0]
+
+    def _append(self, rows: NDArray[np.int32], keys: NDArray[np.int64]) -> None:
+        if not rows.shape[0]:
+            return
+        by_key = np.argsort(keys, kind="stable")
+        rows, keys = rows[by_key], keys[by_key]
+        starts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()]
+        for start, stop, key in zip(starts, [*starts[1:], rows.shape[0]], keys[starts].tolist(), strict=True):
+            self._put(key, rows[start:stop])
+
+    def _put(self, key: int, rows: NDArray[np.int32]) -> None:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = []
+            heapq.heappush(self._heap, key)
+        bucket.append(rows)
+        self._num_entries += rows.shape[0]
+
+    def _sweep(self) -> None:
+        """Drop the entries that no longer count, bucket by bucket, so that ties keep their order."""
+        for key, bucket in list(self._buckets.items()):
+            rows = np.concatenate(bucket)
+            rows = rows[self.key[rows] == key]
+            if rows.shape[0]:
+                self._buckets[key] = [rows]
+            else:
+                del self._buckets[key]
+        self._heap = list(self._buckets)
+        heapq.heapify(self._heap)
+        self._num_entries = sum(bucket[0].shape[0] for bucket in self._buckets.values())
+
+
+def _replay(log: _Log, keys_of: _Keys) -> Counts:
+    """Let the batches through a cache from which the lowest keys leave, and only when room is needed."""
+    queue, misses = _Queue(log.num_rows, log.num_slots), _Misses(log)
+    rows_unique = resident = peak = 0
+    for number in range(len(log.batches)):
+        rows = log.batch(number)
+        entered = np.flatnonzero(queue.key[rows] == _ABSENT)
+        queue.key[rows] = _PINNED
+        leaving = max(0, resident + entered.shape[0] - log.num_slots)
+        queue.pop(leaving)
+        queue.push(rows, keys_of(number, rows, entered))
+        rows_unique += rows.shape[0]
+        misses.add(rows[entered])
+        resident += entered.shape[0] - leaving
+        peak = max(peak, resident)
+    return Counts(rows_unique=rows_unique, misses=misses.total, peak_rows=peak, misses_by_group=misses.by_group())
+
+
+def _lru(log: _Log) -> Counts:
+    return _replay(log, lambda number, rows, entered: np.full(rows.shape[0], number, dtype=np.int64))
+
+
+def _lfu(log: _Log) -> Counts:
+    uses = np.zeros(log.num_rows, dtype=np.int32)
+
+    def keys_of(number: int, rows: NDArray[np.int32], entered: NDArray[np.int64]) -> NDArray[np.int64]:
+        uses[rows[entered]] = 0
+        uses[rows] += 1
+        return (uses[rows].astype(np.int64) << 32) + number
+
+    return _replay(log, keys_of)
+
+
+def _offline_belady(log: _Log) -> Counts:
+    last = len(log.batches) - 1
+    with ExitStack() as stack:
+        # Filled from the end of the log: the next uses of its last batch come first.
+        next_uses = stack.enter_context(Spool(log.folder, "next-uses"))
+        upcoming = np.full(log.num_rows, _NEVER, dtype=np.int32)
+        for number in range(last, -1, -1):
+            rows = log.batches[number]
+            next_uses.append(upcoming[rows])
+            upcoming[rows] = number
+        del upcoming
+        return _replay(log, lambda number, rows, entered: -next_uses[last - number].astype(np.int64))
+
+
+def _static_hot(log: _Log) -> Counts:
+    """Of the rows by use, the largest number K stays for which every batch still fits.
+
+    A batch of u rows needs ``K + (its rows outside the first K)`` slots: it fits while the first K hold at most
+    ``num_slots - u`` rows that are not its own. Before its i-th row (in order of use) lie ``rank[i] - i`` of those.
+    """
+    uses = np.zeros(log.num_rows, dtype=np.int32)
+    for number in range(len(log.batches)):
+        uses[log.batch(number)] += 1
+    rank = np.empty(log.num_rows, dtype=np.int32)
+    rank[np.argsort(-uses, kind="stable")] = np.arange(log.num_rows, dtype=np.int32)
+    num_hot = min(log.num_rows, log.num_slots)
+    for number in range(len(log.batches)):
+        ranks = np.sort(rank[log.batches[number]])
+        spare = log.num_slots - ranks.shape[0]
+        num_hot = min(num_hot, spare + int(np.searchsorted(ranks - np.arange(ranks.shape[0]), spare, side="right")))
+
+    is_resident, misses = np.zeros(log.num_rows, dtype=np.bool_), _Misses(log)
+    rows_unique = resident = peak = 0
+    for number in range(len(log.batches)):
+        rows = log.batches[number]
+        is_hot = rank[rows] < num_hot
+        missed = rows[~(is_hot & is_resident[rows])]
+        is_resident[rows[is_hot]] = True
+        cold = rows.shape[0] - int(np.count_nonzero(is_hot))
+        resident += missed.shape[0] - cold
+        rows_unique += rows.shape[0]
+        misses.add(missed)
+        peak = max(peak, resident + cold)
+    return Counts(rows_unique=rows_unique, misses=misses.total, peak_rows=peak, misses_by_group=misses.by_group())
+
+
+def _check_capacity(log: _Log, number: int, num_unique: int) -> None:
+    if num_unique <= log.num_slots:
+        return
+    ranks = log.world_size
+    each = f" on each of {ranks} ranks, {log.num_slots} in all" if ranks > 1 else ""
+    raise CapacityError(
+        f"batch {number} needs {num_unique} unique rows but cache.rows is {log.num_slots // ranks}{each}: "
+        f"raise cache.rows to at least {-(-num_unique // ranks)}, or lower data.batch_size"
+    )
+
+
+#: Policies by name.
+BASELINES: Mapping[str, Callable[[_Log], Counts]] = {
+    "lru": _lru,
+    "lfu": _lfu,
+    "offline-belady": _offline_belady,
+    "static-hot": _static_hot,
+}

@@ -1,0 +1,129 @@
+"""`python -m data replay`: flags in; a table on the terminal, JSON and a report out.
+
+argv ─> Sweep ─> replay ─> records ─> recommend ─> trials (--train) ─> out.json, out.html, table
+
+What could be replayed is written, whatever failed beside it; then one line names the first failure, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
+
+from bagpipe.batch import Batch
+from bagpipe.errors import InputError
+from bagpipe.outputs import write_json
+from data.replay.baselines import BASELINES
+from data.replay.options import Sweep, parse_sweep
+from data.replay.recommend import recommend
+from data.replay.records import Replay, ReplayRecord, Trial
+from data.replay.sweep import replay
+from data.replay.trials import run_trial, trial_settings
+
+__all__ = ["main"]
+
+COLUMNS = ("policy", "batch", "window", "cache", "fetched", "written", "hit rate", "peak rows", "now MB", "M ids/s")
+TRIAL_COLUMNS = ("trained", "window", "cache", "steps", "step ms", "samples/s", "exposed s", "fetched", "AUC")
+
+
+def main(argv: Sequence[str], out: TextIO | None = None) -> None:
+    """Run the command.
+
+    Raises:
+        InputError: flags or log are of no use; or, after all has been written, a setting that could not be replayed.
+    """
+    sweep = parse_sweep(argv)
+    found = replay(sweep, _watch)
+    best = recommend(found.records)
+    if best is not None:
+        found = dataclasses.replace(found, recommended=best.setting, reason=best.reason)
+        if sweep.train:
+            found = dataclasses.replace(found, trials=tuple(_trials(found, sweep)))
+    if sweep.json_path:
+        write_json(sweep.json_path, [dataclasses.asdict(record) for record in found.records])
+    if sweep.report_path:
+        from data.replay.report import write_report
+
+        write_report(Path(sweep.report_path), found)
+    (out or sys.stdout).write("\n".join(_lines(found)) + "\n")
+    failed = [record for record in found.records if record.error is not None]
+    if failed:
+        raise InputError(f"{len(failed)} of {len(found.records)} settings could not be replayed: {failed[0].error}")
+
+
+def _watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
+    shown: Iterable[Batch] = tqdm(batches, desc=label, total=total, unit=" batches", leave=False, disable=None)
+    return shown
+
+
+def _trials(found: Replay, sweep: Sweep) -> Iterable[Trial]:
+    assert found.recommended is not None, "trials are of a recommended setting and others"
+    settings = trial_settings(found.recommended, found.records)
+    for setting in tqdm(settings, desc="training", unit=" runs", leave=False, disable=None):
+        yield run_trial(setting, sweep)
+
+
+def _lines(found: Replay) -> list[str]:
+    """For the terminal."""
+    lines = [
+        f"{found.path or found.format}: {found.examples:,} examples, {found.ids:,} ids, {found.rows:,} distinct rows",
+        "",
+        *_table(COLUMNS, (_cells(record) for record in found.records if record.error is None)),
+        *_failures(record.error for record in found.records),
+    ]
+    if found.recommended is not None:
+        lines += ["", f"recommended: {found.reason}"]
+    if found.trials:
+        lines += ["", *_table(TRIAL_COLUMNS, (_trial_cells(trial) for trial in found.trials if trial.error is None))]
+        lines += _failures(trial.error for trial in found.trials)
+    return lines
+
+
+def _cells(record: ReplayRecord) -> tuple[str, ...]:
+    """Of a setting that could be replayed. A baseline does not look ahead, whatever window was asked for."""
+    now = record.exchange_bytes_now
+    return (
+        record.policy,
+        str(record.batch_size),
+        "any" if record.policy in BASELINES else str(record.lookahead),
+        f"{record.cache_rows:,}",
+        f"{record.rows_fetched:,}",
+        f"{record.rows_written:,}",
+        f"{record.hit_rate:.4f}",
+        f"{record.peak_rows:,}",
+        "" if now is None else f"{now / 1e6:,.1f}",
+        "" if record.ids_per_s is None else f"{record.ids_per_s / 1e6:.1f}",
+    )
+
+
+def _trial_cells(trial: Trial) -> tuple[str, ...]:
+    """Of a run that ended well."""
+    return (
+        trial.policy if trial.cache_rows else "direct mode",
+        str(trial.lookahead),
+        f"{trial.cache_rows:,}",
+        f"{trial.steps:,}",
+        "" if trial.step_s_p50 is None else f"{trial.step_s_p50 * 1e3:.2f}",
+        f"{trial.samples_per_s:,.0f}",
+        f"{trial.exposed_embedding_s:.2f}",
+        f"{trial.rows_fetched:,}",
+        "" if trial.auc is None else f"{trial.auc:.5f}",
+    )
+
+
+def _failures(errors: Iterable[str | None]) -> list[str]:
+    """Each reason once."""
+    return [f"failed ({count}): {error}" for error, count in Counter(errors).items() if error is not None]
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as they need to be, the first to the left; each line once."""
+    lines = [names, *dict.fromkeys(rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in lines]

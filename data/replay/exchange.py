@@ -1,0 +1,96 @@
+"""Rows that cross ranks for one batch, counted from its plan. Nothing is trained.
+
+plan ──exchanges, consumers──> OwnedCounts: pulls and pushes between owners and consumers
+                           └─> rows_now: those that a step waits for, by table
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.oracle.plan import CachePlan, RowList
+
+__all__ = ["OwnedCounts", "rows_now"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedCounts:
+    """Rows of one batch, over all ranks; with an owner per row.
+
+    Attributes:
+        pull_now, pull_early: rows sent by owners to other ranks: after the update of the batch before, or during it.
+        push_now, push_late: row gradients sent to owners on other ranks: before the next batch, or during it.
+        busiest_now, busiest: rows sent by the rank that sends most: those a step waits for, and all.
+        used: unique rows of each rank, summed; what would travel if no rank owned anything it uses.
+        fetched, written: rows read from the store and written back. busiest_fetched: by the rank that reads most.
+    """
+
+    pull_now: float
+    pull_early: float
+    push_now: float
+    push_late: float
+    busiest_now: float
+    busiest: float
+    used: float
+    fetched: float
+    written: float
+    busiest_fetched: float
+
+    @classmethod
+    def of(cls, plan: CachePlan) -> Self:
+        """Count one plan."""
+        num_ranks = len(plan.consumers)
+        pulls, pushes = np.zeros((2, num_ranks)), np.zeros((2, num_ranks))  # [now], [early or late]; by sender
+        for rank, exchange in enumerate(plan.exchanges):
+            sent = _sent(plan, rank)
+            now = int(exchange.owned_pull_now[sent].sum())
+            pulls[:, rank] = now, len(sent) - now
+        for rank, consumer in enumerate(plan.consumers):
+            is_remote = consumer.owners != rank
+            now = int(consumer.sync_now[is_remote].sum())
+            pushes[:, rank] = now, int(is_remote.sum()) - now
+        fetched = [len(owner.fetch) for owner in plan.owners]
+        return cls(
+            pull_now=pulls[0].sum(),
+            pull_early=pulls[1].sum(),
+            push_now=pushes[0].sum(),
+            push_late=pushes[1].sum(),
+            busiest_now=(pulls[0] + pushes[0]).max(),
+            busiest=(pulls + pushes).sum(axis=0).max(),
+            used=sum(len(consumer.unique) for consumer in plan.consumers),
+            fetched=sum(fetched),
+            written=sum(len(owner.evict) for owner in plan.owners),
+            busiest_fetched=max(fetched),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows and row gradients sent."""
+        return int(self.pull_now + self.pull_early + self.push_now + self.push_late)
+
+
+def rows_now(plan: CachePlan) -> NDArray[np.int64]:
+    """int64 by table: rows and row gradients sent that a step waits for (`pull_now` and `push_now`)."""
+    counts = np.zeros(plan.owners[0].fetch.table_offsets.shape[0] - 1, dtype=np.int64)
+    for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=False)):
+        sent = _sent(plan, rank)
+        counts += _by_table(exchange.owned, sent[exchange.owned_pull_now[sent]])
+        counts += _by_table(consumer.unique, np.flatnonzero((consumer.owners != rank) & consumer.sync_now))
+    return counts
+
+
+def _sent(plan: CachePlan, rank: int) -> NDArray[np.int32]:
+    """Rows that a rank serves to the others, as positions among those it owns."""
+    exchange = plan.exchanges[rank]
+    own = slice(*exchange.serve_offsets[rank : rank + 2])
+    return np.delete(exchange.serve_rows, np.r_[own])
+
+
+def _by_table(rows: RowList, positions: NDArray[np.integer]) -> NDArray[np.int64]:
+    """int64 by table: how many of the positions lie in each table."""
+    tables = np.searchsorted(rows.table_offsets, positions, side="right") - 1
+    return np.bincount(tables, minlength=rows.table_offsets.shape[0] - 1).astype(np.int64)

@@ -1,0 +1,167 @@
+"""`Sweep`: what `python -m data replay` is asked for: one configuration per batch size, and what to vary.
+
+argv ──--data.batch_size A,B: once with A, once with B──> parse_config ──> Config, Config
+     └─--lookahead, --cache_rows, --policy: lists ──────────────────────> Sweep
+
+All flags of the configuration work; those that the sweep varies are refused, lest they be given in vain. A file may
+hold them: they are the trainer's then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from bagpipe.config import Config
+from bagpipe.config_cli import Option, parse_config
+from bagpipe.config_keys import CONVERTERS
+from bagpipe.errors import InputError
+from bagpipe.oracle.eviction import POLICIES
+from bagpipe.oracle.planner import MAX_RANKS
+from bagpipe.outputs import check_writable
+from data.replay.baselines import BASELINES
+
+__all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]
+
+BATCH_SIZE_FLAG = "--data.batch_size"
+
+#: Policies of the oracle, which can be trained with, then those they are compared with.
+KNOWN_POLICIES = (*POLICIES, *BASELINES)
+
+#: The whole log is replayed; the trainer holds a part of it out.
+DEFAULTS: Mapping[str, object] = MappingProxyType({"data.eval_fraction": 0.0})
+
+#: What to use, what is common without an oracle, and what nobody can beat.
+DEFAULT_POLICIES = "belady-window,lru,offline-belady"
+
+OPTIONS = (
+    Option(
+        flag="--lookahead", metavar="N,…", help="windows to try, in batches (default: those of 8, 32, 128 the log has)"
+    ),
+    Option(
+        flag="--cache_rows",
+        metavar="N,…",
+        help="cache sizes to try, in rows per rank (default: 2, 5, 10, 20 and 50 % of the distinct rows)",
+    ),
+    Option(
+        flag="--policy",
+        metavar="NAME,…",
+        default=DEFAULT_POLICIES,
+        help=f"of {', '.join(KNOWN_POLICIES)} (default: {DEFAULT_POLICIES})",
+    ),
+    Option(flag="--world_size", metavar="N", default="1", help="ranks (default: 1)"),
+    Option(flag="--json", help="write the records, a list with one object per combination"),
+    Option(flag="--report", help="write the report, one HTML file"),
+    Option(flag="--train", is_switch=True, help="also train with the recommended setting and its neighbours"),
+)
+
+#: Keys of the configuration that the sweep varies, and the options that do.
+VARIED = MappingProxyType(
+    {"--cache.rows": "--cache_rows", "--oracle.lookahead": "--lookahead", "--oracle.policy": "--policy"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What to replay.
+
+    Attributes:
+        configs: one per batch size, equal in all else.
+        policies: names, as given; not all need be known.
+        lookaheads, cache_rows: to try; empty: to be chosen by the log.
+        world_size: ranks.
+        json_path, report_path: to write; empty: not wanted.
+        train: also run the trainer.
+        trainer_flags: the configuration as it was given, for the trainer.
+    """
+
+    configs: tuple[Config, ...]
+    policies: tuple[str, ...]
+    lookaheads: tuple[int, ...]
+    cache_rows: tuple[int, ...]
+    world_size: int
+    json_path: str
+    report_path: str
+    train: bool
+    trainer_flags: tuple[str, ...]
+
+
+def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Sweep:
+    """Read the flags.
+
+    Raises:
+        InputError: a flag that is unknown, out of range, or given in vain; no known policy; an output that cannot be
+            written.
+        SystemExit: after ``--help``.
+    """
+    for argument in argv:
+        name = argument.partition("=")[0]
+        if name in VARIED:
+            raise InputError(f"{name}: replay tries several, expected {VARIED[name]}")
+    sizes = _batch_sizes(argv)
+    lines = [parse_config(_with_batch_size(argv, size), prog, OPTIONS, defaults=DEFAULTS) for size in sizes]
+    options = lines[0].options
+    policies = tuple(dict.fromkeys(name.strip() for name in options["policy"].split(",")))
+    if not set(policies) & set(KNOWN_POLICIES):
+        raise InputError(_unknown_policy(policies[0]))
+    for option in ("json", "report"):
+        if options[option]:
+            check_writable(options[option], f"--{option}")
+    world_size = _whole_numbers("--world_size", options["world_size"])
+    if len(world_size) != 1 or world_size[0] > MAX_RANKS:
+        raise InputError(f"--world_size must be a number from 1 to {MAX_RANKS}, got {options['world_size']!r}")
+    return Sweep(
+        configs=tuple(line.config for line in lines),
+        policies=policies,
+        lookaheads=_whole_numbers("--lookahead", options["lookahead"]) if options["lookahead"] else (),
+        cache_rows=_whole_numbers("--cache_rows", options["cache_rows"]) if options["cache_rows"] else (),
+        world_size=world_size[0],
+        json_path=options["json"],
+        report_path=options["report"],
+        train=bool(options["train"]),
+        trainer_flags=_trainer_flags(argv),
+    )
+
+
+def policy_problem(name: str) -> str | None:
+    """Why a policy cannot be replayed; None if it can."""
+    return None if name in KNOWN_POLICIES else _unknown_policy(name)
+
+
+def _unknown_policy(name: str) -> str:
+    return f"--policy must be of {', '.join(KNOWN_POLICIES)}, got {name!r}"
+
+
+def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    _, convert = CONVERTERS[tuple[int, ...]]
+    numbers = convert(text)
+    if not isinstance(numbers, tuple) or not numbers or min(numbers) < 1:
+        raise InputError(f"{flag} must be numbers of at least 1 such as 8,32, got {text!r}")
+    return tuple(dict.fromkeys(numbers))
+
+
+def _batch_sizes(argv: Sequence[str]) -> tuple[str, ...]:
+    """The last list given, as text; one empty text if none is."""
+    given = [argv[place + 1] for place, word in enumerate(argv[:-1]) if word == BATCH_SIZE_FLAG]
+    given += [word.partition("=")[2] for word in argv if word.startswith(f"{BATCH_SIZE_FLAG}=")]
+    return tuple(dict.fromkeys(size.strip() for size in given[-1].split(","))) if given else ("",)
+
+
+def _with_batch_size(argv: Sequence[str], size: str) -> list[str]:
+    """The same flags with one batch size: a later flag wins."""
+    return [*argv, f"{BATCH_SIZE_FLAG}={size}"] if size else list(argv)
+
+
+def _trainer_flags(argv: Sequence[str]) -> tuple[str, ...]:
+    """Without the options of replay itself and the batch sizes."""
+    takes_value = {option.flag: not option.is_switch for option in OPTIONS} | {BATCH_SIZE_FLAG: True}
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in takes_value:
+            kept.append(word)
+        elif takes_value[name] and not equals:
+            next(words, None)
+    return tuple(kept)

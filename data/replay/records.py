@@ -1,0 +1,161 @@
+"""What a replay finds: records of plain data, from which the JSON and the report are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Replay", "ReplayRecord", "Setting", "Span", "TableSkew", "Trial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One combination of the sweep.
+
+    Attributes:
+        policy: an oracle policy (`bagpipe.oracle.eviction.POLICIES`) or a baseline (`data.replay.baselines.BASELINES`).
+        lookahead: batches in the window; baselines do not look at it.
+        cache_rows: rows per rank. batch_size: examples in a global batch. world_size: ranks.
+    """
+
+    policy: str
+    lookahead: int
+    cache_rows: int
+    batch_size: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRecord:
+    """What one setting costs over the whole log. Counts are None where the setting failed.
+
+    Attributes:
+        policy, lookahead, cache_rows, batch_size, world_size: the setting.
+        error: why it failed, in one line; None: it did not.
+        batches, ids: of the log; ids are occurrences.
+        rows_unique: unique rows, summed over batches.
+        rows_first_touch: rows that enter a cache for the first time: they were never written and need no read.
+        rows_fetched: rows read from the store: those that enter again after an eviction.
+        rows_written: rows written to the store: on eviction, and those that are left at the end.
+        hit_rate: share of `rows_unique` that was in a cache when its batch came.
+        peak_rows: rows in the caches of all ranks at most.
+        row_bytes: of one record (weights and optimizer state); None where tables differ.
+        bytes_fetched, bytes_written: bytes of those rows' records, exact where tables differ.
+        exchange_rows, exchange_rows_now: rows and row gradients sent between ranks; those that a step waits for.
+        exchange_bytes_now: the latter in bytes of weights (no optimizer state travels).
+        seconds: wall time of the replay of this setting, reading included.
+        ids_per_s: `ids` over `seconds`.
+    """
+
+    policy: str
+    lookahead: int
+    cache_rows: int
+    batch_size: int
+    world_size: int
+    error: str | None = None
+    batches: int | None = None
+    ids: int | None = None
+    rows_unique: int | None = None
+    rows_first_touch: int | None = None
+    rows_fetched: int | None = None
+    rows_written: int | None = None
+    hit_rate: float | None = None
+    peak_rows: int | None = None
+    row_bytes: int | None = None
+    bytes_fetched: int | None = None
+    bytes_written: int | None = None
+    exchange_rows: int | None = None
+    exchange_rows_now: int | None = None
+    exchange_bytes_now: int | None = None
+    seconds: float | None = None
+    ids_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSkew:
+    """How unevenly the rows of one table are used.
+
+    Attributes:
+        table: its name.
+        rows: distinct rows. accesses: ids. missing: share of empty bags among the table's bags.
+        top_0_1, top_1, top_10: share of accesses that the most used 0.1, 1 and 10 % of the rows get.
+        singletons: share of the rows that are used once.
+        curve: points (share of rows, share of accesses), most used first, at most 100 of them.
+    """
+
+    table: str
+    rows: int
+    accesses: int
+    missing: float
+    top_0_1: float
+    top_1: float
+    top_10: float
+    singletons: float
+    curve: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One action of a traced step: what ran in which lane, in seconds from the step's beginning."""
+
+    lane: str
+    name: str
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A training run over one setting.
+
+    Attributes:
+        policy, lookahead, cache_rows, batch_size, world_size: the setting; cache_rows 0: direct mode.
+        error: why it failed; None: it did not.
+        steps: trained. step_s_p50: median step. samples_per_s: over the run.
+        exposed_embedding_s: time that computation waited for rows.
+        rows_fetched, rows_written, hit_rate, auc, loss: as the trainer reports them.
+        step: the actions of one step from the middle of the run.
+    """
+
+    policy: str
+    lookahead: int
+    cache_rows: int
+    batch_size: int
+    world_size: int
+    error: str | None = None
+    steps: int | None = None
+    step_s_p50: float | None = None
+    samples_per_s: float | None = None
+    exposed_embedding_s: float | None = None
+    rows_fetched: int | None = None
+    rows_written: int | None = None
+    hit_rate: float | None = None
+    auc: float | None = None
+    loss: float | None = None
+    step: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """All that a replay found.
+
+    Attributes:
+        path, format: of the data. examples, batches, ids: read. rows: distinct rows.
+        machine: what it ran on, name -> value, for the report's foot.
+        records: one per combination, in the order of the command line: batch sizes, policies, lookaheads, cache sizes.
+        skew: by table.
+        recommended: the setting to take, and why in one sentence; None if none could be replayed.
+        trials: training runs, if any were asked for.
+    """
+
+    path: str
+    format: str
+    examples: int
+    batches: int
+    ids: int
+    rows: int
+    machine: dict[str, str]
+    records: tuple[ReplayRecord, ...]
+    skew: tuple[TableSkew, ...]
+    recommended: Setting | None = None
+    reason: str = ""
+    trials: tuple[Trial, ...] = ()

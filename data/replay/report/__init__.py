@@ -1,0 +1,28 @@
+"""The report of a replay: one HTML file that needs no network, for a person who decides on cache, window and policy.
+
+records ──sweep_charts, table_charts, trial_charts──> Chart: figures as plain data, one per choice ──┐
+        ──tables──> sortable HTML tables                                                             ├─page──> HTML
+report.css, report.js, plotly.min.js ────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from data.replay.records import Replay
+from data.replay.report.page import render_page
+
+__all__ = ["write_report"]
+
+
+def write_report(path: Path, replay: Replay) -> None:
+    """Write the report. Equal input gives equal bytes; a reader never sees half a file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    # A path of the file system may hold bytes that are no text: they are shown as escapes.
+    partial.write_bytes(render_page(replay).encode("utf-8", "backslashreplace"))
+    os.replace(partial, path)

@@ -1,0 +1,146 @@
+"""`Chart`: what all charts of the report share: choices, figures as plain data, colours, axes.
+
+    a chart's figures:  choice of each option list ──> figure {"data": traces, "layout": axes} in plotly's form
+
+Figures are made here in full, one per combination of choices; the page's script only picks one and adds what depends on
+the reader's screen: the colour scheme, the legend's place.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+__all__ = [
+    "Chart",
+    "Choice",
+    "Figure",
+    "Json",
+    "Look",
+    "count_axis",
+    "distinct",
+    "finite",
+    "look_of",
+    "plain",
+    "short",
+    "value_axis",
+]
+
+Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
+Figure: TypeAlias = dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A list the reader chooses from. Charts with a choice of the same name move together.
+
+    Attributes:
+        name: what is chosen. label: shown before the list.
+        options: texts. default: index of the option that is shown first.
+    """
+
+    name: str
+    label: str
+    options: tuple[str, ...]
+    default: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart and all its figures.
+
+    Attributes:
+        name: its element's id. title: what is drawn against what. note: what to read off.
+        choices: the reader's. figures: indexes of the chosen options -> figure; a combination without data is absent.
+    """
+
+    name: str
+    title: str
+    note: str
+    figures: Mapping[tuple[int, ...], Figure]
+    choices: tuple[Choice, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Colour, marker and line of a policy, the same in all charts and all reports."""
+
+    color: str
+    symbol: str
+    dash: str = "solid"
+
+
+#: Okabe and Ito's palette: told apart by colour-blind readers. Markers differ too, for print.
+#: M. Okabe, K. Ito, "Color universal design", 2008. Black is the bound; the script turns it light on dark screens.
+INK = "#000000"
+FAILED = "#d00000"
+_LOOKS: Mapping[str, Look] = {
+    "belady-window": Look(color="#0072b2", symbol="circle"),
+    "paper": Look(color="#e69f00", symbol="square"),
+    "lru": Look(color="#d55e00", symbol="triangle-up"),
+    "lfu": Look(color="#cc79a7", symbol="triangle-down"),
+    "static-hot": Look(color="#009e73", symbol="diamond"),
+    "offline-belady": Look(color=INK, symbol="line-ew-open", dash="dash"),
+}
+_OTHER_LOOKS = (
+    Look(color="#56b4e9", symbol="cross"),
+    Look(color="#7f7f7f", symbol="star"),
+    Look(color="#0072b2", symbol="hexagon", dash="dot"),
+    Look(color="#d55e00", symbol="pentagon", dash="dot"),
+)
+
+
+def look_of(name: str, others: Sequence[str] = ()) -> Look:
+    """The look of policy `name`; one that is not known takes the next free look, by its place among `others`."""
+    if name in _LOOKS:
+        return _LOOKS[name]
+    strangers = [other for other in others if other not in _LOOKS]
+    place = strangers.index(name) if name in strangers else 0
+    return _OTHER_LOOKS[place % len(_OTHER_LOOKS)]
+
+
+def plain(text: str, characters: int = 40) -> str:
+    """Text as plotly draws it letter for letter (it reads a little HTML in names), cut where it would push the plot."""
+    return html.escape(text if len(text) <= characters else text[: characters - 1] + "…", quote=False)
+
+
+def distinct(values: Iterable[int]) -> list[int]:
+    """Values in ascending order, each once."""
+    return sorted(set(values))
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: they are drawn as a gap."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def short(value: float) -> str:
+    """``1500`` -> ``1.5 k``: at most three digits and a unit."""
+    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit * 0.9995:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.3g}"
+
+
+def count_axis(title: str, values: Sequence[int]) -> dict[str, Json]:
+    """An axis of positive counts the reader set himself: its ticks are these counts where they do not crowd."""
+    axis: dict[str, Json] = {"title": {"text": title}, "automargin": True}
+    if values and min(values) > 0 and max(values) >= 4 * min(values):
+        axis["type"] = "log"
+        near = any(b < 1.25 * a for a, b in pairwise(values))
+    else:
+        near = False
+    if len(values) <= 8 and not near:
+        axis |= {"tickmode": "array", "tickvals": list(values), "ticktext": [short(value) for value in values]}
+    if len(values) == 1:
+        axis["range"] = [values[0] - 1, values[0] + 1]
+    return axis
+
+
+def value_axis(title: str, **more: Json) -> dict[str, Json]:
+    """An axis of measured values; `more` are plotly's own keys."""
+    return {"title": {"text": title}, "automargin": True, **more}

@@ -1,0 +1,189 @@
+"""`Table`: sortable HTML tables of the records, the trials and the tables of the data.
+
+A cell holds its text and, where they differ, the value the script sorts by (``data-v``); empty cells sort last.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from data.replay.records import Replay, ReplayRecord, Setting, TableSkew, Trial
+from data.replay.report.charts import short
+from data.replay.report.sweep_charts import bounds_of, refetch_ratio
+from data.replay.report.trial_charts import exposed_share, mean_step_s
+
+__all__ = ["escape", "is_setting", "record_table", "skew_table", "trial_table"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[T]):
+    """One column: `text` of a value for the reader; None values are drawn as a dash.
+
+    Attributes:
+        title: of the head. value: what is sorted by. text: how it is written. hint: shown when pointed at.
+    """
+
+    title: str
+    value: Callable[[T], str | float | None]
+    text: Callable[[float], str] = lambda value: f"{value:,}"
+    hint: str = ""
+
+
+def escape(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+def is_setting(item: ReplayRecord | Trial, setting: Setting | None) -> bool:
+    """Whether the item is about this setting."""
+    return setting is not None and all(getattr(item, name) == getattr(setting, name) for name in Setting.__slots__)
+
+
+def record_table(replay: Replay) -> str:
+    """All records; failed ones in red with their error, the recommended one marked."""
+    bounds = bounds_of(replay.records)
+    columns: list[Column[ReplayRecord]] = [
+        Column(title="policy", value=lambda r: r.policy),
+        Column(title="lookahead", value=lambda r: r.lookahead, hint="batches"),
+        Column(title="cache rows", value=lambda r: r.cache_rows, hint="rows per rank"),
+        Column(title="batch size", value=lambda r: r.batch_size, hint="examples"),
+        Column(title="ranks", value=lambda r: r.world_size),
+        Column(title="hit rate", value=lambda r: r.hit_rate, text=_percent, hint="share of unique rows"),
+        Column(title="× offline", value=lambda r: refetch_ratio(r, bounds), text=_ratio, hint="rows fetched again"),
+        Column(title="unique rows", value=lambda r: r.rows_unique, hint="summed over batches"),
+        Column(title="first touches", value=lambda r: r.rows_first_touch, hint="rows that need no read"),
+        Column(title="fetched", value=lambda r: r.rows_fetched, hint="rows read again after an eviction"),
+        Column(title="written", value=lambda r: r.rows_written, hint="rows"),
+        Column(title="peak rows", value=lambda r: r.peak_rows, hint="in the caches of all ranks"),
+        Column(title="bytes fetched", value=lambda r: r.bytes_fetched, text=_bytes),
+        Column(title="bytes written", value=lambda r: r.bytes_written, text=_bytes),
+        Column(title="exchange now", value=lambda r: r.exchange_bytes_now, text=_bytes, hint="bytes a step waits for"),
+        Column(title="ids/s", value=lambda r: r.ids_per_s, text=short, hint="replayed per second"),
+        Column(title="seconds", value=lambda r: r.seconds, text=lambda value: f"{value:.1f}"),
+    ]
+    return _table(
+        "records",
+        columns,
+        replay.records,
+        setting_columns=5,
+        error_of=lambda r: r.error,
+        is_best=lambda r: is_setting(r, replay.recommended),
+    )
+
+
+def trial_table(replay: Replay) -> str:
+    """All training trials."""
+    columns: list[Column[Trial]] = [
+        Column(title="policy", value=lambda t: t.policy if t.cache_rows else "direct mode"),
+        Column(title="lookahead", value=lambda t: t.lookahead, hint="batches"),
+        Column(title="cache rows", value=lambda t: t.cache_rows, hint="rows per rank; 0: no cache"),
+        Column(title="batch size", value=lambda t: t.batch_size, hint="examples"),
+        Column(title="ranks", value=lambda t: t.world_size),
+        Column(title="step p50 (ms)", value=lambda t: _scaled(t.step_s_p50, 1e3), text=lambda value: f"{value:.2f}"),
+        Column(title="mean (ms)", value=lambda t: _scaled(mean_step_s(t), 1e3), text=lambda value: f"{value:.2f}"),
+        Column(title="samples/s", value=lambda t: t.samples_per_s, text=lambda value: f"{value:,.0f}"),
+        Column(title="exposed (s)", value=lambda t: t.exposed_embedding_s, text=lambda value: f"{value:.3f}"),
+        Column(title="exposed share", value=exposed_share, text=_percent, hint="of the run's time"),
+        Column(title="steps", value=lambda t: t.steps),
+        Column(title="hit rate", value=lambda t: t.hit_rate, text=_percent),
+        Column(title="fetched", value=lambda t: t.rows_fetched, hint="rows"),
+        Column(title="written", value=lambda t: t.rows_written, hint="rows"),
+        Column(title="AUC", value=lambda t: t.auc, text=lambda value: f"{value:.5f}"),
+        Column(title="loss", value=lambda t: t.loss, text=lambda value: f"{value:.5f}"),
+    ]
+    return _table(
+        "trial-figures",
+        columns,
+        replay.trials,
+        setting_columns=5,
+        error_of=lambda t: t.error,
+        is_best=lambda t: is_setting(t, replay.recommended),
+    )
+
+
+def skew_table(skew: Sequence[TableSkew]) -> str:
+    """All tables of the data."""
+    columns: list[Column[TableSkew]] = [
+        Column(title="table", value=lambda t: t.table),
+        Column(title="distinct rows", value=lambda t: t.rows),
+        Column(title="accesses", value=lambda t: t.accesses),
+        Column(title="top 0.1%", value=lambda t: t.top_0_1, text=_percent, hint="share of accesses"),
+        Column(title="top 1%", value=lambda t: t.top_1, text=_percent, hint="share of accesses"),
+        Column(title="top 10%", value=lambda t: t.top_10, text=_percent, hint="share of accesses"),
+        Column(title="used once", value=lambda t: t.singletons, text=_percent, hint="share of the rows"),
+        Column(title="empty bags", value=lambda t: t.missing, text=_percent, hint="share of the bags"),
+    ]
+    return _table("tables", columns, skew, setting_columns=1)
+
+
+def _table(
+    name: str,
+    columns: Sequence[Column[T]],
+    items: Sequence[T],
+    *,
+    setting_columns: int,
+    error_of: Callable[[T], str | None] = lambda _: None,
+    is_best: Callable[[T], bool] = lambda _: False,
+) -> str:
+    """The table. Columns after `setting_columns` that no item has a value for are left out."""
+    shown = [
+        column
+        for place, column in enumerate(columns)
+        if place < setting_columns or any(_sound(column.value(item)) is not None for item in items)
+    ]
+    head = "".join(_head(column) for column in shown)
+    rows = []
+    for item in items:
+        error = error_of(item)
+        width = setting_columns if error is not None else len(shown)
+        cells = "".join(_cell(column, item) for column in shown[:width])
+        kind = ""
+        if error is not None:
+            cells += f'<td class="error" colspan="{max(len(shown) - width, 1)}"><span>{escape(error)}</span></td>'
+            kind = ' class="failed"'
+        elif is_best(item):
+            kind = ' class="best" title="recommended"'
+        rows.append(f"<tr{kind}>{cells}</tr>")
+    return (
+        f'<div class="scroll" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
+    )
+
+
+def _head(column: Column[T]) -> str:
+    hint = f' title="{escape(column.hint)}"' if column.hint else ""
+    return f'<th scope="col" aria-sort="none"{hint}><button type="button">{escape(column.title)}</button></th>'
+
+
+def _cell(column: Column[T], item: T) -> str:
+    value = _sound(column.value(item))
+    if value is None:
+        return "<td>–</td>"
+    if isinstance(value, str):
+        return f'<td class="text" data-v="{escape(value)}">{escape(value)}</td>'
+    return f'<td data-v="{value!r}">{escape(column.text(value))}</td>'
+
+
+def _sound(value: str | float | None) -> str | float | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2%}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _bytes(value: float) -> str:
+    return f"{short(value)}B" if value >= 1000 else f"{value:.0f} B"

@@ -1,0 +1,104 @@
+"""`Spool`: the rows of each batch on disk, written once in order, read by number as often as needed.
+
+append(rows) ──bytes──> NAME.rows    ──ends──> NAME.ends (8 B a batch)
+spool[i]     ──two reads of ends, one of rows──> int32 rows of batch i
+
+Nothing grows in memory with the log. Both files go when the `with` block ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["RowBatches", "Spool"]
+
+_ROW_BYTES = 4
+_END_BYTES = 8
+
+
+class RowBatches(Protocol):
+    """The batches of a log, each an int32 array of distinct row numbers."""
+
+    def __len__(self) -> int:
+        """Batches."""
+        ...
+
+    def __getitem__(self, number: int, /) -> NDArray[np.int32]:
+        """The rows of batch `number`, counted from 0. IndexError beyond the last one."""
+        ...
+
+
+class Spool:
+    """int32 arrays in a file, by number. Use it inside its `with` block.
+
+    Args:
+        folder: where the two files lie while the block lasts; it must exist.
+        name: of the files; another spool in the same folder needs another.
+    """
+
+    def __init__(self, folder: Path, name: str = "spool") -> None:
+        self._paths = (folder / f"{name}.rows", folder / f"{name}.ends")
+        self._files: tuple[BinaryIO, ...] = ()
+        self._num_batches = 0
+        self._num_rows = 0
+        self._num_flushed = 0
+
+    def __enter__(self) -> Self:
+        rows = self._paths[0].open("x+b")
+        try:
+            self._files = (rows, self._paths[1].open("x+b"))
+        except BaseException:
+            rows.close()
+            self._paths[0].unlink()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file, path in zip(self._files, self._paths, strict=True):
+            file.close()
+            path.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all batches together."""
+        return self._num_rows
+
+    def append(self, rows: NDArray[np.int32]) -> None:
+        """The next batch."""
+        self._num_rows += rows.shape[0]
+        self._num_batches += 1
+        data, ends = self._files
+        data.write(np.ascontiguousarray(rows, dtype="<i4").data)
+        ends.write(self._num_rows.to_bytes(_END_BYTES, "little"))
+
+    def __getitem__(self, number: int, /) -> NDArray[np.int32]:
+        """int32: the batch appended as number `number`, from 0. IndexError if there is none."""
+        if not 0 <= number < self._num_batches:
+            raise IndexError(f"batch {number} of {self._num_batches}")
+        data, ends = self._files
+        if self._num_flushed < self._num_batches:
+            data.flush()
+            ends.flush()
+            self._num_flushed = self._num_batches
+        stop = self._end(number)
+        start = self._end(number - 1) if number else 0
+        rows = np.empty(stop - start, dtype="<i4")
+        view = rows.view(np.uint8)
+        filled = 0
+        while filled < view.shape[0]:
+            got = os.preadv(data.fileno(), [view[filled:].data], start * _ROW_BYTES + filled)
+            if not got:
+                raise OSError(f"{self._paths[0]}: ends at {start * _ROW_BYTES + filled} bytes: changed by others?")
+            filled += got
+        return rows.astype(np.int32, copy=False)
+
+    def _end(self, number: int) -> int:
+        return int.from_bytes(os.pread(self._files[1].fileno(), _END_BYTES, number * _END_BYTES), "little")

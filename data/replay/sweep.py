@@ -1,0 +1,252 @@
+"""Every setting of a sweep, replayed: `replay` makes the records, one setting after the other.
+
+Log ──once per oracle setting──> Planner ──CachePlan──> PlanTotals ─┐
+    └─spool, once per baseline and cache size─────────> Counts ─────┴─> ReplayRecord
+
+A row's first touch is a miss, whatever the policy; so of all misses as many need no read as the log has distinct rows.
+That is exact; the oracle's own mark (`OwnerPlan.fetch_new`) may take a new row of an unbounded table for an old one.
+Whatever enters a cache is written when it leaves, or at the end. Memory: window, caches and distinct rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.oracle.planner import make_planner
+from data.formats import open_source
+from data.replay.baselines import BASELINES, run_baseline
+from data.replay.census import Census
+from data.replay.log import Log, Watch, scan
+from data.replay.machine import machine_facts
+from data.replay.options import Sweep, policy_problem
+from data.replay.records import Replay, ReplayRecord, Setting
+from data.replay.spool import Spool
+from data.replay.tables import LogTables, at_setting
+from data.replay.totals import PlanTotals
+
+__all__ = ["replay", "settings_of"]
+
+#: Windows tried where none are given.
+DEFAULT_LOOKAHEADS = (8, 32, 128)
+#: Caches tried where none are given, of all ranks together: shares of the distinct rows.
+DEFAULT_CACHE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    """What a setting costs; names as in `ReplayRecord`. `misses` is int64 by table."""
+
+    rows_unique: int
+    misses: NDArray[np.int64]
+    peak_rows: int
+    exchange_rows: int | None = None
+    exchange_rows_now: int | None = None
+    exchange_bytes_now: int | None = None
+    seconds: float
+
+
+def replay(sweep: Sweep, watch: Watch) -> Replay:
+    """Replay every combination; those that cannot be say why in their record.
+
+    Raises:
+        InputError: the log cannot be read, or is empty.
+        JobError: no room for the rows of its batches.
+    """
+    first = sweep.configs[0]
+    source = open_source(first.data, first.run.seed)
+    tables = LogTables.of(source.schema, first)
+    census = Census(tables.spec(first))
+    needs_spool = any(policy in BASELINES for policy in sweep.policies)
+    records: list[ReplayRecord] = []
+    logs: list[Log] = []
+    for config in sweep.configs:
+        with TemporaryDirectory(prefix="bagpipe-replay-") as folder:
+            try:
+                with Spool(Path(folder)) as spool:
+                    log = scan(config, source, tables, census, spool if needs_spool else None, watch, counts=not logs)
+                    logs.append(log)
+                    records.extend(_replay_log(log, sweep, Path(folder), watch))
+            except OSError as error:  # the readers' are InputErrors
+                raise JobError(
+                    f"cannot keep the rows of the log in {folder}: {error.strerror or error}; "
+                    "TMPDIR may name another folder"
+                ) from error
+    return Replay(
+        path=first.data.path,
+        format=first.data.format,
+        examples=logs[0].examples,
+        batches=logs[0].batches,
+        ids=logs[0].ids,
+        rows=census.num_rows,
+        machine=machine_facts(),
+        records=tuple(records),
+        skew=census.skew(tuple(table.name for table in tables.rows.tables)),
+    )
+
+
+def settings_of(log: Log, sweep: Sweep) -> tuple[Setting, ...]:
+    """The combinations of one batch size, in the order of the command line."""
+    lookaheads = sweep.lookaheads or _default_lookaheads(log.batches)
+    cache_rows = sweep.cache_rows or _default_cache_rows(log.num_rows, log.largest, sweep.world_size)
+    return tuple(
+        Setting(
+            policy=policy,
+            lookahead=lookahead,
+            cache_rows=rows,
+            batch_size=log.batch_size,
+            world_size=sweep.world_size,
+        )
+        for policy, lookahead, rows in product(sweep.policies, lookaheads, cache_rows)
+    )
+
+
+def _default_lookaheads(batches: int) -> tuple[int, ...]:
+    return tuple(lookahead for lookahead in DEFAULT_LOOKAHEADS if lookahead <= batches) or (batches,)
+
+
+def _default_cache_rows(num_rows: int, largest: int, world_size: int) -> tuple[int, ...]:
+    """Shares of the distinct rows; the least that holds a batch, where none of them does."""
+    sizes = [-(-int(num_rows * share) // world_size) for share in DEFAULT_CACHE_SHARES]
+    least = max(1, -(-largest // world_size))
+    return tuple(size for size in sizes if size >= least) or (least,)
+
+
+def _replay_log(log: Log, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[ReplayRecord]:
+    """The records of one batch size. A baseline does not look ahead: it runs once for all windows."""
+    settings = settings_of(log, sweep)
+    known: dict[tuple[str, int], _Found] = {}
+    for number, setting in enumerate(settings, start=1):
+        place = (setting.policy, setting.cache_rows)
+        label = f"{number}/{len(settings)} {setting.policy} {setting.lookahead} {setting.cache_rows}"
+        try:
+            _check(setting, log)
+            if setting.policy not in BASELINES:
+                found = _run_oracle(setting, log, watch, label)
+            else:
+                found = known[place] = known.get(place) or _run_baseline(setting, log, folder)
+        except InputError as error:
+            yield _record(setting, log, None, error=" ".join(str(error).split()))
+        else:
+            yield _record(setting, log, found)
+
+
+def _check(setting: Setting, log: Log) -> None:
+    """Refuse what the first pass has shown to be impossible, before a second one.
+
+    Raises:
+        InputError: no such policy; or a window longer than the log, which a baseline does not have.
+        CapacityError: the largest batch does not fit.
+    """
+    problem = policy_problem(setting.policy)
+    if problem is not None:
+        raise InputError(problem)
+    if setting.lookahead > log.batches and setting.policy not in BASELINES:
+        raise InputError(
+            f"--lookahead {setting.lookahead} is longer than the log: {log.batches} batches of {log.batch_size}"
+        )
+    num_slots = setting.cache_rows * setting.world_size
+    if log.largest > num_slots:
+        ranks = setting.world_size
+        each = f" on each of {ranks} ranks, {num_slots} in all" if ranks > 1 else ""
+        raise CapacityError(
+            f"batch {log.largest_at} needs {log.largest} unique rows but --cache_rows is {setting.cache_rows}{each}: "
+            f"raise it to at least {-(-log.largest // ranks)}, or lower data.batch_size ({log.batch_size})"
+        )
+
+
+def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
+    """One pass through the oracle."""
+    start_s = time.perf_counter()
+    config = at_setting(
+        log.config,
+        policy=setting.policy,
+        lookahead=setting.lookahead,
+        # Room for more rows than there are changes nothing, and the oracle has arrays as long as the cache.
+        cache_rows=max(1, min(setting.cache_rows, log.num_rows)),
+    )
+    planner = make_planner(log.tables.spec(config, setting.world_size))
+    totals = PlanTotals(log.tables.weight_bytes)
+    waiting = 0
+    with closing(log.read(watch, label)) as batches:
+        for batch in batches:
+            planner.push(batch)
+            waiting += 1
+            if planner.is_ready:
+                totals.add(planner.plan())
+                waiting -= 1
+    for _ in range(waiting):
+        totals.add(planner.plan())
+    return _Found(
+        rows_unique=totals.rows_unique,
+        misses=totals.misses,
+        peak_rows=totals.peak_rows,
+        exchange_rows=totals.exchange_rows,
+        exchange_rows_now=totals.exchange_rows_now,
+        exchange_bytes_now=totals.exchange_bytes_now,
+        seconds=time.perf_counter() - start_s,
+    )
+
+
+def _run_baseline(setting: Setting, log: Log, folder: Path) -> _Found:
+    """One pass of a baseline over the spool. Its rows have no owners, so nothing is known of exchanges."""
+    assert log.spool is not None, "made where a baseline is asked for"
+    start_s = time.perf_counter()
+    counts = run_baseline(
+        setting.policy,
+        log.spool,
+        num_rows=log.num_rows,
+        num_slots=setting.cache_rows * setting.world_size,
+        folder=folder,
+        world_size=setting.world_size,
+        group_of_row=log.table_of_row,
+    )
+    misses = np.zeros_like(log.first_touches)  # the last tables may have no rows, and so no group
+    misses[: len(counts.misses_by_group)] = counts.misses_by_group
+    return _Found(
+        rows_unique=counts.rows_unique,
+        misses=misses,
+        peak_rows=counts.peak_rows,
+        seconds=time.perf_counter() - start_s,
+    )
+
+
+def _record(setting: Setting, log: Log, found: _Found | None, error: str | None = None) -> ReplayRecord:
+    named = dataclasses.asdict(setting)
+    if found is None:
+        return ReplayRecord(**named, error=error)
+    misses, row_bytes = int(found.misses.sum()), log.tables.row_bytes
+    return ReplayRecord(
+        **named,
+        batches=log.batches,
+        ids=log.ids,
+        rows_unique=found.rows_unique,
+        rows_first_touch=log.num_rows,
+        rows_fetched=misses - log.num_rows,
+        rows_written=misses,
+        hit_rate=1.0 - misses / found.rows_unique if found.rows_unique else 0.0,
+        peak_rows=found.peak_rows,
+        row_bytes=_common(row_bytes),
+        bytes_fetched=int((found.misses - log.first_touches) @ row_bytes),
+        bytes_written=int(found.misses @ row_bytes),
+        exchange_rows=found.exchange_rows,
+        exchange_rows_now=found.exchange_rows_now,
+        exchange_bytes_now=found.exchange_bytes_now,
+        seconds=found.seconds,
+        ids_per_s=log.ids / found.seconds,
+    )
+
+
+def _common(row_bytes: NDArray[np.int64]) -> int | None:
+    """The bytes of a row, if all tables have rows of one width."""
+    return int(row_bytes[0]) if row_bytes.shape[0] and (row_bytes == row_bytes[0]).all() else None

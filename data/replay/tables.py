@@ -1,0 +1,100 @@
+"""`LogTables`: the rows of a log as a trainer would number and store them, without building the model.
+
+DataSchema, Config ─> tables by number (equal dimensions and poolings side by side) ─> OracleSpec, bytes of a row
+
+A model of the user's own (``model.factory``) may have other tables than the named models; it is replayed as if it had
+theirs: one table per table of the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.config import Config
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.schema import DTYPE_BYTES, DataSchema, RowSchema, RowTable, Table
+
+__all__ = ["LogTables", "at_setting"]
+
+#: Weights that a model adds to each row: the linear part of Wide & Deep.
+EXTRA_DIM = {"wide-deep": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTables:
+    """Tables of a log, by table number.
+
+    Attributes:
+        rows: their stored form.
+        features: occurrence segments, as in `OracleSpec.features`.
+    """
+
+    rows: RowSchema
+    features: tuple[FeatureRef, ...]
+
+    @classmethod
+    def of(cls, schema: DataSchema, config: Config) -> Self:
+        """The tables that the configured model makes of a data set; numbered as `bagpipe.embedding.convert` does."""
+        extra = EXTRA_DIM.get(config.model.name, 0) if not config.model.factory else 0
+
+        def dim_of(table: Table) -> int:
+            return (table.dim or config.model.embedding_dim) + extra
+
+        groups: dict[tuple[bool, int], list[Table]] = {}
+        for table in schema.tables:
+            groups.setdefault((table.pooling == "mean", dim_of(table)), []).append(table)
+        tables = [table for group in groups.values() for table in group]
+        features = (
+            FeatureRef(feature=place, table=number)
+            for number, table in enumerate(tables)
+            for place, feature in enumerate(schema.features)
+            if feature.table == table.name
+        )
+        return cls(
+            rows=RowSchema(
+                tables=tuple(RowTable(name=table.name, dim=dim_of(table), rows=table.rows) for table in tables),
+                optimizer=config.optim.rows,
+                dtype=config.run.dtype,
+                seed=config.run.seed,
+            ),
+            features=tuple(features),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows.tables)
+
+    def spec(self, config: Config, world_size: int = 1) -> OracleSpec:
+        """What the trainer would ask the oracle for: window, policy and cache are those of the configuration."""
+        return OracleSpec(
+            table_rows=tuple(table.rows for table in self.rows.tables),
+            features=self.features,
+            num_slots=config.cache.rows,
+            lookahead=config.oracle.lookahead,
+            policy=config.oracle.policy,
+            world_size=world_size,
+            assign=config.cacher.assign,
+        )
+
+    @property
+    def row_bytes(self) -> NDArray[np.int64]:
+        """int64 by table: bytes of a stored row, weights and optimizer state."""
+        return np.array([self.rows.row_bytes(number) for number in range(len(self))], dtype=np.int64)
+
+    @property
+    def weight_bytes(self) -> NDArray[np.int64]:
+        """int64 by table: bytes of a row's weights, as they travel between ranks."""
+        return np.array([table.dim for table in self.rows.tables], dtype=np.int64) * DTYPE_BYTES[self.rows.dtype]
+
+
+def at_setting(config: Config, *, policy: str, lookahead: int, cache_rows: int) -> Config:
+    """The configuration with a setting of the sweep put in."""
+    return dataclasses.replace(
+        config,
+        oracle=dataclasses.replace(config.oracle, policy=policy, lookahead=lookahead),
+        cache=dataclasses.replace(config.cache, rows=cache_rows),
+    )

@@ -1,0 +1,163 @@
+"""Trials: the trainer itself over the recommended setting and what stands beside it, one process after the other.
+
+recommended, the next smaller and larger cache, direct mode ──python -m trainer … --result, --run.trace──> Trial
+                                          trace: the ends of two steps in the middle ──what ran between them──> Span
+
+The trainer reads what the replay read, so their counts are the same. Every run has a store of its own, or a namespace
+of its own where a store is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bagpipe.config import CheckpointConfig
+from data.replay.options import Sweep
+from data.replay.records import ReplayRecord, Setting, Span, Trial
+
+__all__ = ["run_trial", "spans_of_step", "trainer_command", "trial_settings"]
+
+ROOT = Path(__file__).parents[2]
+
+#: Taken from the trainer's result as they are.
+RESULTS = (
+    "steps",
+    "step_s_p50",
+    "samples_per_s",
+    "exposed_embedding_s",
+    "rows_fetched",
+    "rows_written",
+    "hit_rate",
+    "auc",
+    "loss",
+)
+
+#: The action that ends a step on its lane, with the batch's number.
+_STEP_END = re.compile(r"\d+OPT(\d+)")
+
+
+def trial_settings(recommended: Setting, records: Sequence[ReplayRecord]) -> tuple[Setting, ...]:
+    """The recommended setting, its neighbours among the caches that were replayed, and direct mode (no cache rows)."""
+    sizes = sorted(
+        record.cache_rows
+        for record in records
+        if record.error is None
+        and (record.policy, record.lookahead, record.batch_size)
+        == (recommended.policy, recommended.lookahead, recommended.batch_size)
+    )
+    place = sizes.index(recommended.cache_rows)
+    neighbours = (*sizes[max(0, place - 1) : place], *sizes[place + 1 : place + 2])
+    return tuple(dataclasses.replace(recommended, cache_rows=rows) for rows in (recommended.cache_rows, *neighbours, 0))
+
+
+def run_trial(setting: Setting, sweep: Sweep) -> Trial:
+    """Train once. A run that fails says so in the trial."""
+    named = dataclasses.asdict(setting)
+    with TemporaryDirectory(prefix="bagpipe-trial-") as folder:
+        result, trace = Path(folder) / "result.json", Path(folder) / "trace.json"
+        done = subprocess.run(
+            trainer_command(setting, sweep, result, trace),
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode or not result.exists():
+            return Trial(**named, error=_last_error(done.stderr, done.returncode))
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return Trial(
+            **named,
+            **{name: found[name] for name in RESULTS},
+            step=spans_of_step(trace) if trace.exists() else (),
+        )
+
+
+def spans_of_step(trace: Path) -> tuple[Span, ...]:
+    """What ran during the middle one of the steps in a trace, cut to it; nothing if there are fewer than two steps.
+
+    A step lasts from the end of the dense update before to the end of its own. Waits are left out: they are the gaps.
+    """
+    ends = {
+        int(match[1]): _stop(event)
+        for event in _events(trace)
+        if event["ph"] == "X" and (match := _STEP_END.fullmatch(event["name"]))
+    }
+    steps = sorted(batch for batch in ends if batch - 1 in ends)
+    if not steps:
+        return ()
+    step = steps[len(steps) // 2]
+    start, stop = ends[step - 1], ends[step]
+    lanes: dict[int, str] = {}
+    spans: list[Span] = []
+    for event in _events(trace):
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            lanes[event["tid"]] = event["args"]["name"]
+        elif event["ph"] == "X" and event["cat"] == "action" and event["ts"] < stop and _stop(event) > start:
+            spans.append(
+                Span(
+                    lane=lanes[event["tid"]],
+                    name=event["name"],
+                    start_s=(max(event["ts"], start) - start) / 1e6,
+                    stop_s=(min(_stop(event), stop) - start) / 1e6,
+                )
+            )
+    order = list(lanes.values())
+    return tuple(sorted(spans, key=lambda span: (order.index(span.lane), span.start_s)))
+
+
+def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -> list[str]:
+    """The trainer with a setting: the configuration as it was given, then what the trial sets, since later flags win.
+
+    It does not resume, and leaves no checkpoint.
+    """
+    program = [sys.executable]
+    if setting.world_size > 1:
+        program += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(setting.world_size)]
+    config = sweep.configs[0]
+    values: dict[str, object] = {
+        "data.eval_fraction": config.data.eval_fraction,
+        "data.batch_size": setting.batch_size,
+        "oracle.policy": setting.policy,
+        "oracle.lookahead": setting.lookahead,
+        "cache.rows": setting.cache_rows,
+        "store.namespace": f"{config.store.namespace}.trial-{os.urandom(4).hex()}",
+        "checkpoint.dir": "",
+        "checkpoint.every": CheckpointConfig.every,
+        "checkpoint.resume": CheckpointConfig.resume,
+        "run.dir": "" if config.store.durability == "memory" else result.parent / "run",
+        "run.tensorboard": "",
+        "run.trace": trace,
+    }
+    flags = [f"--{key}={value}" for key, value in values.items()]
+    return [*program, "-m", "trainer", *sweep.trainer_flags, *flags, f"--result={result}"]
+
+
+def _last_error(text: str, code: int) -> str:
+    """The program's own line about it, or the last one there is."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or [f"the trainer ended with code {code}"])[-1].removeprefix("error: ")
+
+
+def _events(trace: Path) -> Iterator[dict[str, Any]]:
+    """Event by event, one a line (`bagpipe.schedule.spans`): a long trace is never whole in memory."""
+    with trace.open(encoding="utf-8") as file:
+        for line in file:
+            text = line.strip().rstrip(",")
+            if text.startswith('{"ph"'):
+                yield json.loads(text)
+
+
+def _stop(event: dict[str, Any]) -> float:
+    return float(event["ts"] + event["dur"])

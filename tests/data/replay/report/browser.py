@@ -1,0 +1,181 @@
+"""`Browser`: a page in a real headless Chromium, driven over its DevTools protocol.
+
+    test ──method, params──> pipe ──> browser        commands are answered in order of their numbers
+         <──answers, events── pipe <──                events in between are kept: console, errors, requests
+
+The protocol's messages are JSON objects that end with a zero byte, on file descriptors 3 (in) and 4 (out):
+https://chromedevtools.github.io/devtools-protocol, ``--remote-debugging-pipe``. No port, no driver program, no package.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tools import browser as tool
+
+#: Puts the pipe's ends where the browser looks for them, then becomes the browser.
+_LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]  # 3 and 4 may be taken, by each other
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",  # the pages are our own, and the sandbox needs rights that containers lack
+    "--no-zygote",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--remote-debugging-pipe",
+)
+
+
+class Browser:
+    """One browser with one page.
+
+    Args:
+        program: the executable. folder: for its profile.
+
+    Attributes:
+        problems: what the console, the page's errors and its policy said.
+        requests: addresses the page asked for, its own file included.
+    """
+
+    def __init__(self, program: Path, folder: Path, timeout_s: float = 60.0) -> None:
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self._program = program
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._number = 0
+        self._session = ""
+        self._buffer = b""
+        self._loaded = False
+
+    def __enter__(self) -> Browser:
+        command_out, self._commands = os.pipe()
+        self._answers, answer_in = os.pipe()
+        flags = [*_FLAGS, f"--user-data-dir={self._folder}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LAUNCH, str(command_out), str(answer_in), str(self._program), *flags],
+            pass_fds=(command_out, answer_in),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=tool.environment_of(self._program),
+        )
+        os.close(command_out)
+        os.close(answer_in)
+        try:
+            target = self.send("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.send(f"{domain}.enable")
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._commands)
+        os.close(self._answers)
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def open(self, file: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Show `file` in a fresh window of this size and scheme, and wait until it is loaded."""
+        self.problems.clear()
+        self.requests.clear()
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self._loaded = False
+        self.send("Page.navigate", url=file.as_uri())
+        while not self._loaded:
+            self._receive()
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression; promises are awaited."""
+        answer = self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def click(self, selector: str) -> None:
+        """A real click, with the pointer, into the middle of the first element that matches."""
+        place = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{place}.scrollIntoView({{block: 'center'}})")
+        x, y = self.evaluate(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({place}.getBoundingClientRect())")
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button = "none" if kind == "mouseMoved" else "left"
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
+
+    def picture(self) -> bytes:
+        """The whole page as PNG."""
+        answer = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(answer["data"])
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """Give one command and wait for its answer."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._commands, data) :]
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, (method, answer)
+                return answer["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        """The next message, noted if it is an event."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], max(deadline_s - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError(f"{self._program}: silent for {self._timeout_s:.0f} s")
+            part = os.read(self._answers, 1 << 20)
+            if not part:
+                raise EOFError(f"{self._program}: ended")
+            self._buffer += part
+        raw, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(raw)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return message
+
+    def _note(self, event: str, params: dict[str, Any]) -> None:
+        if event == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(params["exceptionDetails"]))
+        elif event == "Runtime.consoleAPICalled" and params["type"] in {"error", "warning", "assert"}:
+            self.problems.append(json.dumps(params["args"]))
+        elif event == "Log.entryAdded" and params["entry"]["level"] in {"error", "warning"}:
+            self.problems.append(params["entry"]["text"])
+        elif event == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif event == "Page.loadEventFired":
+            self._loaded = True

@@ -1,0 +1,117 @@
+"""The report in a real headless browser: it draws, reacts, stays silent and asks for nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data.replay.report import write_report
+from tests.data.replay.report.browser import Browser
+from tests.data.replay.report.samples import ALL, FULL
+from tools.browser import find_browser
+
+#: Widths in pixels.
+DESK, PHONE = 1280, 390
+
+TRACES = (
+    "Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].map(p => [p.parentNode.id, p.data.length]))"
+)
+FIRST_CELLS = "[...document.querySelectorAll('#tables tbody tr')].map(row => row.cells[{column}].dataset.v)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium or chrome on PATH, and `make browser` could fetch none")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, replay in ALL.items():
+        write_report(folder / f"{name}.html", replay)
+    return folder
+
+
+def show(browser: Browser, file: Path, *, width: int = 1280, dark: bool = False) -> None:
+    browser.open(file, width=width, dark=dark)
+    assert browser.evaluate("document.documentElement.dataset.drawn") == "yes", browser.problems
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dark", "traces"),
+    [
+        ("full", DESK, False, {"hit-rate": 6, "traffic": 6, "refetches": 6, "skew": 17, "trials": 3, "gantt": 7}),
+        ("single", PHONE, False, {"hit-rate": 1, "traffic": 1}),
+        ("failed", PHONE, True, {"hit-rate": 1, "traffic": 1}),
+        ("ranks", PHONE, True, {"hit-rate": 6, "traffic": 6, "refetches": 6, "exchange": 2}),
+        ("attack", PHONE, False, {"hit-rate": 2, "traffic": 1, "skew": 1, "trials": 3, "gantt": 1}),
+    ],
+)
+def test_reports_draw_in_silence(browser, reports, name, width, dark, traces):
+    file = reports / f"{name}.html"
+    show(browser, file, width=width, dark=dark)
+    assert browser.evaluate(TRACES) == traces
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate("window.hacked") is None
+    assert browser.requests == [file.as_uri()]
+    assert browser.problems == []
+
+
+def test_the_page_could_not_reach_out(browser, reports):
+    show(browser, reports / "single.html")
+    asked = "fetch('http://127.0.0.1:9/').then(() => 'reached', () => 'refused')"
+    assert browser.evaluate(asked) == "refused"
+    assert any("Content Security Policy" in problem for problem in browser.problems)
+
+
+def test_points_tell_their_figures_and_the_legend_hides_lines(browser, reports):
+    show(browser, reports / "ranks.html")
+    browser.evaluate("Plotly.Fx.hover(document.querySelector('#hit-rate .plot'), [{curveNumber: 2, pointNumber: 1}])")
+    text = browser.evaluate("document.querySelector('#hit-rate .hovertext').textContent")
+    assert text.startswith("lru · hit rate 48.57%")
+    assert "cache 10,000 rows (5.54% of all rows)" in text
+    assert "MB" in text
+    hidden = (
+        "new Promise(done => { const plot = document.querySelector('#hit-rate .plot'); plot.on('plotly_restyle', "
+        "() => done(plot.data.filter(t => t.visible === 'legendonly').map(t => t.name).join())); })"
+    )
+    browser.evaluate(f"void (window.hidden = {hidden})")
+    browser.click("#hit-rate .legendtoggle")
+    assert browser.evaluate("window.hidden") == "belady-window"
+
+
+def test_choices_move_all_charts_that_share_them(browser, reports):
+    show(browser, reports / "full.html")
+    before = browser.evaluate("document.querySelector('#hit-rate .plot').data[0].y")
+    browser.evaluate(
+        "(s => { s.value = '1'; s.dispatchEvent(new Event('change')); })"
+        "(document.querySelector('#traffic select[data-choice=batch_size]'))"
+    )
+    assert browser.evaluate("document.querySelector('#hit-rate select[data-choice=batch_size]').value") == "1"
+    after = browser.evaluate("document.querySelector('#hit-rate .plot').data[0].y")
+    assert (len(before), len(after)) == (4, 3)  # the smallest cache is too small for the larger batch
+    assert browser.evaluate("document.querySelector('#hit-rate .plot').data.at(-1).name") == "failed"
+    assert browser.problems == []
+
+
+def test_tables_sort_both_ways_with_empty_cells_last(browser, reports):
+    show(browser, reports / "full.html")
+    rows = [table.rows for table in FULL.skew]
+    head = "#tables th:nth-child(2) button"
+    for expected, order in ((sorted(rows), "ascending"), (sorted(rows, reverse=True), "descending")):
+        browser.click(head)
+        assert list(map(int, browser.evaluate(FIRST_CELLS.format(column=1)))) == expected
+        assert browser.evaluate("document.querySelector('#tables th:nth-child(2)').ariaSort") == order
+    browser.click("#tables th button")
+    assert browser.evaluate(FIRST_CELLS.format(column=0)) == [table.table for table in FULL.skew]  # C2 before C10
+    browser.click("#records th:nth-child(6) button")
+    kinds = browser.evaluate("[...document.querySelectorAll('#records tbody tr')].map(row => row.className)")
+    count = sum(record.error is not None for record in FULL.records)
+    assert kinds[-count:] == ["failed"] * count
+    assert "failed" not in kinds[:-count]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.replay.records import ReplayRecord
+from tests.data.replay.logs import run_replay, write_log
+
+FLAGS = ("--data.format", "parquet", "--data.batch_size", "60", "--policy", "belady-window,lru", "--lookahead", "1,4")
+
+
+def test_table_json_and_report(tmp_path: Path) -> None:
+    log, out, page = write_log(tmp_path), tmp_path / "out.json", tmp_path / "out.html"
+    flags = (*FLAGS, "--cache_rows", "400,600")
+    code, text = run_replay("--data.path", log, *flags, "--json", out, "--report", page)
+    assert code == 0
+    records = json.loads(out.read_text())
+    assert [set(record) for record in records] == [{item.name for item in dataclasses.fields(ReplayRecord)}] * 8
+    assert {record["policy"] for record in records} == {"belady-window", "lru"}
+    assert "<html" in page.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert lines[0].startswith(f"{log}: 600 examples, ")
+    assert [line.split()[0] for line in lines[2:9]] == ["policy", *["belady-window"] * 4, *["lru"] * 2]
+    assert [line.split()[2] for line in lines[7:9]] == ["any", "any"]
+    assert lines[-1].startswith("recommended: belady-window with ")
+
+
+def test_what_fails_is_marked_and_the_rest_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "9,600", "--json", out, "--report", page)
+    code, text = run_replay(*flags)
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: 4 of 8 settings could not be replayed: batch ")
+    assert [record["error"] is None for record in json.loads(out.read_text())] == [False, True] * 4
+    assert "failed (4): batch " in text
+    assert "recommended: " in text
+    assert page.exists()
+
+
+def test_when_all_fail_nothing_is_recommended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run_replay("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "9", "--train")
+    assert code == 2
+    assert "error: 4 of 4 settings" in capsys.readouterr().err
+    assert "recommended" not in text
+
+
+def test_a_malformed_row_is_the_readers_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.tsv"
+    path.write_text("\t".join(["1", *["1"] * 13, *["a"] * 26]) + "\n1\t2\n")
+    code, _ = run_replay("--data.path", path, "--data.format", "criteo-tsv", "--json", tmp_path / "out.json")
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}:2: ")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_runs_as_a_module_and_says_how() -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "data", "replay", "--help"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    for words in ("python -m data replay", "--lookahead", "--cache_rows", "--data.batch_size", "(default: 0.0)"):
+        assert words in done.stdout

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from bagpipe.batch import Batch
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.oracle.planner import plan_batches
+from data.replay.exchange import OwnedCounts, rows_now
+from tests.oracle.batches import make_batch, traces
+
+
+@settings(max_examples=50)
+@given(traces())
+def test_both_ends_of_every_exchange_count_the_same(trace: tuple[OracleSpec, list[Batch]]) -> None:
+    spec, batches = trace
+    for _, plan in plan_batches(batches, spec):
+        counts, now = OwnedCounts.of(plan), rows_now(plan)
+        assert now.sum() == counts.pull_now + counts.push_now
+        if spec.world_size == 1:
+            assert counts.rows == now.sum() == 0
+            continue
+        # Consumers list what they read from others, owners what they serve to them; gradients go back for each.
+        remote = sum(int((consumer.owners != rank).sum()) for rank, consumer in enumerate(plan.consumers))
+        assert counts.pull_now + counts.pull_early == counts.push_now + counts.push_late == remote
+        assert counts.rows == 2 * remote
+
+
+def test_a_row_of_both_ranks_crosses_once_each_way() -> None:
+    spec = OracleSpec(
+        table_rows=(None, None),
+        features=(FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)),
+        num_slots=9,
+        lookahead=3,
+        world_size=2,
+    )
+    # Table 0: one row for both ranks, in every batch. Table 1: a row for each rank.
+    batches = [make_batch(index, [[[5], [5]], [[1], [2]]]) for index in range(3)]
+    found = [(OwnedCounts.of(plan), rows_now(plan).tolist()) for _, plan in plan_batches(batches, spec)]
+    assert [counts.rows for counts, _ in found] == [2, 2, 2]
+    # The first batch pulls nothing that a batch before it changed; the last pushes nothing that a next one needs.
+    assert [now for _, now in found] == [[1, 0], [2, 0], [1, 0]]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bagpipe.batch import Batch
+from bagpipe.config import Config, DataConfig
+from bagpipe.errors import InputError
+from data.formats import open_source
+from data.replay.census import Census
+from data.replay.log import Log, Watch, scan
+from data.replay.spool import Spool
+from data.replay.tables import LogTables
+from tests.data.replay.logs import write_log
+
+
+def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
+    return batches
+
+
+def scanned(config: Config, watch: Watch = plain, spool: Spool | None = None) -> Log:
+    source = open_source(config.data)
+    tables = LogTables.of(source.schema, config)
+    return scan(config, source, tables, Census(tables.spec(config)), spool, watch)
+
+
+def config_of(path: Path, **values: object) -> Config:
+    return Config(data=DataConfig(path=str(path), format="parquet", eval_fraction=0.0, **values))  # type: ignore[arg-type]
+
+
+def test_the_first_pass_finds_what_there_is(tmp_path: Path) -> None:
+    config = config_of(write_log(tmp_path), batch_size=64)
+    with Spool(tmp_path) as spool:
+        log = scanned(config, spool=spool)
+        batches = list(log.read(plain, "again"))
+        rows = [len(spool[number]) for number in range(len(spool))]
+    assert (log.examples, log.batches, log.batch_size) == (600, 10, 64)
+    assert log.ids == sum(len(batch.values) for batch in batches)
+    assert (log.largest, log.largest_at) == (max(rows), rows.index(max(rows)))
+    assert log.num_rows == log.first_touches.sum() > log.largest
+
+
+def test_an_empty_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"log.parquet: the log is empty, expected at least one example"):
+        scanned(config_of(write_log(tmp_path, rows=1)), lambda batches, label, total: ())

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from data.replay.options import KNOWN_POLICIES, parse_sweep
+
+
+def test_one_configuration_per_batch_size(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[data]\nbatch_size = 7\nlimit = 50\n[cache]\nrows = 3\n")
+    flags = ["--config", str(file), "--model.embedding_dim", "8"]
+    sweep = parse_sweep([*flags, "--data.batch_size", "32, 64,32", "--lookahead", "1,8"])
+    assert [config.data.batch_size for config in sweep.configs] == [32, 64]
+    assert {config.data.limit for config in sweep.configs} == {50}
+    assert sweep.lookaheads == (1, 8)
+    assert sweep.trainer_flags == tuple(flags)
+    assert parse_sweep(flags).configs[0].data.batch_size == 7
+    assert parse_sweep([*flags, "--data.batch_size=9,8"]).configs[1].data.batch_size == 8
+
+
+def test_the_whole_log_unless_a_part_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[data]\neval_fraction = 0.2\n")
+    assert parse_sweep([]).configs[0].data.eval_fraction == 0
+    assert parse_sweep(["--config", str(file)]).configs[0].data.eval_fraction == 0.2
+    assert parse_sweep(["--data.eval_fraction=0.1"]).configs[0].data.eval_fraction == 0.1
+
+
+def test_the_trainer_gets_the_configuration_and_nothing_else() -> None:
+    sweep = parse_sweep(["--train", "--policy", "paper", "--data.limit", "9", "--world_size=2", "--run.seed=4"])
+    assert sweep.train
+    assert sweep.trainer_flags == ("--data.limit", "9", "--run.seed=4")
+    assert (sweep.policies, sweep.world_size) == (("paper",), 2)
+
+
+def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
+    assert parse_sweep(["--policy", "lru,typo"]).policies == ("lru", "typo")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--policy", "typo"], f"--policy must be of {', '.join(KNOWN_POLICIES)}, got 'typo'"),
+        (["--policy", ""], "got ''"),
+        (["--lookahead", "0"], "--lookahead must be numbers of at least 1 such as 8,32, got '0'"),
+        (["--lookahead", "8,x"], "got '8,x'"),
+        (["--cache_rows", "-5"], "--cache_rows must be numbers of at least 1"),
+        (["--world_size", "0"], "--world_size must be"),
+        (["--world_size", "2,4"], "--world_size must be a number from 1 to 65535, got '2,4'"),
+        (["--cache.rows", "5"], "--cache.rows: replay tries several, expected --cache_rows"),
+        (["--oracle.lookahead=5"], "--oracle.lookahead: replay tries several, expected --lookahead"),
+        (["--data.batch_size", "8,x"], "--data.batch_size must be an integer, got 'x'"),
+        (["--data.batch_size", "8,0"], "--data.batch_size must be at least 1, got 0"),
+        (["--data.batch_size"], "expected one argument"),
+        (["--lookahed", "5"], "unknown option --lookahed; did you mean --lookahead?"),
+        (["--data.format", "criteo-tsv"], "needs data.path"),
+        (["--json", "/none/such/out.json"], "--json: folder /none/such does not exist"),
+        (["--report", "/"], "--report: cannot write /"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(flags: list[str], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_sweep(flags)
+    assert message in str(error.value)

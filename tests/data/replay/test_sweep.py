@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bagpipe.batch import Batch
+from bagpipe.errors import InputError, JobError
+from data.replay.options import Sweep, parse_sweep
+from data.replay.records import Replay, ReplayRecord
+from data.replay.spool import Spool
+from data.replay.sweep import replay
+from tests.data.replay.logs import write_log
+
+ALL = "belady-window,paper,lru,lfu,offline-belady,static-hot"
+
+
+def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
+    return batches
+
+
+def sweep_of(path: Path, *flags: str) -> Sweep:
+    return parse_sweep(["--data.path", str(path), "--data.format", "parquet", "--model.embedding_dim", "4", *flags])
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_log(tmp_path_factory.mktemp("log"))
+
+
+@pytest.fixture(scope="module")
+def found(log: Path) -> Replay:
+    flags = ("--data.batch_size", "60,100", "--lookahead", "1,4,10", "--cache_rows", "250,450,100000")
+    return replay(sweep_of(log, *flags, "--policy", ALL), plain)
+
+
+def test_one_record_per_combination_in_the_order_of_the_flags(found: Replay) -> None:
+    places = [(record.batch_size, record.policy, record.lookahead, record.cache_rows) for record in found.records]
+    assert places == [
+        (batch_size, policy, lookahead, cache_rows)
+        for batch_size in (60, 100)
+        for policy in ALL.split(",")
+        for lookahead in (1, 4, 10)
+        for cache_rows in (250, 450, 100000)
+    ]
+
+
+def test_counts_fit_together(found: Replay) -> None:
+    for record in good(found):
+        unique, first = number(record.rows_unique), number(record.rows_first_touch)
+        fetched, written = number(record.rows_fetched), number(record.rows_written)
+        assert first == found.rows
+        assert written == first + fetched
+        assert record.hit_rate == 1 - written / unique
+        assert (record.batches, record.ids) == (600 // record.batch_size, found.ids)
+        assert record.row_bytes == 2 * 4 * 4  # weights and Adagrad's sums
+        assert (record.bytes_fetched, record.bytes_written) == (32 * fetched, 32 * written)
+        assert number(record.peak_rows) <= min(record.cache_rows, found.rows)
+        assert fetched == 0 or record.cache_rows < found.rows or record.policy in ("paper", "static-hot")
+
+
+def test_nobody_misses_less_than_the_offline_optimum(found: Replay) -> None:
+    for record in good(found):
+        optimum = next(
+            other
+            for other in good(found)
+            if other.policy == "offline-belady"
+            and (other.batch_size, other.cache_rows) == (record.batch_size, record.cache_rows)
+        )
+        assert number(optimum.rows_fetched) <= number(record.rows_fetched)
+
+
+def test_what_cannot_be_replayed_says_why_beside_the_others(found: Replay, log: Path) -> None:
+    failed = {(r.batch_size, r.policy, r.lookahead, r.cache_rows): r.error for r in found.records if r.error}
+    longer = "--lookahead 10 is longer than the log: 6 batches of 100"
+    assert failed[100, "paper", 10, 450] == longer
+    assert (100, "lru", 10, 450) not in failed  # it does not look ahead
+    too_small = next(error for place, error in failed.items() if place[3] == 250 and place[2] == 1)
+    assert too_small is not None
+    assert too_small.startswith("batch ")
+    assert "unique rows but --cache_rows is 250: raise it to at least" in too_small
+    other = replay(sweep_of(log, "--data.batch_size", "60", "--cache_rows", "450", "--policy", "typo,lru"), plain)
+    assert [record.error is None for record in other.records] == [False, True]
+    assert "got 'typo'" in str(other.records[0].error)
+
+
+def test_the_least_cache_that_is_named_will_do(log: Path) -> None:
+    (small,) = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", "5", "--policy", "paper"), plain).records
+    least = str(small.error).partition("at least ")[2].partition(",")[0]
+    (found,) = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", least, "--policy", "paper"), plain).records
+    assert found.error is None
+
+
+def test_defaults_fit_the_log(log: Path) -> None:
+    """Caches that hold a batch, windows that the log has."""
+    found = replay(sweep_of(log, "--data.batch_size", "30,600", "--policy", "lru,paper"), plain)
+    assert all(record.error is None for record in found.records)
+    by_size = {size: [r for r in found.records if r.batch_size == size] for size in (30, 600)}
+    assert {record.lookahead for record in by_size[30]} == {8}
+    assert {record.lookahead for record in by_size[600]} == {1}
+    assert {record.cache_rows for record in by_size[600]} == {found.rows}
+
+
+def test_ranks_share_their_caches(log: Path) -> None:
+    flags = ("--data.batch_size", "60", "--lookahead", "4", "--policy", "belady-window,lru")
+    one = replay(sweep_of(log, *flags, "--cache_rows", "400"), plain).records
+    two = replay(sweep_of(log, *flags, "--cache_rows", "200", "--world_size", "2"), plain).records
+    assert two[0].rows_unique == one[0].rows_unique
+    assert (one[0].exchange_rows, two[1].exchange_rows) == (0, None)  # a baseline's rows have no owners
+    now = number(two[0].exchange_rows_now)
+    assert 0 < now < number(two[0].exchange_rows)
+    assert two[0].exchange_bytes_now == now * 4 * 4
+    assert dataclasses.replace(two[1], seconds=0, ids_per_s=0, cache_rows=400, world_size=1) == dataclasses.replace(
+        one[1], seconds=0, ids_per_s=0
+    )
+
+
+def test_bytes_are_exact_where_tables_differ(tmp_path: Path) -> None:
+    path = write_log(tmp_path)
+    schema = tmp_path / "wide.toml"
+    schema.write_text((tmp_path / "schema.toml").read_text() + "\n[tables.item]\ndim = 6\n")
+    flags = ("--data.schema", str(schema), "--lookahead", "4", "--cache_rows", "450", "--data.batch_size", "60")
+    found = replay(sweep_of(path, *flags, "--policy", ALL), plain)
+    user, item = 32, 48  # bytes of a row
+    first = {table.table: table.rows for table in found.skew}
+    for record in found.records:
+        assert record.row_bytes is None
+        rows = number(record.rows_written)
+        items, rest = divmod(number(record.bytes_written) - user * rows, item - user)
+        assert rest == 0
+        assert first["item"] <= items <= rows - first["user"]
+        read = user * (rows - items - first["user"]) + item * (items - first["item"])
+        assert record.bytes_fetched == read
+
+
+def test_the_same_log_gives_the_same_records(log: Path) -> None:
+    flags = ("--data.batch_size", "60", "--lookahead", "4", "--cache_rows", "250", "--policy", ALL)
+    first, second = (replay(sweep_of(log, *flags), plain).records for _ in range(2))
+    times = {"seconds": None, "ids_per_s": None}
+    for a, b in zip(first, second, strict=True):
+        assert dataclasses.replace(a, **times) == dataclasses.replace(b, **times)  # type: ignore[arg-type]
+
+
+def test_what_the_log_holds_is_told(found: Replay) -> None:
+    assert (found.examples, found.batches, found.format) == (600, 10, "parquet")
+    assert sorted(table.table for table in found.skew) == ["item", "user"]
+    assert sum(table.accesses for table in found.skew) == found.ids
+    assert sum(table.rows for table in found.skew) == found.rows
+    user = next(table for table in found.skew if table.table == "user")
+    assert np.isclose(user.missing, 0.2, atol=0.06)
+
+
+def test_no_batch_is_kept(log: Path) -> None:
+    """Of a log of any length only the batch at hand is alive, and the one before; the oracle keeps indices."""
+    ids: list[weakref.ref[NDArray[np.int64]]] = []
+    alive: list[int] = []
+
+    def watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterator[Batch]:
+        for batch in batches:
+            ids.append(weakref.ref(batch.values))
+            alive.append(sum(ref() is not None for ref in ids))
+            yield batch
+
+    flags = ("--data.batch_size", "20", "--lookahead", "4", "--cache_rows", "400", "--policy", ALL)
+    replay(sweep_of(log, *flags), watch)
+    assert len(alive) == 3 * 30  # the census and two policies of the oracle; baselines read the spool
+    assert max(alive) == 2
+
+
+def test_a_log_without_ids_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bare.tsv").write_text(("1" + 39 * "\t" + "\n") * 5)
+    flags = ("--data.path", str(tmp_path / "bare.tsv"), "--data.format", "criteo-tsv", "--lookahead", "1")
+    found = replay(parse_sweep([*flags, "--data.batch_size", "2", "--policy", ALL]), plain)
+    assert [(r.error, r.rows_unique, r.rows_fetched, r.peak_rows, r.hit_rate) for r in found.records] == [
+        (None, 0, 0, 0, 0.0)
+    ] * 6
+
+
+def test_no_room_for_the_rows_of_the_log_is_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(spool: Spool, rows: NDArray[np.int32]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Spool, "append", append)
+    with pytest.raises(JobError, match=r"cannot keep the rows of the log in .*: No space left on device; TMPDIR"):
+        replay(sweep_of(log, "--policy", "lru"), plain)
+
+
+def test_no_data_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.tsv").touch()
+    sweep = parse_sweep(["--data.path", str(tmp_path / "empty.tsv"), "--data.format", "criteo-tsv"])
+    with pytest.raises(InputError, match="empty"):
+        replay(sweep, plain)
+
+
+def number(count: int | None) -> int:
+    assert count is not None
+    return count
+
+
+def good(found: Replay) -> list[ReplayRecord]:
+    return [record for record in found.records if record.error is None]

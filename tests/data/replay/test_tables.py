@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bagpipe.config import CacheConfig, CacherConfig, Config, ModelConfig, OptimConfig, RunConfig
+from bagpipe.schema import DataSchema, Feature, Table
+from data.replay.tables import LogTables, at_setting
+
+#: Tables of two dimensions and poolings in turn, one of them read twice, features in another order.
+SCHEMA = DataSchema(
+    label="y",
+    dense=("x",),
+    features=tuple(
+        Feature(name=name, table=table) for name, table in (("f", "c"), ("g", "a"), ("h", "b"), ("i", "a"), ("j", "d"))
+    ),
+    tables=(
+        Table(name="a", dim=3),
+        Table(name="b", rows=9, pooling="mean"),
+        Table(name="c"),
+        Table(name="d", dim=3, rows=5),
+    ),
+)
+
+
+@pytest.mark.parametrize("model", ["towers", "wide-deep", "dlrm"])
+def test_tables_are_the_trainers(model: str) -> None:
+    """Numbers, features and bytes are those that the model's own conversion finds."""
+    from trainer.assembly import build_trainee
+
+    dims = {table.dim for table in SCHEMA.tables} if model != "dlrm" else {None}
+    schema = (
+        SCHEMA
+        if dims != {None}
+        else dataclasses.replace(SCHEMA, tables=tuple(dataclasses.replace(table, dim=None) for table in SCHEMA.tables))
+    )
+    config = Config(
+        model=ModelConfig(name=model, embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,)),
+        optim=OptimConfig(rows="adam"),
+        cache=CacheConfig(rows=77),
+        cacher=CacherConfig(assign="locality"),
+        run=RunConfig(dtype="float64"),
+    )
+    tables, trainee = LogTables.of(schema, config), build_trainee(config, schema, 2)
+    assert tables.spec(config, 2) == trainee.spec
+    numbers = range(len(tables))
+    assert tables.row_bytes.tolist() == [trainee.rows.row_bytes(number) for number in numbers]
+    assert tables.weight_bytes.tolist() == [8 * table.dim for table in trainee.rows.tables]
+    assert [table.name for table in tables.rows.tables] == [table.name for table in trainee.rows.tables]
+
+
+def test_a_setting_goes_where_the_trainer_looks_for_it() -> None:
+    config = at_setting(Config(), policy="paper", lookahead=3, cache_rows=9)
+    assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("paper", 3, 9)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from bagpipe.config_cli import parse_config
+from bagpipe.pipeline.trace import Trace
+from data.replay.options import parse_sweep
+from data.replay.records import ReplayRecord, Setting, Span
+from data.replay.trials import spans_of_step, trainer_command, trial_settings
+
+SETTING = Setting(policy="paper", lookahead=8, cache_rows=20, batch_size=4, world_size=1)
+
+
+def record(cache_rows: int, error: str | None = None, lookahead: int = 8) -> ReplayRecord:
+    return ReplayRecord(
+        policy="paper", lookahead=lookahead, cache_rows=cache_rows, batch_size=4, world_size=1, error=error
+    )
+
+
+def test_the_setting_its_neighbours_and_direct_mode() -> None:
+    records = [record(40), record(5), record(20), record(10), record(30, "too small"), record(15, lookahead=1)]
+    assert [setting.cache_rows for setting in trial_settings(SETTING, records)] == [20, 10, 40, 0]
+    assert [setting.cache_rows for setting in trial_settings(SETTING, [record(20)])] == [20, 0]
+
+
+def test_the_trainer_trains_what_was_replayed(tmp_path: Path) -> None:
+    sweep = parse_sweep(["--data.limit", "99", "--checkpoint.dir", "kept", "--checkpoint.every", "5", "--train"])
+    command = trainer_command(SETTING, sweep, tmp_path / "r.json", tmp_path / "t.json")
+    start = command.index("trainer") + 1
+    config = parse_config([flag for flag in command[start:] if not flag.startswith("--result")], "trainer").config
+    assert (config.data.limit, config.data.batch_size, config.data.eval_fraction) == (99, 4, 0)
+    assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("paper", 8, 20)
+    assert (config.checkpoint.dir, config.run.trace) == ("", str(tmp_path / "t.json"))
+    assert config.store.namespace.startswith("bagpipe.trial-")
+
+
+def test_several_ranks_go_through_torchruns_launcher(tmp_path: Path) -> None:
+    sweep = parse_sweep(["--world_size", "2"])
+    setting = Setting(policy="paper", lookahead=8, cache_rows=20, batch_size=4, world_size=2)
+    command = trainer_command(setting, sweep, tmp_path / "r.json", tmp_path / "t.json")
+    assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_the_middle_step_of_a_trace_is_cut_out(tmp_path: Path) -> None:
+    trace, ms = Trace(), 1_000_000
+    for batch in range(5):
+        start = 100 * ms * batch
+        trace.note("net-in", "0X_GET", batch + 2, start - 30 * ms, start + 20 * ms)
+        trace.note("compute", "0F", batch, start, start + 60 * ms)
+        trace.note("compute", "wait 0X_PUT #", batch, start + 60 * ms, start + 70 * ms, category="wait")
+        trace.note("compute", "0OPT", batch, start + 70 * ms, start + 100 * ms)
+    trace.write(tmp_path / "trace.json", lanes=("compute", "net-in"))
+    # Of the steps that follow another, 1 to 4, it is step 3: from 300 to 400 ms.
+    assert spans_of_step(tmp_path / "trace.json") == (
+        Span(lane="compute", name="0F3", start_s=0.0, stop_s=0.06),
+        Span(lane="compute", name="0OPT3", start_s=0.07, stop_s=0.1),
+        Span(lane="net-in", name="0X_GET5", start_s=0.0, stop_s=0.02),
+        Span(lane="net-in", name="0X_GET6", start_s=0.07, stop_s=0.1),
+    )
+
+
+def test_a_trace_without_two_steps_shows_none(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.note("compute", "0OPT", 0, 0, 5)
+    trace.write(tmp_path / "trace.json")
+    assert spans_of_step(tmp_path / "trace.json") == ()

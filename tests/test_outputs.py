@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError
+from bagpipe.outputs import check_folder, check_writable, write_json
+
+
+def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "out.json"), "--result")
+    check_folder(str(tmp_path / "new" / "deeper"), "run.dir")
+    with pytest.raises(InputError, match=r"--result: folder .* does not exist"):
+        check_writable(str(tmp_path / "gone" / "out.json"), "--result")
+    with pytest.raises(InputError, match="--result: cannot write"):
+        check_writable(str(tmp_path), "--result")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"run.dir: expected a folder"):
+        check_folder(str(tmp_path / "file"), "run.dir")
+
+
+def test_json_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_json(str(path), [1])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(str(path), float("nan"))
+    assert json.loads(path.read_text()) == [1]
+    assert list(tmp_path.iterdir()) == [path]
