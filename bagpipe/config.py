@@ -28,8 +28,8 @@ class DataConfig:
 
     Attributes:
         path: file or folder; not used by the synthetic format.
-        format: criteo-tsv, parquet or synthetic.
-        schema: TOML file that names the columns (parquet, synthetic) or overrides tables (criteo-tsv).
+        format: avazu-csv, criteo-tsv, movielens, parquet or synthetic.
+        schema: TOML file that names the columns (parquet, synthetic) or overrides tables (other formats).
         batch_size: examples in a global batch.
         limit: use only the first so many examples (before the evaluation split); 0: all.
         epochs: passes over the training examples.

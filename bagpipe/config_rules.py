@@ -21,7 +21,7 @@ from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH
 
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
 
-DATA_FORMATS = ("criteo-tsv", "parquet", "synthetic")
+DATA_FORMATS = ("avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic")
 DURABILITIES = ("memory", "everysec", "always")  # as in bagpipe.store.durability
 NONFINITE = ("stop", "skip")
 POLICIES = ("belady-window", "paper")

@@ -213,8 +213,7 @@ class PlannedData:
         self._config = config
         self._seed = seed
         self._source = open_source(config, seed)
-        files: tuple[str, ...] = getattr(self._source, "files", ())  # synthetic data has none
-        self.identity = identity_of([*files, *filter(None, [config.schema])], self._source.layout)
+        self.identity = identity_of([*self._source.files, *filter(None, [config.schema])], self._source.layout)
         self._bookmarks: dict[Phase, Bookmarks] = {"train": Bookmarks(), "eval": Bookmarks()}
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema

@@ -1,8 +1,10 @@
 """Readers, the lookahead loader, and the `python -m data` tools. Imports `bagpipe` only; never torch.
 
-    criteo-tsv ─┐                   worker processes                 assembler thread
-    parquet ────┼─ Source: segments ─> blocks ─read─> Columns ─> rows in order ─> Batch ─> bounded queue ─> consumer
-    synthetic ──┘                  (bounded in flight)
+    avazu-csv ──┐                   worker processes                 assembler thread
+    criteo-tsv ─┤
+    movielens ──┼─ Source: segments ─> blocks ─read─> Columns ─> rows in order ─> Batch ─> bounded queue ─> consumer
+    parquet ────┤                  (bounded in flight)
+    synthetic ──┘
 
 A *segment* is what a source can open at random (a byte range, a row group, a whole .gz file); its *blocks* come in
 order.

@@ -1,12 +1,10 @@
 """Criteo's click logs: label, 13 integers, 26 hexadecimal ids, tab-separated, empty = missing. One pass, no row loops.
 
-    text ──translate──> nibbles        every byte becomes its digit value, or a flag: '-' or "not a digit"
-    text ──positions of tabs and line ends──> [40, lines] field starts and lengths
-    nibbles ──8-byte loads ending at each field's end──> words of 8 digits ──3 multiply-adds──> numbers
+    text ──positions of tabs and line ends──> [40, lines] field ends and widths ──data.digits──> numbers
 
-A field of up to 16 digits is two words. Lines that fail any check are set apart; only then is one of them looked at
-byte by byte (`explain_line`), to say what is wrong with it. CRLF line ends are such a failure: the last id would
-otherwise end in a carriage return, and a file that went through a Windows tool deserves to be looked at.
+Lines that fail any check are set apart; only then is one of them looked at byte by byte (`explain_line`), to say what
+is wrong with it. CRLF line ends are such a failure: the last id would otherwise end in a carriage return, and a file
+that went through a Windows tool deserves to be looked at.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
+from data.digits import Positions, digit_words, parse_hex, parse_integers, quote
 from data.hashing import first_out_of_range, hash_ids
 from data.schema import criteo_schema
 from data.source import Block, Columns, Segment
@@ -39,40 +38,8 @@ NUM_DENSE = 13
 NUM_SPARSE = 26
 NUM_COLUMNS = 1 + NUM_DENSE + NUM_SPARSE
 
-_MINUS = 0x20
-_NOT_A_DIGIT = 0x40
-#: Lines parsed at once: temporaries of 40 fields x 2,048 lines x 8 B stay in a core's second-level cache.
+#: Lines parsed at once: temporaries of 40 fields x 1,024 lines x 8 B stay in a core's second-level cache.
 _CHUNK_LINES = 1024
-_PADDING = b"\0" * 16  # so that the two words that end with the first field can be loaded
-
-
-def _nibble_table() -> bytes:
-    table = bytearray([_NOT_A_DIGIT]) * 256
-    for value, digits in enumerate(
-        ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "aA", "bB", "cC", "dD", "eE", "fF")
-    ):
-        for digit in digits:
-            table[ord(digit)] = value
-    table[ord("-")] = _MINUS
-    return bytes(table)
-
-
-_NIBBLES = _nibble_table()
-
-_U8 = np.uint64(8)
-_U16 = np.uint64(16)
-_U32 = np.uint64(32)
-_LANES_16 = np.uint64(0x00FF00FF00FF00FF)
-_LANES_32 = np.uint64(0x0000FFFF0000FFFF)
-_LANES_64 = np.uint64(0x00000000FFFFFFFF)
-_FLAGS = np.uint64(0xF0F0F0F0F0F0F0F0)
-_SIXES = np.uint64(0x0606060606060606)
-_TENS = np.uint64(0x1010101010101010)
-#: Byte masks keeping the last k of 8 bytes (the first byte of a field is the lowest byte of the little-endian word).
-_KEEP_LAST = np.array([(2**64 - 1) ^ ((1 << (8 * (8 - k))) - 1) for k in range(9)], dtype=np.uint64)
-
-Words = NDArray[np.uint64]
-Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +177,7 @@ def parse_lines(text: bytes) -> ParsedLines:
         separators, lines = separators[well_formed[line_of]], lines[well_formed]
     starts_of_lines = np.concatenate([[0], ends[:-1] + 1])[lines]
     n = lines.shape[0]
-    # 16 bytes of padding: loads that end at a field's end may begin before the text
-    nibbles = _PADDING + text.translate(_NIBBLES)
-    # an unaligned view, one word per byte position; numpy copies elements of such views safely
-    words: Words = np.ndarray((len(nibbles) - 7,), "<u8", nibbles, 0, (1,))
+    words = digit_words(text)
     labels = np.empty(n, np.float32)
     dense = np.empty((n, NUM_DENSE), np.int64)
     ids = np.empty((NUM_SPARSE, n), np.int64)
@@ -230,12 +194,12 @@ def parse_lines(text: bytes) -> ParsedLines:
         starts_of[0] = starts_of_lines[part]
         starts_of[1:] = ends_of[:-1] + 1
         widths = ends_of - starts_of
-        numbers, wrong = _parse_integers(words, ends_of[:14], widths[:14])
+        numbers, wrong = parse_integers(words, ends_of[:14], widths[:14])
         wrong[0] |= (numbers[0] > 1) | (widths[0] != 1) | (numbers[0] < 0)
         labels[part] = numbers[0]
         dense[part] = numbers[1:].T
         bad[part] |= wrong.any(axis=0)
-        ids[:, part], wrong = _parse_hex(words, ends_of[14:], widths[14:])
+        ids[:, part], wrong = parse_hex(words, ends_of[14:], widths[14:])
         present[:, part] = widths[14:] > 0
         bad[part] |= wrong.any(axis=0)
     if bad.any():
@@ -246,58 +210,6 @@ def parse_lines(text: bytes) -> ParsedLines:
     return ParsedLines(
         num_lines=num_lines, lines=lines, bad_lines=bad_lines, labels=labels, dense=dense, ids=ids, present=present
     )
-
-
-def _load(words: Words, ends: Positions, widths: Positions) -> Words:
-    """The last ``min(width, 8)`` digits before each end, one per byte, first digit lowest; other bytes 0."""
-    loaded = words[ends + (len(_PADDING) - 8)]
-    loaded &= _KEEP_LAST.take(widths, mode="clip")
-    return loaded
-
-
-def _combine(digits: Words, base: int) -> Words:
-    """Eight digits per word, first digit in the lowest byte, as one number: pairs, then fours, then eight. In place."""
-    for bits, lanes, scale in ((_U8, _LANES_16, base), (_U16, _LANES_32, base**2), (_U32, _LANES_64, base**4)):
-        high = digits >> bits
-        digits *= np.uint64(scale)
-        digits += high
-        digits &= lanes
-    return digits
-
-
-def _parse_hex(words: Words, ends: Positions, widths: Positions) -> tuple[Positions, NDArray[np.bool_]]:
-    """Hexadecimal fields as int64 (two's complement), and which of them are not up to 16 hexadecimal digits."""
-    digits = _load(words, ends, widths)
-    wrong = widths > 16
-    flagged = digits & _FLAGS
-    values = _combine(digits, 16)
-    if int(widths.max(initial=0)) > 8:
-        wide = np.flatnonzero(widths > 8)
-        upper = _load(words, ends.ravel()[wide] - 8, np.minimum(widths.ravel()[wide] - 8, 8))
-        flagged.ravel()[wide] |= upper & _FLAGS
-        values.ravel()[wide] |= _combine(upper, 16) << _U32
-    wrong |= flagged != 0
-    return values.view(np.int64), wrong
-
-
-def _parse_integers(words: Words, ends: Positions, widths: Positions) -> tuple[Positions, NDArray[np.bool_]]:
-    """Decimal fields, perhaps negative, and which of them are not up to 16 decimal digits. A missing one is 0."""
-    # the sign is the byte before the first digit: look at the field's first byte
-    first = words[ends - widths + len(_PADDING)] & np.uint64(0xFF)
-    negative = (first == _MINUS) & (widths > 1)
-    widths = widths - negative
-    digits = _load(words, ends, widths)
-    flagged = (digits & _FLAGS) | ((digits + _SIXES) & _TENS)
-    wrong = widths > 16
-    values = _combine(digits, 10)
-    if int(widths.max(initial=0)) > 8:
-        wide = np.flatnonzero(widths > 8)
-        upper = _load(words, ends.ravel()[wide] - 8, np.minimum(widths.ravel()[wide] - 8, 8))
-        flagged.ravel()[wide] |= (upper & _FLAGS) | ((upper + _SIXES) & _TENS)
-        values.ravel()[wide] += _combine(upper, 10) * np.uint64(10**8)
-    wrong |= flagged != 0
-    signed = values.view(np.int64)
-    return np.where(negative, -signed, signed), wrong
 
 
 _INTEGER = re.compile(rb"-?[0-9]{1,16}\Z")
@@ -314,15 +226,10 @@ def explain_line(line: bytes) -> str | None:
     if len(columns) != NUM_COLUMNS:
         return f"expected {NUM_COLUMNS} tab-separated columns, got {len(columns)}"
     if columns[0] not in (b"0", b"1"):
-        return f"expected label 0 or 1 in column 1, got {_quote(columns[0])}"
+        return f"expected label 0 or 1 in column 1, got {quote(columns[0])}"
     for number, text in enumerate(columns[1:], start=1):
         name = f"I{number}" if number <= NUM_DENSE else f"C{number - NUM_DENSE}"
         pattern, kind = (_INTEGER, "an integer") if number <= NUM_DENSE else (_HEX, "a hexadecimal id")
         if text and not pattern.match(text):
-            return f"expected {kind} of up to 16 digits in {name} (column {number + 1}), got {_quote(text)}"
+            return f"expected {kind} of up to 16 digits in {name} (column {number + 1}), got {quote(text)}"
     return None
-
-
-def _quote(text: bytes) -> str:
-    shown = text[:40].decode("ascii", "backslashreplace")
-    return repr(shown + ("…" if len(text) > 40 else ""))

@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bagpipe.config import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema
 from data.source import Source, check_bad_rows
 
 __all__ = ["FORMATS", "open_source"]
 
 
+def _fixed_schema(config: DataConfig, schema: DataSchema, *sections: str) -> tuple[DataSchema, Mapping[str, Any]]:
+    """The `schema` of a format whose columns are fixed, as the schema file changes it, and the content of that file.
+
+    Raises:
+        InputError: the file holds more than tables and the `sections` of the format.
+    """
+    from data.schema import override_tables, read_schema_file
+
+    if not config.schema:
+        return schema, {}
+    value = read_schema_file(config.schema)
+    allowed = ("table_defaults", "tables", *sections)
+    for key in value:
+        if key not in allowed:
+            raise InputError(
+                f"{config.schema}: the columns of {config.format} are fixed: expected only {', '.join(allowed)}, "
+                f"got {key}"
+            )
+    return override_tables(config.schema, value, schema), value
+
+
+def _open_avazu(config: DataConfig, seed: int) -> Source:
+    from data.avazu import AvazuSource, avazu_schema
+
+    schema, _ = _fixed_schema(config, avazu_schema())
+    return AvazuSource.at(config.path, schema=schema, bad_rows=config.bad_rows)
+
+
 def _open_criteo(config: DataConfig, seed: int) -> Source:
     from data.criteo import CriteoSource
-    from data.schema import criteo_schema, override_tables, read_schema_file
+    from data.schema import criteo_schema
 
-    schema = criteo_schema()
-    if config.schema:
-        value = read_schema_file(config.schema)
-        fixed = [key for key in ("label", "dense", "sparse", "synthetic") if key in value]
-        if fixed:
-            raise InputError(
-                f"{config.schema}: the columns of criteo-tsv are fixed: expected only table_defaults and tables, "
-                f"got {fixed[0]}"
-            )
-        schema = override_tables(config.schema, value, schema)
+    schema, _ = _fixed_schema(config, criteo_schema())
     return CriteoSource.at(config.path, schema=schema, bad_rows=config.bad_rows)
+
+
+def _open_movielens(config: DataConfig, seed: int) -> Source:
+    from data.movielens import MovieLensSource, find_genres, movielens_schema
+    from data.schema import check_keys
+
+    genres = find_genres(config.path)
+    schema, value = _fixed_schema(config, movielens_schema(genres is not None), "movielens")
+    section = value.get("movielens", {})
+    check_keys(f"{config.schema}: movielens", section, {"positive_rating": float})
+    return MovieLensSource.at(config.path, genres=genres, schema=schema, bad_rows=config.bad_rows, **section)
 
 
 def _open_parquet(config: DataConfig, seed: int) -> Source:
@@ -50,7 +82,9 @@ def _open_synthetic(config: DataConfig, seed: int) -> Source:
 
 #: Format name -> opener(config, seed). A new reader is one entry here.
 FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
+    "avazu-csv": _open_avazu,
     "criteo-tsv": _open_criteo,
+    "movielens": _open_movielens,
     "parquet": _open_parquet,
     "synthetic": _open_synthetic,
 }

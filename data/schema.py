@@ -15,7 +15,11 @@
 
     [synthetic]                                  # see data.synthetic
 
-With criteo-tsv the columns are fixed and a schema file may only hold `table_defaults` and `tables`.
+    [movielens]                                  # see data.movielens
+    positive_rating = 4.0
+
+With avazu-csv, criteo-tsv and movielens the columns are fixed: a schema file may only hold `table_defaults`, `tables`
+and, for movielens, its section.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ _FILE_KEYS: Mapping[str, type] = {
     "table_defaults": dict,
     "tables": dict,
     "synthetic": dict,
+    "movielens": dict,
 }
 _TYPE_NAMES: Mapping[type, str] = {
     int: "an integer",

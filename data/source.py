@@ -64,7 +64,8 @@ class Segment:
 
     Attributes:
         file: path, or a made-up name for data that has none.
-        start, stop: bytes of a plain text file, row group numbers, or synthetic row numbers; 0, 0: all of the file.
+        start, stop: bytes of a plain text file, row group numbers, or synthetic row numbers; of a .gz file the lines of
+            its header (0 or 1), and 0.
         num_rows: raw rows, or None when only a scan can tell.
     """
 
@@ -127,11 +128,15 @@ class Source(Protocol):
     """A data set that can be read block by block.
 
     Attributes:
+        files: paths of all that is read, none of data that is made up.
         schema: its columns.
         in_processes: `read` is worth a worker process (it holds the interpreter lock); otherwise a thread will do.
         multi_hot: features whose bags may hold more than one id.
         layout: names whatever decides where blocks begin, so that a saved position is not applied to other blocks.
     """
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
 
     @property
     def schema(self) -> DataSchema: ...

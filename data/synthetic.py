@@ -87,6 +87,10 @@ class SyntheticSource:
     label_rate: float = 0.25
 
     @property
+    def files(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def in_processes(self) -> bool:
         return True
 

@@ -3,6 +3,7 @@
     plain file ──byte ranges cut at line ends──> one segment each, one block each
     .gz file   ──one stream──> one segment, blocks that carry their text
 
+A header line, where a format has one, is no row and in no segment.
 Folders are read in natural order: day_0, day_1, …, day_10.
 """
 
@@ -22,6 +23,7 @@ __all__ = [
     "BLOCK_BYTES",
     "MAX_LINE_BYTES",
     "count_segment",
+    "first_line",
     "line_number",
     "list_files",
     "read_text",
@@ -36,6 +38,9 @@ BLOCK_BYTES = 4 << 20
 #: A line has to fit into memory, several times over. One of Criteo's has some 300 bytes.
 MAX_LINE_BYTES = 16 << 20
 
+_ONLY_A_HEADER = "the file holds nothing but its header, expected lines of data"
+
+_HEADER_BYTES = 4096  # more are read where the first line is longer
 _SCAN_BYTES = 1 << 20
 _INFLATE_BYTES = 1 << 20  # packed; three to four times as much text
 
@@ -74,25 +79,49 @@ def is_gzip(file: str) -> bool:
     return file.endswith(".gz")
 
 
-def text_segments(file: str, block_bytes: int) -> tuple[Segment, ...]:
-    """Segments of one file: byte ranges that end at line ends, or the whole stream of a .gz.
+def first_line(file: str) -> bytes:
+    """The first line of a file, with its line end.
 
     Raises:
-        InputError: the file is empty or cannot be read, or a line is longer than `MAX_LINE_BYTES`.
+        InputError: as `text_segments`.
+    """
+    try:
+        if os.stat(file).st_size == 0:
+            raise InputError(f"{file}: the file is empty, expected lines of text")
+        if is_gzip(file):
+            text = read_text(next(_gzip_blocks(file, _HEADER_BYTES)))
+            return text[: text.index(b"\n") + 1]
+        with open(file, "rb") as stream:
+            line = stream.readline(MAX_LINE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}") from None
+    if len(line) > MAX_LINE_BYTES:
+        raise _long_line(file, 1)
+    return line
+
+
+def text_segments(file: str, block_bytes: int, *, header: bool = False) -> tuple[Segment, ...]:
+    """Segments of one file: byte ranges that end at line ends, or the whole stream of a .gz; `header`: from line 2 on.
+
+    Raises:
+        InputError: the file is empty or cannot be read, or a line is longer than `MAX_LINE_BYTES`; a plain file with
+            nothing but a header.
     """
     try:
         size = os.stat(file).st_size
         if size == 0:
             raise InputError(f"{file}: the file is empty, expected lines of text")
         if is_gzip(file):
-            return (Segment(file=file, start=0, stop=0),)
-        return tuple(_byte_ranges(file, size, block_bytes))
+            return (Segment(file=file, start=int(header), stop=0),)
+        start = len(first_line(file)) if header else 0
+        if start == size:
+            raise InputError(f"{file}: {_ONLY_A_HEADER}")
+        return tuple(_byte_ranges(file, start, size, block_bytes))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def _byte_ranges(file: str, size: int, block_bytes: int) -> Iterator[Segment]:
-    start = 0
+def _byte_ranges(file: str, start: int, size: int, block_bytes: int) -> Iterator[Segment]:
     with open(file, "rb") as stream:
         while start < size:
             stop = start + block_bytes
@@ -110,11 +139,11 @@ def _byte_ranges(file: str, size: int, block_bytes: int) -> Iterator[Segment]:
 def text_blocks(segment: Segment, block_bytes: int) -> Iterator[Block]:
     """The blocks of a segment, in order."""
     if is_gzip(segment.file):
-        return _gzip_blocks(segment.file, block_bytes)
+        return _gzip_blocks(segment.file, block_bytes, segment.start)
     return iter((Block(file=segment.file, start=segment.start, stop=segment.stop, num_rows=segment.num_rows),))
 
 
-def _gzip_blocks(file: str, block_bytes: int) -> Iterator[Block]:
+def _gzip_blocks(file: str, block_bytes: int, header_lines: int = 0) -> Iterator[Block]:
     pieces = _inflate(file, block_bytes)
     rest, line, ended = b"", 1, False
     while not ended:
@@ -131,6 +160,8 @@ def _gzip_blocks(file: str, block_bytes: int) -> Iterator[Block]:
         text = b"".join(parts)
         end = len(text) if ended else text.rfind(b"\n") + 1
         text, rest = text[:end], text[end:]
+        if text and line <= header_lines:
+            text, line = text.partition(b"\n")[2], line + 1
         if text:
             lines = text.count(b"\n") + (not text.endswith(b"\n"))
             yield Block(file=file, start=0, stop=0, num_rows=lines, line=line, payload=text)
@@ -141,6 +172,8 @@ def _gzip_blocks(file: str, block_bytes: int) -> Iterator[Block]:
             block_bytes += held  # a line longer than a block
     if line == 1:
         raise InputError(f"{file}: the file is empty, expected lines of text")
+    if line == 1 + header_lines:
+        raise InputError(f"{file}: {_ONLY_A_HEADER}")
 
 
 def _long_line(file: str, line: int) -> InputError:
@@ -213,7 +246,7 @@ def _count_cached(file: str, start: int, stop: int, at_most: int | None, version
     if not is_gzip(file):
         return _count_lines(file, start, stop, at_most)
     lines = 0
-    for block in _gzip_blocks(file, _SCAN_BYTES):
+    for block in _gzip_blocks(file, _SCAN_BYTES, start):
         lines += block.num_rows or 0
         if at_most is not None and lines >= at_most:
             break

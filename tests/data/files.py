@@ -1,4 +1,4 @@
-"""Small Criteo-format texts of our own, and the real sample where one has been put."""
+"""Small Criteo and Avazu texts of our own, and the real sample where one has been put."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import os
 import random
 from pathlib import Path
 
-__all__ = ["criteo_line", "criteo_lines", "real_samples"]
+__all__ = [
+    "AVAZU_NAMES",
+    "avazu_csv",
+    "avazu_row",
+    "avazu_rows",
+    "criteo_line",
+    "criteo_lines",
+    "real_samples",
+]
 
 
 def real_samples() -> list[Path]:
@@ -33,3 +41,59 @@ def criteo_lines(rows: int, seed: int = 0) -> bytes:
             ids.append(rng.choice(["", text, text.upper(), text]))
         lines.append("\t".join([rng.choice("01"), *dense, *ids]))
     return "".join(line + "\n" for line in lines).encode()
+
+
+AVAZU_NAMES = [
+    "id",
+    "click",
+    "hour",
+    "C1",
+    "banner_pos",
+    "site_id",
+    "site_domain",
+    "site_category",
+    "app_id",
+    "app_domain",
+    "app_category",
+    "device_id",
+    "device_ip",
+    "device_model",
+    "device_type",
+    "device_conn_type",
+    "C14",
+    "C15",
+    "C16",
+    "C17",
+    "C18",
+    "C19",
+    "C20",
+    "C21",
+]
+
+
+def avazu_row(**values: str) -> dict[str, str]:
+    """One line's fields by name, some of them as given."""
+    hexadecimal = ("site_", "app_", "device_i", "device_m")
+    row = {name: "1fbe01fe" if name.startswith(hexadecimal) else "320" for name in AVAZU_NAMES}
+    return {**row, "id": "1000009418151094273", "click": "0", "hour": "14102123", "C20": "-1", **values}
+
+
+def avazu_rows(rows: int, seed: int = 0) -> list[dict[str, str]]:
+    """Lines with everything that is allowed: missing values, negative integers, ids of 1 to 16 digits, both cases."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(rows):
+        row = avazu_row()
+        for name in AVAZU_NAMES[3:]:
+            text = f"{rng.getrandbits(64):016x}"[: rng.randint(1, 16)]
+            number = str(rng.randrange(-1, 10 ** rng.randint(1, 16)))
+            row[name] = rng.choice(["", *([text, text.upper()] if row[name] == "1fbe01fe" else [number, number])])
+        row["hour"] = f"{rng.randrange(10, 30)}{rng.randrange(1, 13):02}{rng.randrange(1, 29):02}{rng.randrange(24):02}"
+        row["click"] = rng.choice("01")
+        found.append(row)
+    return found
+
+
+def avazu_csv(rows: list[dict[str, str]], names: list[str] = AVAZU_NAMES, end: str = "\n") -> bytes:
+    """The text of lines, after a header."""
+    return "".join(",".join(line) + end for line in [names, *([row[name] for name in names] for row in rows)]).encode()

@@ -13,7 +13,9 @@ from tests.data.files import criteo_lines
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data.format must be one of criteo-tsv, parquet, synthetic, got 'csv'"):
+    with pytest.raises(
+        InputError, match=r"data.format must be one of avazu-csv, criteo-tsv, movielens, parquet, synthetic, got 'csv'"
+    ):
         open_source(DataConfig(format="csv"))
     with pytest.raises(InputError, match=r"data.bad_rows must be one of stop, skip, got 'maybe'"):
         open_source(DataConfig(bad_rows="maybe"))
@@ -22,10 +24,10 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
 def test_every_format_opens(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(criteo_lines(3))
-    assert set(FORMATS) == {"criteo-tsv", "parquet", "synthetic"}
+    assert set(FORMATS) == {"avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic"}
     assert len(open_source(DataConfig(format="criteo-tsv", path=str(path))).schema.tables) == 26
     assert len(open_source(DataConfig(format="synthetic")).schema.tables) == 26
-    for name in ("criteo-tsv", "parquet"):
+    for name in set(FORMATS) - {"synthetic"}:
         with pytest.raises(InputError, match=r"data.path is empty"):
             open_source(DataConfig(format=name))
         with pytest.raises(InputError, match=r"no such file or folder"):
@@ -45,7 +47,7 @@ def test_criteo_tables_can_be_overridden_and_nothing_else(tmp_path: Path) -> Non
 
 def test_parser_processes_need_neither_torch_nor_pyarrow() -> None:
     code = (
-        "import sys, data, data.worker, data.criteo, data.synthetic; "
+        "import sys, data, data.worker, data.avazu, data.criteo, data.movielens, data.synthetic; "
         "print({'torch', 'torchrec', 'redis', 'pyarrow'} & set(sys.modules))"
     )
     root = Path(__file__).parents[2]

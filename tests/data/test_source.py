@@ -23,6 +23,7 @@ def test_rows_are_counted_up_to_a_bound(tmp_path: Path) -> None:
         CriteoSource.at(str(tmp_path), block_bytes=2000),
         SyntheticSource(schema=options.schema, features=options.features, rows=50),
     ]
+    assert [[Path(file).name for file in source.files] for source in sources] == [["a", "b.gz"], []]
     for source in sources:
         assert num_rows(source) == 50
         assert [num_rows(source, bound) for bound in (0, 1, 29, 30, 31, 50, 99)] == [0, 1, 29, 30, 31, 50, 50]

@@ -11,9 +11,11 @@ from data.text import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
     count_segment,
+    first_line,
     line_number,
     list_files,
     natural_key,
+    read_text,
     text_blocks,
     text_segments,
 )
@@ -135,3 +137,21 @@ def test_a_line_that_would_fill_the_memory_is_refused(tmp_path: Path, name: str)
     whole = b"1\n" + b"2" * MAX_LINE_BYTES + b"\n3\n"
     path.write_bytes(gzip.compress(whole, 1) if name.endswith(".gz") else whole)
     assert b"".join(texts(path, BLOCK_BYTES)) == whole
+
+
+@pytest.mark.parametrize("block_bytes", [1, 5, 1000])
+@pytest.mark.parametrize("name", ["a.csv", "a.gz"])
+def test_a_header_is_in_no_block_but_its_line_is_counted(tmp_path: Path, name: str, block_bytes: int) -> None:
+    path = tmp_path / name
+    for header, text in ((b"name\n", TEXT), (b"\n", TEXT), (b"x" * 5000 + b"\r\n", TEXT), (b"name", b"")):
+        path.write_bytes(gzip.compress(header + text) if name.endswith("gz") else header + text)
+        assert first_line(str(path)).rstrip(b"\n") == header.rstrip(b"\n")
+        if not text:
+            with pytest.raises(InputError, match="holds nothing but its header"):
+                [list(text_blocks(part, block_bytes)) for part in text_segments(str(path), block_bytes, header=True)]
+            continue
+        segments = text_segments(str(path), block_bytes, header=True)
+        blocks = [block for segment in segments for block in text_blocks(segment, block_bytes)]
+        assert b"".join(map(read_text, blocks)) == text
+        assert line_number(blocks[0]) == 2
+        assert sum(count_segment(segment, None) for segment in segments) == text.count(b"\n")

@@ -1,0 +1,172 @@
+"""Avazu's click logs (`train.csv` of its competition): comma-separated, columns found by the names in the header.
+
+    click                    label, 0 or 1
+    hour (YYMMDDHH)          two features: hour of the day, 0 to 23, and weekday, 0 (Monday) to 6
+    9 site, app and device columns         ids of hexadecimal digits
+    C1, banner_pos, device_type, …, C21    ids as they are, -1 included
+    id, and columns of other names         not read
+
+That is 23 features, each with a table of its own, and no dense columns. The date itself is no feature: no later day
+would share it. An empty field is a missing value.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.schema import DataSchema, Feature, Table
+from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
+from data.digits import Positions
+from data.source import Block, Columns, Segment
+from data.text import BLOCK_BYTES, count_segment, first_line, list_files, read_text, text_blocks, text_segments
+
+__all__ = ["COLUMNS", "AvazuSource", "avazu_schema"]
+
+HEX_NAMES = (
+    "site_id",
+    "site_domain",
+    "site_category",
+    "app_id",
+    "app_domain",
+    "app_category",
+    "device_id",
+    "device_ip",
+    "device_model",
+)
+INTEGER_NAMES = (
+    "C1",
+    "banner_pos",
+    "device_type",
+    "device_conn_type",
+    *(f"C{number}" for number in range(14, 22)),
+)
+
+
+def _hour_and_weekday(text: bytes) -> tuple[int, int] | None:
+    """Of YYMMDDHH; None if there is no such hour."""
+    try:
+        when = datetime.datetime.strptime(text.decode("ascii"), "%y%m%d%H")
+    except (UnicodeDecodeError, ValueError):
+        return None
+    return when.hour, when.weekday()
+
+
+_LABEL = Kind(words="0 or 1", pattern=re.compile(rb"[01]"))
+_HOUR = Kind(
+    words="an hour as YYMMDDHH",
+    pattern=re.compile(rb"[0-9]{8}"),
+    test=lambda text: _hour_and_weekday(text) is not None,
+)
+_HEX = Kind(words="a hexadecimal id of up to 16 digits", pattern=re.compile(rb"[0-9a-fA-F]{1,16}"))
+_INTEGER = Kind(words="an integer of up to 16 digits", pattern=re.compile(rb"-?[0-9]{1,16}"))
+
+#: The columns that are read, in the order of the positions of `DelimitedFile`: label, hour, hexadecimal, integers.
+COLUMNS = (
+    Column(name="click", kind=_LABEL, required=True),
+    Column(name="hour", kind=_HOUR),
+    *(Column(name=name, kind=_HEX) for name in HEX_NAMES),
+    *(Column(name=name, kind=_INTEGER) for name in INTEGER_NAMES),
+)
+_FIRST_HEX = 2
+_FIRST_INTEGER = _FIRST_HEX + len(HEX_NAMES)
+
+
+def avazu_schema() -> DataSchema:
+    """hour, weekday, then the columns as they are called; a table of raw 64-bit ids per feature, named like it."""
+    names = ("hour", "weekday", *HEX_NAMES, *INTEGER_NAMES)
+    return DataSchema(
+        label="click",
+        dense=(),
+        features=tuple(Feature(name=name, table=name) for name in names),
+        tables=tuple(Table(name=name) for name in names),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvazuSource:
+    """Avazu's text: a file, a .gz, or a folder of them, each with a header.
+
+    Attributes:
+        parts: the files in reading order, and where their columns lie.
+        schema: `avazu_schema()`; tables may be hashed or bounded.
+        bad_rows: stop or skip.
+        block_bytes: text in a block, about.
+    """
+
+    parts: tuple[DelimitedFile, ...]
+    schema: DataSchema = field(default_factory=avazu_schema)
+    bad_rows: str = "stop"
+    block_bytes: int = BLOCK_BYTES
+
+    @classmethod
+    def at(cls, path: str, **options: object) -> AvazuSource:
+        """The source of a file or folder.
+
+        Raises:
+            InputError: there is none, or a header lacks a column (the competition's test set has no `click`).
+        """
+        parts = tuple(find_columns(name, first_line(name), ",", COLUMNS) for name in list_files(path))
+        return cls(parts=parts, **options)  # type: ignore[arg-type]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(part.path for part in self.parts)
+
+    @property
+    def in_processes(self) -> bool:
+        return True
+
+    @property
+    def multi_hot(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def layout(self) -> str:
+        return f"avazu-csv/{self.block_bytes}"
+
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for path in self.files for segment in text_segments(path, self.block_bytes, header=True))
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        return text_blocks(segment, self.block_bytes)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return count_segment(segment, at_most)
+
+    def read(self, block: Block) -> Columns:
+        file = next(part for part in self.parts if part.path == block.file)
+        fields = split_fields(read_text(block), b",", file.num_columns)
+        hexadecimal, integer = file.positions[_FIRST_HEX:_FIRST_INTEGER], file.positions[_FIRST_INTEGER:]
+        labels, wrong = fields.distinct(file.positions[0], {b"0": 0.0, b"1": 1.0}.get)
+        hours, bad_hours = _hours(fields, file.positions[1])
+        hex_ids, bad_hex = fields.hexadecimals(hexadecimal)
+        integers, bad_integers = fields.integers(integer)
+        there = fields.present((file.positions[1], *file.positions[1:]))  # the hour makes two features
+        return good_columns(
+            fields,
+            schema=self.schema,
+            labels=labels.astype(np.float32),
+            ids=np.concatenate([hours, hex_ids, integers]),
+            present=there,
+            wrong=wrong | bad_hours | bad_hex | bad_integers,
+            error=(lambda line: explain_line(line, b",", file, COLUMNS)) if self.bad_rows == "stop" else None,
+            block=block,
+        )
+
+
+def _hours(fields: Fields, position: int) -> tuple[Positions, NDArray[np.bool_]]:
+    """int64 ``[2, n]``: hour of the day and weekday (0 where missing), and which lines hold no hour."""
+
+    def code(text: bytes) -> float | None:
+        found = (0, 0) if not text else _hour_and_weekday(text) if _HOUR.fits(text) else None
+        return None if found is None else float(found[0] * 7 + found[1])
+
+    codes, wrong = fields.distinct(position, code)
+    hours, weekdays = np.divmod(np.where(wrong, 0.0, codes).astype(np.int64), 7)
+    return np.stack([hours, weekdays]), wrong

@@ -1,0 +1,204 @@
+"""MovieLens' ratings, in the three layouts they were published in; the first line tells which it is.
+
+    u.data        user TAB film TAB rating TAB time           100k
+    ratings.dat   user::film::rating::time                    1M, 10M
+    ratings.csv   userId,movieId,rating,timestamp             latest, 20M, 25M, 32M; with a header, columns by name
+
+    label     1 where the rating is at least 4 ([movielens] positive_rating of the schema file), else 0
+    user, film                    ids, as they are
+    genres    several per film, where movies.csv, movies.dat or u.item lies beside the ratings; averaged
+
+No dense columns; the time is not read. A folder is searched for the ratings by their names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, Feature, Table
+from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, good_columns, split_fields
+from data.digits import quote
+from data.genres import SIDE_FILES, FilmGenres, read_genres
+from data.source import Block, Columns, Segment
+from data.text import BLOCK_BYTES, count_segment, first_line, list_files, read_text, text_blocks, text_segments
+
+__all__ = ["MovieLensSource", "find_genres", "movielens_schema"]
+
+#: Names of rating files in a folder, each of them perhaps followed by .gz.
+RATING_FILES = ("ratings.csv", "ratings.dat", "u.data")
+
+_NUMBER = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
+_ID = Kind(words="an integer of up to 16 digits", pattern=re.compile(rb"-?[0-9]{1,16}"))
+_RATING = Kind(
+    words="a rating of up to 8 characters, like 3.5", pattern=_NUMBER, test=lambda text: len(text) <= 8
+)  # that much fits into a word
+#: The columns that are read, under their names in ratings.csv.
+COLUMNS = (
+    Column(name="userId", kind=_ID, required=True),
+    Column(name="movieId", kind=_ID, required=True),
+    Column(name="rating", kind=_RATING, required=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A layout of ratings: what separates columns, and whether the first line names them."""
+
+    separator: str
+    header: bool = False
+
+    @property
+    def split_at(self) -> bytes:
+        """The one byte at which the reader splits."""
+        return b"," if self.separator == "," else b"\t"
+
+    def starts(self, line: bytes) -> bool:
+        """Whether a file with this first line is of this form."""
+        separators = line.count(self.separator.encode())
+        return separators >= 2 and not line[:1].isdigit() if self.header else separators == 3
+
+
+FORMS = (Form(separator="::"), Form(separator="\t"), Form(separator=",", header=True))
+
+
+def movielens_schema(with_genres: bool) -> DataSchema:
+    """Features and tables `user`, `film` and perhaps `genres`: raw 64-bit ids; genres are averaged."""
+    names = ("user", "film", "genres") if with_genres else ("user", "film")
+    return DataSchema(
+        label="liked",
+        dense=(),
+        features=tuple(Feature(name=name, table=name) for name in names),
+        tables=tuple(Table(name=name, pooling="mean" if name == "genres" else "sum") for name in names),
+    )
+
+
+def find_genres(path: str) -> FilmGenres | None:
+    """The genres beside the ratings at `path` (a file or its folder), or None; InputError for a malformed file."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    for name in SIDE_FILES:
+        if os.path.isfile(side := os.path.join(folder, name)):
+            return read_genres(side)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovieLensSource:
+    """One file of ratings.
+
+    Attributes:
+        ratings: the file of them.
+        form: its layout.
+        genres: of films, or None.
+        positive_rating: the least rating whose label is 1.
+        schema: `movielens_schema`; tables may be hashed or bounded.
+        bad_rows: stop or skip.
+        block_bytes: text in a block, about.
+    """
+
+    ratings: DelimitedFile
+    form: Form
+    genres: FilmGenres | None = None
+    positive_rating: float = 4.0
+    schema: DataSchema = field(default_factory=lambda: movielens_schema(with_genres=False))
+    bad_rows: str = "stop"
+    block_bytes: int = BLOCK_BYTES
+
+    def __post_init__(self) -> None:
+        table = self.schema.tables[-1]
+        num_genres = 0 if self.genres is None else self.genres.num_genres
+        if table.rows is not None and not table.hash and table.rows < num_genres:
+            raise InputError(f"table {table.name!r}: expected rows for {num_genres} genres, got {table.rows}")
+
+    @classmethod
+    def at(cls, path: str, **options: object) -> MovieLensSource:
+        """The source of a file or folder, its layout told from the first line.
+
+        Raises:
+            InputError: there is none, or its first line is of no known layout.
+        """
+        file = _rating_file(path)
+        line = first_line(file)
+        form = next((form for form in FORMS if form.starts(line)), None)
+        if form is None:
+            raise InputError(
+                f"{file}:1: expected user, film, rating and time separated by '::' or tabs, or a header "
+                f"userId,movieId,rating,timestamp, got {quote(line.rstrip())}"
+            )
+        ratings = DelimitedFile(path=file, num_columns=4, positions=(0, 1, 2))
+        if form.header:
+            ratings = find_columns(file, line, form.separator, COLUMNS)
+        return cls(ratings=ratings, form=form, **options)  # type: ignore[arg-type]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.ratings.path,) if self.genres is None else (self.ratings.path, self.genres.path)
+
+    @property
+    def in_processes(self) -> bool:
+        return True
+
+    @property
+    def multi_hot(self) -> frozenset[str]:
+        return frozenset({"genres"}) if self.genres is not None else frozenset()
+
+    @property
+    def layout(self) -> str:
+        return f"movielens/{self.block_bytes}"
+
+    def segments(self) -> tuple[Segment, ...]:
+        return text_segments(self.ratings.path, self.block_bytes, header=self.form.header)
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        return text_blocks(segment, self.block_bytes)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return count_segment(segment, at_most)
+
+    def read(self, block: Block) -> Columns:
+        text = read_text(block)
+        if self.form.separator == "::":  # fields are split at single bytes; a tab is part of none
+            text = text.replace(b"\t", b"?").replace(b"::", b"\t")
+        fields = split_fields(text, self.form.split_at, self.ratings.num_columns)
+        *columns, rating = self.ratings.positions
+        ids, bad_ids = fields.integers(columns)
+        present = fields.present(columns)
+        ratings, bad_ratings = fields.distinct(rating, _rating)
+        return good_columns(
+            fields,
+            schema=self.schema,
+            labels=(ratings >= self.positive_rating).astype(np.float32),
+            ids=ids,
+            present=present,
+            wrong=bad_ids | bad_ratings | ~present.all(axis=0),
+            bags=[] if self.genres is None else [self.genres.of(ids[1])],
+            error=self._explain if self.bad_rows == "stop" else None,
+            block=block,
+        )
+
+    def _explain(self, line: bytes) -> str | None:
+        """What is wrong with a line of the text as it was split."""
+        if self.form.separator == "::":
+            line = line.replace(b"\t", b"::")
+        return explain_line(line, self.form.separator.encode(), self.ratings, COLUMNS)
+
+
+def _rating(text: bytes) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _rating_file(path: str) -> str:
+    if not os.path.isdir(path):
+        return list_files(path)[0]
+    names = [name + ending for name in RATING_FILES for ending in ("", ".gz")]
+    found = [name for name in names if (Path(path) / name).is_file()]
+    if len(found) != 1:
+        known, got = ", ".join(RATING_FILES), " and ".join(found) or "none"
+        raise InputError(f"{path}: expected one of {known} (or .gz) in the folder, got {got}")
+    return str(Path(path) / found[0])

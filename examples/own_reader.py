@@ -1,0 +1,74 @@
+"""A reader of one's own: JSON lines such as {"clicked": 1, "price": 3.5, "user": "u17", "tags": ["new", "red"]}.
+
+python -m examples.own_reader clicks.jsonl clicks.arrow
+python -m trainer --data.path clicks.arrow --data.format parquet
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, Feature, Table
+from data.columnar import write_columnar
+from data.source import Block, Columns, Segment
+from data.text import BLOCK_BYTES, count_segment, line_number, list_files, read_text, text_blocks, text_segments
+
+USER, TAGS = Feature(name="user", table="user"), Feature(name="tags", table="tags")
+TABLES = (Table(name="user"), Table(name="tags", pooling="mean"))
+SCHEMA = DataSchema(label="clicked", dense=("price",), features=(USER, TAGS), tables=TABLES)
+
+
+def id_of(text: str) -> int:
+    """Any string as an id of 63 bits. Equal strings are equal ids in every run."""
+    return xxhash.xxh64_intdigest(text.encode()) >> 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLinesSource:
+    files: tuple[str, ...]
+    schema: DataSchema = SCHEMA
+    in_processes: bool = True  # Python code: workers pay
+    multi_hot: frozenset[str] = frozenset({"tags"})
+    layout: str = f"json-lines/{BLOCK_BYTES}"
+
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for file in self.files for segment in text_segments(file, BLOCK_BYTES))
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        return text_blocks(segment, BLOCK_BYTES)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return count_segment(segment, at_most)
+
+    def read(self, block: Block) -> Columns:
+        labels, prices, users, tags = [], [], [], []
+        for number, line in enumerate(read_text(block).splitlines()):
+            try:
+                row = json.loads(line)
+                labels.append(float(row["clicked"]))
+                prices.append([float(row.get("price") or 0)])  # missing: 0
+                users.append([id_of(row["user"])] if row.get("user") else [])  # missing: an empty bag
+                tags.append([id_of(tag) for tag in row.get("tags", [])])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                where = f"{block.file}:{line_number(block) + number}"
+                raise InputError(f"{where}: expected an object with a number 'clicked', got {error!r}") from None
+        return Columns(
+            labels=np.array(labels, np.float32),
+            dense=np.array(prices, np.float32),
+            values=np.array([number for bag in users + tags for number in bag], np.int64),  # feature after feature
+            lengths=np.array([[len(bag) for bag in users], [len(bag) for bag in tags]], np.int32),
+            weights=None,
+            num_raw_rows=len(labels),
+            bad_rows=np.zeros(0, np.int64),
+        )
+
+
+if __name__ == "__main__":
+    write_columnar(JsonLinesSource(files=list_files(sys.argv[1])), sys.argv[2])
