@@ -15,8 +15,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["SWITCH_INTERVAL_S", "follow_launcher", "following_launcher", "settle_device", "settle_process"]
+__all__ = [
+    "SWITCH_INTERVAL_S",
+    "follow_launcher",
+    "following_launcher",
+    "peak_rss_bytes",
+    "settle_device",
+    "settle_process",
+]
 
 SWITCH_INTERVAL_S = 0.5e-3
 
@@ -40,6 +48,15 @@ def settle_process() -> None:
         return
     for parameter, value in _MALLOC_OPTIONS.values():
         mallopt(parameter, value)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of this process so far.
+
+    From proc(5): getrusage's figure begins with that of the process which started this one.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def follow_launcher(number: signal.Signals = signal.SIGTERM) -> None:

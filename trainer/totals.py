@@ -6,12 +6,12 @@ every rank: RankTotals ──gather──> all ranks' ──combine──> numbe
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import JobError
 from bagpipe.progress import PhaseResult
+from trainer.process import peak_rss_bytes
 
 __all__ = ["RankTotals", "combine", "totals_of"]
 
@@ -72,7 +72,7 @@ def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str, sample
         exposed_s=progress.exposed_s,
         step_s_p50=report.steps.quantile_s(0.5) if report.steps.count else None,
         dense_digest=dense_digest,
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss_bytes=peak_rss_bytes(),
     )
 
 

@@ -18,6 +18,14 @@ mallopt = ctypes.CDLL(None).mallopt
 print(sys.getswitchinterval(), [mallopt(*option) for option in process._MALLOC_OPTIONS.values()])
 """
 
+#: Starts a process that holds little after it has itself held 200 MB.
+LARGE_PARENT = """
+import subprocess, sys
+held = bytearray(200_000_000)
+small = "from trainer.process import peak_rss_bytes; print(peak_rss_bytes())"
+sys.exit(subprocess.call([sys.executable, "-c", small]))
+"""
+
 #: Of a launcher, and of what it launches: that waits in the block, or after it, until its stdin ends.
 LAUNCHER = """
 import subprocess, sys
@@ -59,6 +67,11 @@ def test_hardware_queues_of_several_ranks(
         monkeypatch.delenv(name)
     settle_device(device, num_ranks)
     assert os.environ.get(name) == after
+
+
+def test_the_peak_of_memory_is_this_process_s_own() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE_PARENT], stdout=subprocess.PIPE, text=True, check=True)
+    assert 1_000_000 < int(done.stdout) < 150_000_000
 
 
 @pytest.mark.parametrize("within", [True, False])
