@@ -82,7 +82,7 @@ class DirectPlanner:
         )
         is_new = np.zeros(num_unique, dtype=np.bool_)
         if self._handles is not None:
-            is_new = self._handles.first_time(self._handles.lookup_or_add(batch.unique))
+            is_new, _ = self._handles.admit(self._handles.lookup_or_add(batch.unique))
         plans = (self._owner(rank, batch, positions, is_new[positions]) for rank, positions in enumerate(owned))
         return assemble(batch, rows, tuple(plans))
 

@@ -1,7 +1,8 @@
 """Which row leaves next: a bucket queue over slots, and the policies that rank them.
 
-Every evictable slot has a *rank*; the highest rank leaves first. A policy turns (next use, last use, use count) into
-ranks; the queue keeps slots in buckets by rank and drops out-of-date entries only when it meets them:
+Every evictable slot has a *rank*; the highest rank leaves first. That of a row which the window uses again is its next
+use; that of another follows from its worth. The queue keeps slots in buckets by rank, those of a bucket in the order in
+which they came, and drops out-of-date entries only when it meets them:
 
     push(slots, ranks) ──> bucket[rank] = [chunk, chunk, …]      rank_of_slot[slot] = rank
     pop(k)             ──> highest bucket first; an entry counts only if rank_of_slot still says this rank
@@ -14,12 +15,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NEVER", "NEVER_RANK", "POLICIES", "EvictionQueue", "Policy"]
+from bagpipe.oracle.worth import TICKS
+
+__all__ = ["NEVER", "NEVER_RANK", "POLICIES", "EvictionQueue", "Policy", "idle_rank"]
 
 #: Next use of a row that the window does not use again.
 NEVER = np.iinfo(np.int32).max
@@ -29,38 +31,31 @@ _OLDEST_RANK = (1 << 31) - 1
 _NOT_QUEUED = -1
 
 
-class IdleRank(Protocol):
-    def __call__(self, last_use: int, num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """An eviction policy. Rows that the window uses again always leave last, farthest next use first (Belady 1966).
 
     Attributes:
-        idle_rank: ranks of rows that the window does not use again, from the batch of their last use and the number
-            of batches that used them while they were resident (255 at most); at least `NEVER_RANK`.
-        drop_idle: such rows leave at once, room or not.
+        drop_idle: rows that it does not use again leave at once, room or not; else when room is needed, the row worth
+            least first (`idle_rank`).
     """
 
-    idle_rank: IdleRank
     drop_idle: bool = False
 
 
-#: Batches of extra recency that each doubling of the use count is worth to a row the window does not use again.
-FREQUENCY_BONUS_BATCHES = 64
-
-
-def _recency_and_frequency(last_use: int, num_uses: NDArray[np.uint8], /) -> NDArray[np.int32]:
-    _, doublings = np.frexp(num_uses.astype(np.float32))
-    ranks: NDArray[np.int32] = _OLDEST_RANK - (last_use + FREQUENCY_BONUS_BATCHES * doublings)
-    return ranks
-
-
 POLICIES: Mapping[str, Policy] = {
-    "belady-window": Policy(idle_rank=_recency_and_frequency),
-    "paper": Policy(idle_rank=_recency_and_frequency, drop_idle=True),
+    "belady-window": Policy(),
+    "paper": Policy(drop_idle=True),
 }
+
+#: Ticks of worth that share a rank: a sixteenth of a half-life, less than 5 % of a row's weight.
+_TICKS_OF_RANK = TICKS // 16
+
+
+def idle_rank(worth: NDArray[np.int32]) -> NDArray[np.int32]:
+    """int32: ranks of rows that the window does not use again, at least `NEVER_RANK`, from what they are worth."""
+    ranks: NDArray[np.int32] = np.int32(_OLDEST_RANK) - worth // np.int32(_TICKS_OF_RANK)
+    return ranks
 
 
 class EvictionQueue:
@@ -115,6 +110,12 @@ class EvictionQueue:
     def pop_idle(self) -> NDArray[np.int64]:
         """All slots of rows that the window does not use again; they are no longer queued."""
         return self.pop(self._rank_of_slot.shape[0], min_rank=NEVER_RANK)
+
+    def any_in_both(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
+        """Some slot is in both."""
+        self._stamp_of_slot[second] = 0
+        self._stamp_of_slot[first] = 1
+        return bool(self._stamp_of_slot.take(second).any())
 
     def _append(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
         if not slots.shape[0]:

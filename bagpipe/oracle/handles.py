@@ -4,7 +4,7 @@
 
 All other oracle state is arrays indexed by handle, so its size follows window + cache, not the vocabulary.
 Two maps implement the same interface: `DenseHandles` (bounded vocabularies: the handle is the row's number, so those
-arrays are as long as the vocabulary, 13 B a row) and `HashHandles` (any 64-bit ids, open addressing in numpy).
+arrays are as long as the vocabulary, 16 B a row) and `HashHandles` (any 64-bit ids, open addressing in numpy).
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import RowList
+from bagpipe.oracle.worth import NEVER_USED, NO_WORTH, Ghosts
 
 __all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
 
-#: Vocabularies up to this many rows use the dense map (13 B a row: 832 MiB at most); larger ones the hash map.
+#: Vocabularies up to this many rows use the dense map (16 B a row: 1 GiB at most); larger ones the hash map.
 DENSE_ROWS_LIMIT = 1 << 26
 _EMPTY, _DELETED = -1, -2
+#: Bits that a row sets in the filter of planned rows, all in one word of it, so that a look costs one access to memory.
+_MARKS = 4
 
 
 def _table_numbers(rows: RowList) -> NDArray[np.int16]:
@@ -93,12 +96,12 @@ def dense_sizes(table_rows: Sequence[int | None]) -> tuple[int, ...] | None:
 
 
 class DenseHandles:
-    """Bounded vocabularies: a row's handle is its number, table after table. One byte a row remembers planned rows."""
+    """Bounded vocabularies: a row's handle is its number, table after table. Every row's worth is remembered."""
 
     def __init__(self, table_rows: tuple[int, ...]) -> None:
         self._base = np.zeros(len(table_rows) + 1, dtype=np.int64)
         np.cumsum(table_rows, out=self._base[1:])
-        self._planned = np.zeros(self.num_handles, dtype=np.bool_)
+        self._worth = np.zeros(self.num_handles, dtype=np.int32)  # NEVER_USED
 
     @property
     def num_handles(self) -> int:
@@ -117,25 +120,35 @@ class DenseHandles:
     def release(self, handles: NDArray[np.int64]) -> None:
         """Nothing to forget."""
 
-    def first_time(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for rows this was never called with before."""
-        first = ~self._planned[handles]
-        self._planned[handles] = True
-        return first
+    def admit(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Rows enter a cache: bool, they never did before; int32, what they were worth when they left."""
+        worth = self._worth.take(handles)
+        is_new: NDArray[np.bool_] = worth == NEVER_USED
+        self._worth[handles[is_new]] = NO_WORTH
+        return is_new, worth
+
+    def remember(self, handles: NDArray[np.int64], worth: NDArray[np.int32]) -> None:
+        """Rows leave a cache and were worth this."""
+        self._worth[handles] = worth
 
 
 class HashHandles:
     """(table, id) -> handle by linear probing over whole arrays: a probe round moves only the unresolved keys on.
 
-    Rows once planned are remembered in a fixed bit filter (default 2**27 bits, 16 MiB). A collision makes a new row
-    look like a known one, which costs one needless read and nothing else.
+    Rows once planned are remembered in a fixed Bloom filter (default 2**27 bits, 16 MiB). A collision makes a new row
+    look like a known one, which costs one needless read and nothing else: of a million rows about fifteen do.
+    The worth of evicted rows is remembered in fixed memory too (`Ghosts`).
+
+    Args:
+        planned_bits: of the filter, a power of two of at least 64.
     """
 
     def __init__(self, *, planned_bits: int = 1 << 27) -> None:
         self._pool = _Pool()
         self._cells = np.full(4096, _EMPTY, dtype=np.int64)
         self._num_filled = 0  # cells that are not _EMPTY, deleted ones included
-        self._planned = np.zeros(planned_bits // 8, dtype=np.uint8)
+        self._planned = np.zeros(planned_bits // 64, dtype=np.uint64)
+        self._ghosts = Ghosts()
 
     def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
         """Handles of distinct rows, int64 ``[len(rows)]``; rows without one get one."""
@@ -172,15 +185,29 @@ class HashHandles:
             cells = (cells[~here] + 1) & int(mask)
         self._pool.give_back(handles)
 
-    def first_time(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for rows this was never called with before; may be False for a new row, never True for a known one."""
-        hashes = _mix(self._pool.tables[handles], self._pool.ids[handles]) >> np.uint64(20)
-        bits = hashes % np.uint64(self._planned.shape[0] * 8)
-        places = (bits >> np.uint64(3)).astype(np.int64)
-        masks = np.left_shift(np.uint8(1), (bits & np.uint64(7)).astype(np.uint8))
-        first: NDArray[np.bool_] = (self._planned[places] & masks) == 0
-        np.bitwise_or.at(self._planned, places, masks)
-        return first
+    def admit(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Rows enter a cache: bool, they never did before; int32, what they were worth when they left.
+
+        A new row may be taken for a known one, never the reverse; what is forgotten is `NO_WORTH`.
+        """
+        hashes = _mix(self._pool.tables[handles], self._pool.ids[handles])
+        worth = self._ghosts.recall(hashes)
+        marks = np.zeros(handles.shape[0], dtype=np.uint64)
+        for _ in range(_MARKS):
+            marks |= np.left_shift(np.uint64(1), hashes & np.uint64(63))
+            hashes >>= np.uint64(6)
+        words = (hashes & np.uint64(self._planned.shape[0] - 1)).view(np.int64)
+        first: NDArray[np.bool_] = (self._planned.take(words) & marks) != marks
+        while words.shape[0]:
+            # Several rows may mark one word: the last write stays, the others try again. (`bitwise_or.at` is slower.)
+            self._planned[words] |= marks
+            lost = np.flatnonzero((self._planned.take(words) & marks) != marks)
+            words, marks = words[lost], marks[lost]
+        return first, worth
+
+    def remember(self, handles: NDArray[np.int64], worth: NDArray[np.int32]) -> None:
+        """Rows leave a cache and were worth this; called before they are released."""
+        self._ghosts.remember(_mix(self._pool.tables[handles], self._pool.ids[handles]), worth)
 
     def _find(self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         mask = self._cells.shape[0] - 1

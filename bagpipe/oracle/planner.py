@@ -30,6 +30,7 @@ from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.residents import Residents, SlotTable
 from bagpipe.oracle.window import NextUses, RankCounts
+from bagpipe.oracle.worth import UseClock
 
 __all__ = ["Planner", "make_planner", "plan_batches"]
 
@@ -63,6 +64,7 @@ class Planner:
         # By slot.
         num_slots = spec.num_slots * spec.world_size
         self._table = SlotTable.empty(num_slots)
+        self._clock = UseClock(num_slots)
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
@@ -118,15 +120,15 @@ class Planner:
         misses_of_ranks = self._place(batch, slots, missing)
         next_use = self._next_uses.leave(handles)
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
-        fetch_new[missing] = self._handles.first_time(handles.take(missing))
+        fetch_new[missing], worth = self._handles.admit(handles.take(missing))
 
         owners = tuple(
             self._fill(rank, batch, slots, misses, fetch_new.take(misses))
             for rank, misses in enumerate(misses_of_ranks)
         )
         self._table.next_use[slots] = next_use
-        num_uses = self._table.num_uses.take(slots)
-        self._table.num_uses[slots] = num_uses + (num_uses < 255)
+        self._table.worth[slots[missing]] = worth
+        self._table.worth[slots] = self._clock.use(self._table.worth.take(slots))
         return assemble(incoming, self._describe(now, slots, missing, next_use), owners)
 
     def _count_uses(self, incoming: Incoming) -> NDArray[np.uint64]:
@@ -175,7 +177,6 @@ class Planner:
         inserted = fetch_slots + base
         self._slot[handles] = inserted
         self._table.handle[inserted] = handles
-        self._table.num_uses[inserted] = 0
         slots[misses] = inserted
         return OwnerPlan(
             fetch=select_rows(batch.incoming.unique, misses),
@@ -201,6 +202,7 @@ class Planner:
         self._slot[handles] = -1
         remembered = self._table.next_use.take(slots) != NEVER
         self._evicted_at[handles[remembered]] = now
+        self._handles.remember(handles, self._table.worth.take(slots))
         self._handles.release(handles[~remembered])
         return RowList(table_offsets=table_offsets, ids=ids), slots
 

@@ -1,8 +1,12 @@
 """One rank's cache slots: which are free, and whose row leaves when room is needed.
 
-    make_room(misses) ─> victims: rows needed last; those of the batch before only if nothing else is left
+    make_room(misses) ─> victims: idle rows, worth least first; then rows needed last
     release(slots)    ─> free ─> take(count)
     expect(slots, b)  <─ batch b entered the window and uses them
+
+Rows of the batch before change until that batch's update: taking the slot of one makes the insert wait for it. They are
+*spared* while others last, where that is cheap: rows that should have left and stay for one batch more make the cache
+smaller by as many. Where more than a small part of it changes with a batch, all rows are equal.
 
 Most rows of a batch are needed again soon and would never be evicted, so only rows whose next use lies beyond a
 *horizon* are queued for eviction. When those do not suffice, all slots are queued once and the horizon halves; the
@@ -16,10 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue
+from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_rank
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
+from bagpipe.oracle.worth import NO_WORTH
 
-__all__ = ["Residents", "SlotTable"]
+__all__ = ["SPARED_PART", "Residents", "SlotTable"]
+
+#: Rows of the batch before are spared if at most this part of the slots must be emptied: no more room can be lost.
+SPARED_PART = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,24 +37,24 @@ class SlotTable:
     Attributes:
         handle: int64, the row in the slot, -1 if it is free.
         next_use: int32, the next batch that uses the row, `NEVER` if the window has none.
-        num_uses: uint8, batches that used the row while it was resident, 255 at most.
+        worth: int32, see `bagpipe.oracle.worth`.
     """
 
     handle: NDArray[np.int64]
     next_use: NDArray[np.int32]
-    num_uses: NDArray[np.uint8]
+    worth: NDArray[np.int32]
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotTable:
         return cls(
             np.full(num_slots, -1, dtype=np.int64),
             np.full(num_slots, NEVER, dtype=np.int32),
-            np.zeros(num_slots, dtype=np.uint8),
+            np.full(num_slots, NO_WORTH, dtype=np.int32),
         )
 
     def part(self, start: int, stop: int) -> SlotTable:
         """Slots `start` to `stop`, sharing memory."""
-        return SlotTable(self.handle[start:stop], self.next_use[start:stop], self.num_uses[start:stop])
+        return SlotTable(self.handle[start:stop], self.next_use[start:stop], self.worth[start:stop])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +69,7 @@ class Residents:
     """The rows resident at one rank. Slots are numbered from 0 on every rank.
 
     Args:
-        table: the rank's slots. The planner keeps `next_use` and `num_uses` up to date, `Residents` only reads them.
+        table: the rank's slots. The planner keeps `next_use` and `worth` up to date, `Residents` only reads them.
     """
 
     def __init__(self, spec: OracleSpec, table: SlotTable) -> None:
@@ -69,7 +77,7 @@ class Residents:
         self._policy = POLICIES[spec.policy]
         self._queue = EvictionQueue(spec.num_slots)
         self._horizon = spec.lookahead * 7 // 8
-        self._free = np.arange(spec.num_slots - 1, -1, -1, dtype=np.int64)
+        self._free = np.arange(spec.num_slots - 1, -1, -1, dtype=np.int32)
         self._num_free = spec.num_slots
         self._previous = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
         self.num_slots_used = 0
@@ -92,9 +100,6 @@ class Residents:
     def make_room(self, count: int, now: int, used: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         """Slots to empty so that `count` are free, and the batch whose update must be done before they are read.
 
-        Rows of the batch before are spared while others last: their values change until that batch's update, so
-        taking one of their slots makes the insert wait for it.
-
         Args:
             count: rows that enter the cache for batch `now`.
             used: slots whose rows that batch uses; slots outside this rank, below 0 or beyond, do not count.
@@ -103,21 +108,29 @@ class Residents:
         idle = self._queue.pop_idle() if self._policy.drop_idle else np.empty(0, dtype=np.int64)
         victims = [idle]
         short = count - self._num_free - idle.shape[0]
+        is_spared = short * SPARED_PART <= self._free.shape[0]
+        previous = self._previous.slots
+        if not is_spared:
+            previous = self._enqueue_previous(now, beyond=now + self._horizon)
         if short > 0:
             victims.append(self._queue.pop(short, min_rank=now + self._horizon))
             short -= victims[-1].shape[0]
         if short > 0:
             mine = used[(used >= 0) & (used < self._free.shape[0])]
-            self._enqueue_all_but(np.concatenate([mine, self._previous.slots, *victims]))
+            previous = self._previous.slots
+            spared = previous if is_spared else previous[:0]
+            self._enqueue_all_but(np.concatenate([mine, spared, *victims]))
             victims.append(self._queue.pop(short))
             short -= victims[-1].shape[0]
-        self._enqueue_previous(now, beyond=now if short > 0 else now + self._horizon)
-        latest = now - 2
+        if is_spared:
+            self._enqueue_previous(now, beyond=now if short > 0 else now + self._horizon)
         if short > 0:
             victims.append(self._queue.pop(short))
-            latest = now - 1
         chosen = np.concatenate(victims)
-        return chosen, max(latest, NO_BATCH) if chosen.shape[0] else NO_BATCH
+        if not chosen.shape[0]:
+            return chosen, NO_BATCH
+        waits = short > 0 or (not is_spared and self._queue.any_in_both(previous, chosen))
+        return chosen, max(now - 1 if waits else now - 2, NO_BATCH)
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """These slots are free again."""
@@ -126,7 +139,7 @@ class Residents:
 
     def take(self, count: int) -> NDArray[np.int64]:
         """So many free slots."""
-        slots = self._free[self._num_free - count : self._num_free][::-1].copy()
+        slots = self._free[self._num_free - count : self._num_free][::-1].astype(np.int64)
         self._num_free -= count
         if count:
             self.num_slots_used = max(self.num_slots_used, int(slots.max()) + 1)
@@ -136,17 +149,18 @@ class Residents:
         """The batch just planned uses these slots, and then their rows' next uses are these."""
         self._previous = _Uses(slots, next_use)
 
-    def _enqueue_previous(self, now: int, beyond: int) -> None:
-        """Queue those rows of the batch before whose next use lies after batch `beyond`."""
+    def _enqueue_previous(self, now: int, beyond: int) -> NDArray[np.int64]:
+        """Queue those rows of the batch before whose next use lies after batch `beyond`: their slots."""
         far = np.flatnonzero(self._previous.next_use > beyond)
         slots = self._previous.slots.take(far)
         # Where the window knew no next use, a batch that entered it since may have one; not least this very batch.
         next_use = self._table.next_use.take(slots)
         is_idle = next_use == NEVER
         idle = slots[is_idle]
-        self._queue.push(idle, self._policy.idle_rank(now - 1, self._table.num_uses.take(idle)))
+        self._queue.push(idle, idle_rank(self._table.worth.take(idle)))
         later = ~is_idle & (next_use != now)
         self._queue.push(slots[later], next_use[later])
+        return slots
 
     def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
         """Queue every resident row, however soon it is needed, but the spared ones. Idle rows are queued already."""

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.oracle.eviction import NEVER, NEVER_RANK, POLICIES, EvictionQueue
+from bagpipe.oracle.eviction import NEVER, NEVER_RANK, EvictionQueue, idle_rank
+from bagpipe.oracle.worth import NO_WORTH, TICKS
 
 operations = st.lists(
     st.one_of(
@@ -50,8 +51,16 @@ def test_pop_respects_the_lowest_rank_asked_for() -> None:
     assert queue.pop(4).tolist() == [0]
 
 
-def test_idle_rows_rank_above_all_others_older_and_rarer_ones_higher() -> None:
-    for policy in POLICIES.values():
-        once, thrice = policy.idle_rank(10, np.array([1, 3], dtype=np.uint8)).tolist()
-        (later,) = policy.idle_rank(11, np.array([1], dtype=np.uint8)).tolist()
-        assert NEVER_RANK <= thrice < later < once <= NEVER
+def test_slots_in_both_are_found_whatever_was_asked_before() -> None:
+    queue = EvictionQueue(6)
+    lists = [np.array(slots, dtype=np.int64) for slots in ([0, 1], [1, 2], [3], [], [0, 5])]
+    for first in lists:
+        for second in lists:
+            assert queue.any_in_both(first, second) == bool(set(first.tolist()) & set(second.tolist()))
+
+
+def test_idle_rows_rank_above_all_others_those_worth_less_higher() -> None:
+    ranks = idle_rank(np.array([NO_WORTH, 4 * TICKS, 5 * TICKS, 1 << 30], dtype=np.int32)).tolist()
+    assert ranks == sorted(ranks, reverse=True)
+    assert len(set(ranks)) == 4
+    assert NEVER_RANK <= min(ranks) <= max(ranks) <= NEVER

@@ -12,6 +12,7 @@ from bagpipe.batch import Batch
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
+from bagpipe.oracle.residents import SPARED_PART
 from bagpipe.oracle.verify import verify
 from tests.oracle.batches import make_batch, traces
 
@@ -72,12 +73,20 @@ def test_evicts_the_row_needed_last() -> None:
     assert story("abcdacb", spec_of(num_slots=3, lookahead=64)) == ["+a", "+b", "+c", "-b+d", "", "", "-d+b"]
 
 
-def test_spares_the_batch_before_so_that_inserts_overlap_its_compute() -> None:
-    # c is needed last, but it is the batch before: its value is still changing. b goes instead.
-    assert story("abcdabc", spec_of(num_slots=3, lookahead=64))[3] == "-b+d"
-    for batches_ahead in (1, 2, 8):
-        for _, plan in plan_batches(one_id_a_batch("abcdabcadcb"), spec_of(num_slots=3, lookahead=batches_ahead)):
-            assert plan.owners[0].evict_after <= max(plan.batch_index - 2, NO_BATCH)
+def evicted_at(num_slots: int) -> tuple[list[str], int]:
+    """What leaves for a row that finds the cache full, all its rows being needed again, the batch before's last."""
+    others = "".join(chr(0x100 + number) for number in range(num_slots - 1))
+    ids = others + "c" + "d" + others + "c"
+    plan = [plan for _, plan in plan_batches(one_id_a_batch(ids), spec_of(num_slots, lookahead=4 * num_slots))][
+        num_slots
+    ]
+    return [chr(i) for i in plan.owners[0].evict.ids], plan.batch_index - plan.owners[0].evict_after
+
+
+def test_spares_the_batch_before_where_a_batch_changes_a_small_part_of_the_cache() -> None:
+    """Its value is still changing: an insert into its slot would wait for its update, and not overlap its compute."""
+    assert evicted_at(SPARED_PART) == ([chr(0x100 + SPARED_PART - 2)], 2)
+    assert evicted_at(SPARED_PART - 1) == (["c"], 1)
 
 
 def test_takes_the_batch_before_when_nothing_else_is_left() -> None:
@@ -95,6 +104,13 @@ def test_the_papers_rule_drops_what_the_window_does_not_use() -> None:
 def test_idle_rows_leave_by_recency_and_frequent_ones_later() -> None:
     assert story("abcd", spec_of(num_slots=3, lookahead=1))[3] == "-a+d"
     assert story("aaabcd", spec_of(num_slots=3, lookahead=1))[5] == "-b+d"
+
+
+@pytest.mark.parametrize("table_rows", [None, 1 << 10])
+def test_a_row_that_comes_back_brings_its_uses_along(table_rows: int | None) -> None:
+    spec = dataclasses.replace(spec_of(num_slots=2, lookahead=1), table_rows=(table_rows,))
+    # With its earlier four uses a outlasts b, which was used five times, but longer ago.
+    assert story("aaaabbbbbcaad", spec)[9:] == ["-a+c", "-c+a", "", "-b+d"]
 
 
 def test_new_rows_are_marked_once() -> None:

@@ -55,7 +55,7 @@ def test_an_idle_row_that_is_expected_again_is_no_longer_idle() -> None:
     assert residents.make_room(1, 2, NOTHING)[0].tolist() == [idle]
 
 
-def test_rows_of_this_batch_never_leave_and_those_of_the_batch_before_only_last() -> None:
+def test_rows_of_this_batch_never_leave_and_for_one_of_the_batch_before_its_update_is_awaited() -> None:
     residents, table = residents_of(3)
     residents.make_room(2, 0, NOTHING)
     first, second = fill(residents, table, [1, 2])

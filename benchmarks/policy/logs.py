@@ -1,0 +1,150 @@
+"""The three logs, as the row numbers of each batch, on disk.
+
+    reader, or a law ──> unique rows of each batch (ascending by table and id) ──> Spool
+
+Which row leaves depends on the unique rows of the batches alone; how often each occurs in its batch does not matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.config import DataConfig
+from bagpipe.errors import InputError
+from bagpipe.schema import DataSchema, Table
+from data.loader import open_loader
+from data.replay.spool import Spool
+from data.skew import criteo_kaggle_rows
+from data.synthetic import SyntheticSource
+from data.synthetic_options import options_at
+from data.zipf import ZipfLaw
+
+__all__ = ["EXPERIMENTS", "Experiment", "Log"]
+
+SAMPLE_VARIABLE = "BAGPIPE_CRITEO_SAMPLE"
+SHARES = (0.005, 0.02, 0.1, 0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A log on disk.
+
+    Attributes:
+        batches: rows of each batch, numbers in ``[0, num_rows)``.
+        num_rows: that they are numbered from. distinct: those that occur.
+    """
+
+    batches: Spool
+    num_rows: int
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One comparison.
+
+    Attributes:
+        title: for the report.
+        batch_sizes: examples in a batch; one log for each.
+        lookaheads: the last one is that of the target.
+        shares: cache sizes as parts of the distinct rows. cache_rows: further sizes.
+        rows: of each batch, and what they are numbered from.
+    """
+
+    title: str
+    batch_sizes: tuple[int, ...]
+    lookaheads: tuple[int, ...]
+    shares: tuple[float, ...] = SHARES
+    cache_rows: tuple[int, ...] = ()
+    rows: Callable[[int], tuple[Iterator[NDArray[np.int32]], int]]
+
+    @contextmanager
+    def open(self, batch_size: int, folder: Path) -> Iterator[Log]:
+        """The log, while the block lasts."""
+        with Spool(folder, "log") as spool:
+            rows_of_batches, num_rows = self.rows(batch_size)
+            seen = np.zeros(num_rows, dtype=np.bool_)
+            for rows in rows_of_batches:
+                spool.append(rows)
+                seen[rows] = True
+            yield Log(batches=spool, num_rows=num_rows, distinct=int(np.count_nonzero(seen)))
+
+
+def _sample(batch_size: int) -> tuple[Iterator[NDArray[np.int32]], int]:
+    """The real sample, whole. Its ids are any numbers: rows are numbered over the whole log."""
+    path = os.environ.get(SAMPLE_VARIABLE)
+    if not path:
+        raise InputError(f"{SAMPLE_VARIABLE} must name the Criteo sample, in the format criteo-tsv; it is not set")
+    config = DataConfig(path=path, format="criteo-tsv", batch_size=batch_size, eval_fraction=0.0)
+    words: list[NDArray[np.int64]] = []
+    with open_loader(config, seed=0) as loader:
+        for batch in loader:
+            tables = np.repeat(np.arange(batch.num_features), np.diff(batch.feature_offsets()))
+            words.append(np.unique((tables.astype(np.int64) << 40) | batch.values))
+    known = np.unique(np.concatenate(words))
+    return (np.searchsorted(known, rows).astype(np.int32) for rows in words), known.shape[0]
+
+
+def _kaggle(batch_size: int, num_batches: int = 2000) -> tuple[Iterator[NDArray[np.int32]], int]:
+    """What ``python -m data synth`` makes with the profile criteo-kaggle, ids as ranks in their tables."""
+    options = options_at("", profile="criteo-kaggle")
+    sizes = criteo_kaggle_rows()
+    schema: DataSchema = dataclasses.replace(
+        options.schema, tables=tuple(Table(name=table.name, rows=sizes[table.name]) for table in options.schema.tables)
+    )
+    source = SyntheticSource(schema=schema, features=options.features, rows=batch_size * num_batches)
+    base = np.concatenate([[0], np.cumsum(list(sizes.values()))])
+
+    def batches() -> Iterator[NDArray[np.int32]]:
+        for segment in source.segments():
+            for block in source.blocks(segment):
+                columns = source.read(block)
+                ids = np.split(columns.values, np.cumsum(columns.lengths.sum(axis=1))[:-1])
+                yield np.concatenate(
+                    [np.unique(part) + start for part, start in zip(ids, base, strict=False)], dtype=np.int32
+                )
+
+    return batches(), int(base[-1])
+
+
+def _zipf(batch_size: int, num_batches: int = 2000) -> tuple[Iterator[NDArray[np.int32]], int]:
+    """One table of two million rows, the share of the k-th most used one proportional to ``k ** -0.6``."""
+    law = ZipfLaw(vocabulary=2_000_000, exponent=0.6)
+
+    def batches() -> Iterator[NDArray[np.int32]]:
+        for number in range(num_batches):
+            generator = np.random.Generator(np.random.Philox(key=np.array([7, number], np.uint64)))
+            yield np.unique(law.ranks(generator.random(batch_size))).astype(np.int32)
+
+    return batches(), law.vocabulary
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "sample": Experiment(
+        title="the real Criteo sample, 80,000 examples",
+        batch_sizes=(512, 1024),
+        lookaheads=(1, 8, 16, 17, 32, 64, 100),
+        cache_rows=(18_000, 36_000),
+        rows=_sample,
+    ),
+    "kaggle": Experiment(
+        title="synthetic Criteo Kaggle at full scale, 33.8 M rows",
+        batch_sizes=(16_384,),
+        lookaheads=(1, 8, 200),
+        rows=_kaggle,
+    ),
+    "zipf": Experiment(
+        title="a flat Zipf law, exponent 0.6 over 2 M rows",
+        batch_sizes=(8_192,),
+        lookaheads=(1, 8, 32, 200),
+        rows=_zipf,
+    ),
+}

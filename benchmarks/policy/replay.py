@@ -1,0 +1,134 @@
+"""One cell of a comparison: a policy over a log, by the real planner or by a baseline.
+
+The planner gets each batch as the rows it holds, once each, in one table: that is all that decides what leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.batch import Batch
+from bagpipe.errors import CapacityError
+from bagpipe.oracle.handles import DenseHandles
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.oracle.planner import Planner
+from bagpipe.oracle.worth import TICKS, UseClock
+from benchmarks.policy.logs import Log
+from data.replay.baselines import BASELINES, run_baseline
+
+__all__ = ["HINDSIGHT", "Cell", "replay"]
+
+#: The planner, told before the log begins how often each row will have been used in the end: what is beyond any rule
+#: that knows the past and the window only, and the best that any rule can make of rates of use.
+HINDSIGHT = "hindsight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a policy did.
+
+    Attributes:
+        policy: of the oracle, a baseline, or `HINDSIGHT`. lookahead: None for baselines.
+        share: of the distinct rows, where the size was given so.
+        rows_unique: unique rows, summed over batches. rows_fetched: rows read again after an eviction.
+        ratio: `rows_fetched` over that of offline-belady.
+        waiting: share of the batches one of whose inserts waits for the update of the batch before.
+        error: why it could not be done.
+    """
+
+    policy: str
+    batch_size: int
+    lookahead: int | None
+    share: float | None
+    cache_rows: int
+    rows_unique: int | None = None
+    rows_fetched: int | None = None
+    ratio: float | None = None
+    waiting: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Rows read again after an eviction, unique rows, and the share of waiting batches; or the error."""
+
+    rows_unique: int | None = None
+    rows_fetched: int | None = None
+    waiting: float | None = None
+    error: str | None = None
+
+
+def replay(log: Log, policy: str, lookahead: int | None, cache_rows: int, folder: Path) -> Outcome:
+    """Run one policy. A batch that does not fit is the outcome's error."""
+    try:
+        if policy in BASELINES:
+            counts = run_baseline(policy, log.batches, num_rows=log.num_rows, num_slots=cache_rows, folder=folder)
+            return Outcome(rows_unique=counts.rows_unique, rows_fetched=counts.misses - log.distinct)
+        return _by_planner(log, policy, lookahead or 1, cache_rows)
+    except CapacityError as error:
+        return Outcome(error=str(error))
+
+
+def _by_planner(log: Log, policy: str, lookahead: int, cache_rows: int) -> Outcome:
+    spec = OracleSpec(
+        table_rows=(log.num_rows,),
+        features=(FeatureRef(feature=0, table=0),),
+        num_slots=cache_rows,
+        lookahead=lookahead,
+        policy="belady-window" if policy == HINDSIGHT else policy,
+    )
+    planner = Planner(spec)
+    if policy == HINDSIGHT:
+        _reveal(planner, log)
+    misses = waiting = 0
+    for batch in _batches(log):
+        planner.push(batch)
+        if planner.is_ready:
+            misses, waiting = _add(planner, misses, waiting)
+    for _ in range(min(lookahead - 1, len(log.batches))):
+        misses, waiting = _add(planner, misses, waiting)
+    return Outcome(
+        rows_unique=log.batches.num_rows, rows_fetched=misses - log.distinct, waiting=waiting / len(log.batches)
+    )
+
+
+def _add(planner: Planner, misses: int, waiting: int) -> tuple[int, int]:
+    """Plan a batch, and add what it misses and whether it waits."""
+    plan = planner.plan()
+    owner = plan.owners[0]
+    return misses + len(owner.fetch), waiting + (len(owner.evict) > 0 and owner.evict_after == plan.batch_index - 1)
+
+
+def _batches(log: Log) -> Iterator[Batch]:
+    for number in range(len(log.batches)):
+        rows = log.batches[number].astype(np.int64)
+        yield Batch(
+            index=number,
+            dense=np.zeros((1, 0), dtype=np.float32),
+            values=rows,
+            lengths=np.array([[rows.shape[0]]], dtype=np.int32),
+            labels=np.zeros(1, dtype=np.float32),
+        )
+
+
+class _StandingClock(UseClock):
+    """Rows are worth what they were worth at first: uses add nothing."""
+
+    def use(self, worth: NDArray[np.int32]) -> NDArray[np.int32]:
+        return worth
+
+
+def _reveal(planner: Planner, log: Log) -> None:
+    """Set every row's worth to the logarithm of its uses in the whole log. (Reaches into the planner: not a policy.)"""
+    uses = np.ones(log.num_rows, dtype=np.int32)
+    for number in range(len(log.batches)):
+        uses[log.batches[number]] += 1
+    handles = planner._handles
+    assert isinstance(handles, DenseHandles)
+    planner._clock = _StandingClock(planner.spec.num_slots)
+    handles.remember(np.arange(log.num_rows), (TICKS * np.log2(uses)).astype(np.int32) + 1)
