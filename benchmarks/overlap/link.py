@@ -62,6 +62,7 @@ class ShapedServer:
     Attributes:
         url: through the link.
         direct_url: past it.
+        interface: the name of our end.
 
     Raises:
         InputError: on `__enter__`: a command failed, or there is no server binary.
@@ -71,6 +72,7 @@ class ShapedServer:
         self.rate = rate
         self.url = f"redis://{_SERVER_ADDRESS}:{_PORT}"
         self.direct_url = ""
+        self.interface = _OUR_INTERFACE
         self._namespace = f"bagpipe-overlap-{os.getpid()}"
         self._stack: ExitStack | None = None
         self._server: EmbeddedServer | None = None

@@ -1,0 +1,95 @@
+"""`Meter`: when steps end; bytes moved and processors used between the end of the warm-up and the last measured step.
+
+Steps before `first_step` are left out (allocators, caches and pipelines fill up), and the last `DRAIN_STEPS`, in which
+lanes that look ahead have no work left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.overlap.load import ProcessorUse, process_tree
+
+__all__ = ["DRAIN_STEPS", "LOSS_STEPS", "WARMUP_STEPS", "Meter", "interface_bytes", "peak_bytes"]
+
+WARMUP_STEPS = 10
+DRAIN_STEPS = 16
+#: First steps whose mean loss is compared between contenders.
+LOSS_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    moved_bytes: int
+    processors: ProcessorUse
+
+
+class Meter:
+    """Told of every step's end.
+
+    Args:
+        num_steps: that will come.
+        moved_bytes: a counter of bytes on the network.
+        pids: roots of the process trees that belong to this contender, this process excepted.
+    """
+
+    def __init__(self, num_steps: int, moved_bytes: Callable[[], int], pids: Sequence[int]) -> None:
+        self._moved_bytes = moved_bytes
+        self._pids = [os.getpid(), *pids]
+        self._marked = (WARMUP_STEPS, num_steps - DRAIN_STEPS)
+        self._ends_s: list[float] = []
+        self._marks: list[_Mark] = []
+        self.helpers_peak_bytes = 0
+
+    def step(self) -> int:
+        """A step has ended; its number, from 1."""
+        self._ends_s.append(time.perf_counter())
+        if len(self._ends_s) in self._marked:
+            self._marks.append(_Mark(moved_bytes=self._moved_bytes(), processors=ProcessorUse.now(self._pids)))
+        return len(self._ends_s)
+
+    def note_helper(self, pid: int) -> None:
+        """Another process of this contender, and its children: how much memory they needed."""
+        self.helpers_peak_bytes = sum(peak_bytes(child) for child in process_tree([pid]))
+
+    def step_s(self) -> tuple[float, ...]:
+        """Times between ends, of the measured steps, to the microsecond."""
+        first, last = self._marked
+        ends = self._ends_s[first - 1 : last]
+        return tuple(round(end - start, 6) for start, end in pairwise(ends))
+
+    def bytes_per_step(self) -> float:
+        start, end = self._marks
+        return (end.moved_bytes - start.moved_bytes) / (self._marked[1] - self._marked[0])
+
+    def cores(self) -> tuple[float, float]:
+        """Used on average by this contender, and by everybody else."""
+        start, end = self._marks
+        return end.processors.cores_since(start.processors)
+
+
+def interface_bytes(name: str) -> int:
+    """Bytes received and sent on an interface of this network namespace so far, headers included.
+
+    Both directions of a link's end; on ``lo`` every byte counts twice.
+    """
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        interface, _, numbers = line.partition(":")
+        if interface.strip() == name:
+            fields = numbers.split()
+            return int(fields[0]) + int(fields[8])
+    return 0
+
+
+def peak_bytes(pid: int | str = "self") -> int:
+    """Most resident memory a process has had: VmHWM of proc(5), which unlike ru_maxrss knows nothing of its parent."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

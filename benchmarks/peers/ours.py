@@ -1,0 +1,72 @@
+"""Our own runs: the trainer's parts over the shaped link, in steady state; reading, parsing and planning included.
+
+rows of the sample in the store ──> cacher process, engine, RedisStore over TCP ──on_batch──> Meter ──> held-out AUC
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+
+from bagpipe.cache.initial import initial_weights
+from bagpipe.client.remote import RemoteSteps
+from bagpipe.config import Config
+from bagpipe.progress import Progress
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.redis import RedisStore
+from benchmarks.peers.meter import LOSS_STEPS, Meter
+from benchmarks.peers.sample import Sample
+from cacher.embedded import EmbeddedCacher
+from trainer.assembly import build_engine, build_trainee
+from trainer.metrics import BinaryMetrics
+
+__all__ = ["run_ours"]
+
+
+def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> tuple[float | None, float, float]:
+    """Train once over the data, and score what is held out.
+
+    Args:
+        config: of the job; its store is reached through the link.
+        sample: whose rows the store shall hold when training begins.
+        meter: told of every step.
+        fill_url: the store's server, past the link.
+
+    Returns:
+        Held-out AUC, mean loss of the first steps, hit rate.
+    """
+    first_losses: list[float] = []
+
+    def on_batch(totals: Callable[[], Progress]) -> None:
+        if meter.step() == LOSS_STEPS:
+            progress = totals()
+            first_losses.append(float(progress.loss_sum) / progress.samples)
+
+    with ExitStack() as stack:
+        cacher = stack.enter_context(EmbeddedCacher(config))
+        source = stack.enter_context(RemoteSteps(cacher.url, config, credits=config.cache.read_ahead))
+        trainee = build_trainee(config, source.schema)
+        _fill(fill_url, trainee.rows, config.store.namespace, sample)
+        store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
+        engine = build_engine(trainee, store)
+        engine.on_batch = on_batch
+        progress = engine.train(source.steps("train", trainee.spec)).progress
+        engine.on_batch = None
+        metrics = BinaryMetrics()
+        engine.evaluate(source.steps("eval", trainee.eval_spec), metrics.add)
+        assert cacher.pid is not None, "the cacher runs"
+        meter.note_helper(cacher.pid)
+        return metrics.auc(), first_losses[0], progress.hit_rate
+
+
+def _fill(url: str, schema: RowSchema, namespace: str, sample: Sample) -> None:
+    with RedisStore(url, schema=schema, namespace=namespace) as store:
+        store.claim()
+        for number, table in enumerate(schema.tables):
+            ids = sample.ids[number]
+            rows = np.zeros((len(ids), schema.row_width(number)), np.float32)
+            rows[:, : table.dim] = initial_weights(table, ids, seed=schema.seed).numpy()
+            store.write_many([WriteRequest(table=number, ids=ids, rows=rows)])

@@ -1,0 +1,204 @@
+"""Peers whose rows live in the store, reached as one would by hand: redis-py, a key a row, MGET and MSET.
+
+    unique rows of the batch ──RowSource.take──> records ──forward, backward, Adagrad──> RowSource.give
+        Uncached: MGET all, MSET all               LeastRecent: a slab of records; misses by MGET, dirty victims by MSET
+
+Favours: rows are numbered beforehand, keys are encoded beforehand, replies are parsed by hiredis, the LRU is kept with
+numpy, batch by batch (which evicts what a row-by-row list would, but for ties within a batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import redis
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from bagpipe.cache.optimizer import ROW_OPTIMIZERS
+from bagpipe.errors import InputError
+from benchmarks.peers.model import Peer, Untyped
+from benchmarks.peers.sample import Minibatch
+
+__all__ = ["LeastRecent", "RemoteLoop", "RowKeys", "RowSource", "Uncached"]
+
+Rows = NDArray[np.int64]
+
+_FILL_ROWS = 10_000
+
+
+class RowKeys:
+    """Row records in a server, a string a row.
+
+    Args:
+        url: of the server.
+        peer: tables and initial rows.
+    """
+
+    def __init__(self, url: str, peer: Peer) -> None:
+        self._client: Untyped = redis.Redis.from_url(url)
+        self._keys = [b"%d" % number for number in range(peer.sample.num_rows)]
+        self.width = 2 * peer.row_tables[0].dim  # weights, and Adagrad's sum of squares
+
+    def fill(self, peer: Peer) -> None:
+        """Give every row its initial value: as if training had gone on for long."""
+        tables = [peer.initial_rows(number) for number in range(len(peer.row_tables))]
+        weights = torch.cat(tables)
+        records = torch.cat([weights, torch.zeros_like(weights)], dim=1).numpy()
+        for first in range(0, len(records), _FILL_ROWS):
+            block = np.arange(first, min(first + _FILL_ROWS, len(records)))
+            self.write(block, records[block])
+
+    def read(self, rows: Rows) -> NDArray[np.float32]:
+        """Records ``[n, width]``."""
+        keys = self._keys
+        found = self._client.mget([keys[row] for row in rows.tolist()]) if len(rows) else []
+        return np.frombuffer(bytearray().join(found), dtype=np.float32).reshape(-1, self.width)
+
+    def write(self, rows: Rows, records: NDArray[np.float32]) -> None:
+        if len(rows):
+            keys, size = self._keys, self.width * 4
+            data = records.tobytes()
+            starts = range(0, len(data), size)
+            self._client.mset({keys[row]: data[at : at + size] for row, at in zip(rows.tolist(), starts, strict=True)})
+
+
+class RowSource(Protocol):
+    """Where a batch's records come from, and go."""
+
+    def take(self, rows: Rows) -> Tensor:
+        """Records ``[n, width]`` of distinct rows, the caller's to change."""
+        ...
+
+    def give(self, rows: Rows, records: Tensor) -> None:
+        """The same rows, changed."""
+        ...
+
+
+class Uncached:
+    """Every batch's rows are read and written."""
+
+    def __init__(self, keys: RowKeys) -> None:
+        self._keys = keys
+
+    def take(self, rows: Rows) -> Tensor:
+        return torch.from_numpy(self._keys.read(rows))
+
+    def give(self, rows: Rows, records: Tensor) -> None:
+        self._keys.write(rows, records.numpy())
+
+
+class LeastRecent:
+    """A read-through cache: rows used least recently leave first, and are written then.
+
+    Args:
+        keys: the store.
+        num_rows: rows of all tables.
+        num_slots: rows the cache holds.
+    """
+
+    def __init__(self, keys: RowKeys, *, num_rows: int, num_slots: int) -> None:
+        self._keys = keys
+        self._slab = torch.empty(num_slots, keys.width)
+        self._slot_of = np.full(num_rows, -1, dtype=np.int64)
+        self._row_in = np.full(num_slots, -1, dtype=np.int64)
+        self._used_at = np.full(num_slots, -1, dtype=np.int64)
+        self._clock = 0
+        self.misses = 0
+
+    def take(self, rows: Rows) -> Tensor:
+        """As `RowSource.take`.
+
+        Raises:
+            InputError: more rows than slots.
+        """
+        if len(rows) > len(self._row_in):
+            raise InputError(f"a batch of {len(rows)} rows does not fit a cache of {len(self._row_in)}")
+        self._clock += 1
+        slots = self._slot_of[rows]
+        self._used_at[slots[slots >= 0]] = self._clock
+        missing = rows[slots < 0]
+        if len(missing):
+            self._enter(missing)
+            slots = self._slot_of[rows]
+        self.misses += len(missing)
+        return self._slab.index_select(0, torch.from_numpy(slots))
+
+    def _enter(self, rows: Rows) -> None:
+        victims = np.argpartition(self._used_at, len(rows) - 1)[: len(rows)]
+        old = self._row_in[victims]
+        leaving = victims[old >= 0]
+        self._keys.write(self._row_in[leaving], self._slab.index_select(0, torch.from_numpy(leaving)).numpy())
+        self._slot_of[self._row_in[leaving]] = -1
+        self._slab.index_copy_(0, torch.from_numpy(victims), torch.from_numpy(self._keys.read(rows)))
+        self._slot_of[rows] = victims
+        self._row_in[victims] = rows
+        self._used_at[victims] = self._clock
+
+    def give(self, rows: Rows, records: Tensor) -> None:
+        self._slab.index_copy_(0, torch.from_numpy(self._slot_of[rows]), records)
+
+
+class RemoteLoop:
+    """Fetch, train, give back, next batch. One of `Contender`."""
+
+    def __init__(self, peer: Peer, source: RowSource) -> None:
+        self._source = source
+        self._optim = peer.config.optim
+        self._tables = _PackedTables(peer)
+        self._model = peer.put(self._tables)
+        self._optimizer = peer.dense_optimizer(list(self._model.parameters()))
+
+    def steps(self, batches: Sequence[Minibatch]) -> Iterator[Tensor]:
+        for number, batch in enumerate(batches, start=1):
+            rows, records = self._begin(batch)
+            weights = self._tables.weights.requires_grad_()
+            logits = self._model(batch.dense, None).reshape(-1)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert weights.grad is not None, "backward reached the rows"
+            with torch.no_grad():
+                ROW_OPTIMIZERS["adagrad"].apply(records, weights.grad, self._optim.rows_lr, self._optim.eps, number)
+            self._source.give(rows, records)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            yield loss.detach()
+
+    def _begin(self, batch: Minibatch) -> tuple[Rows, Tensor]:
+        rows, inverse = np.unique(batch.table_rows.numpy(), return_inverse=True)
+        records = self._source.take(rows)
+        self._tables.weights = records[:, : records.shape[1] // 2].clone()
+        self._tables.inverse = torch.from_numpy(inverse)
+        self._tables.offsets = batch.offsets
+        return rows, records
+
+    def score(self, batch: Minibatch) -> Tensor:
+        self._model.eval()
+        self._begin(batch)
+        with torch.no_grad():
+            logits: Tensor = self._model(batch.dense, None).reshape(-1)
+        return logits
+
+
+class _PackedTables(nn.Module):
+    """The batch's rows of all tables in one matrix, looked up at once."""
+
+    weights: Tensor
+    inverse: Tensor
+    offsets: Tensor
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__()
+        self._names = peer.sample.feature_names
+        self._dims = [table.dim for table in peer.row_tables]
+
+    def forward(self, _: object) -> Untyped:
+        bags = nn.functional.embedding_bag(
+            self.inverse, self.weights, self.offsets, mode="sum", include_last_offset=True
+        )
+        by_example = bags.view(len(self._dims), -1, bags.shape[1]).transpose(0, 1).reshape(-1, sum(self._dims))
+        return KeyedTensor(keys=self._names, length_per_key=self._dims, values=by_example)

@@ -1,0 +1,102 @@
+"""What a trial is told and what it tells; the contenders as the parent and the report know them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CONTENDERS", "Outcome", "Task", "Trait"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to run.
+
+    Attributes:
+        setting, contender: names.
+        repeat: number of this run among its like.
+        data: `data` section of the configuration: path, format, limit.
+        url, fill_url: of the store's server, through the link and past it.
+        interface: our end of the link; `lo` of their own namespace for several ranks.
+        server_pid: of the store's server.
+        rank, world_size, port: of torchrec's ranks.
+    """
+
+    setting: str
+    contender: str
+    repeat: int
+    data: Mapping[str, Any]
+    url: str
+    fill_url: str
+    interface: str
+    server_pid: int
+    rank: int = 0
+    world_size: int = 1
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came out.
+
+    Attributes:
+        setting, contender, repeat: as in the task.
+        step_s: of the measured steps, seconds.
+        auc: of the held-out examples.
+        loss: mean of the first steps: tells whether the work was the same.
+        bytes_per_step: on the network, both directions, headers included.
+        peak_bytes: resident memory of this process; `helpers_peak_bytes` of those it started.
+        rows_peak_bytes: of that, rows with their optimizer state.
+        hit_rate: of a cache; None: there is none.
+        own_cores, other_cores: used while measuring, by the contender with its server, and by others.
+    """
+
+    setting: str
+    contender: str
+    repeat: int
+    step_s: tuple[float, ...]
+    auc: float | None
+    loss: float
+    bytes_per_step: float
+    peak_bytes: int
+    helpers_peak_bytes: int
+    rows_peak_bytes: int
+    hit_rate: float | None
+    own_cores: float
+    other_cores: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """A contender.
+
+    Attributes:
+        what: one line for the report.
+        uses_store: over the link.
+        cached: it has a cache, of the setting's size.
+        world_size: processes.
+        is_floor: torchrec with all rows local: what ours is compared with.
+    """
+
+    what: str
+    uses_store: bool = False
+    cached: bool = False
+    world_size: int = 1
+    is_floor: bool = False
+
+
+#: In the order of the report.
+CONTENDERS: Mapping[str, Trait] = {
+    "ours cached": Trait(what="bagpipe, cache and lookahead", uses_store=True, cached=True),
+    "ours direct": Trait(what="bagpipe without a cache", uses_store=True),
+    "torchrec": Trait(
+        what="EmbeddingBagCollection in DistributedModelParallel, fused Adagrad, a plain loop", is_floor=True
+    ),
+    "torchrec pipelined": Trait(what="the same in TrainPipelineSparseDist", is_floor=True),
+    "fbgemm tables": Trait(what="the kernel torchrec uses, without torchrec around it"),
+    "torchrec 2 ranks": Trait(what="row-wise over two gloo ranks, half a batch each", world_size=2),
+    "torch sparse": Trait(what="nn.EmbeddingBag(sparse=True), torch.optim.Adagrad"),
+    "lru over redis-py": Trait(what="read-through LRU of as many rows as ours", uses_store=True, cached=True),
+    "redis-py": Trait(what="MGET and MSET of every batch's rows", uses_store=True),
+}
