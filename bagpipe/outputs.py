@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, JobError
 
-__all__ = ["check_folder", "check_writable", "write_json"]
+__all__ = ["check_folder", "check_writable", "write_json", "write_whole"]
 
 
 def check_writable(path: str, key: str) -> None:
@@ -18,6 +19,8 @@ def check_writable(path: str, key: str) -> None:
         raise InputError(f"{key}: folder {folder} does not exist")
     if not os.access(folder, os.W_OK) or Path(path).is_dir():
         raise InputError(f"{key}: cannot write {path}")
+    if Path(path).exists() and not Path(path).is_file():  # /dev/null, a pipe: a file would take its place
+        raise InputError(f"{key}: expected a file, {path} is none")
 
 
 def check_folder(path: str, key: str) -> None:
@@ -33,7 +36,21 @@ def check_folder(path: str, key: str) -> None:
 
 def write_json(path: str, value: object) -> None:
     """Write JSON; a reader never sees half of it. ValueError if a number is not finite."""
-    target = Path(path)
+    write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file; a reader never sees half of it, and what was there before stays until then.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    target = Path(path).resolve()  # of a link, what it leads to
     partial = target.with_name(target.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, target)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise JobError(f"cannot write {path}: {error.strerror or error}") from error

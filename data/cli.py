@@ -38,15 +38,11 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
         return run_program(lambda argv: replay(argv, out), words[1:])
     options = _parser().parse_args(words)
     run: Callable[[argparse.Namespace], str] = options.run
-    try:
-        report = run(options)
-    except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    (out or sys.stdout).write(report + "\n")
-    return 0
+
+    def tell(_: Sequence[str]) -> None:
+        (out or sys.stdout).write(run(options) + "\n")
+
+    return run_program(tell, words)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -228,7 +228,7 @@ def good_columns(
         labels: float32 ``[n]``.
         ids, present: ``[features, n]``, before tables are applied.
         wrong: bool ``[n]``: lines that are not what their columns must hold.
-        bags: values and lengths of features with several ids.
+        bags: values, before tables are applied, and lengths of features with several ids; in range, unless hashed.
         error: explains a line; None: bad rows are skipped.
         block: where the lines are from, for errors.
 
@@ -241,6 +241,10 @@ def good_columns(
         ids[number], problem = place_ids(table, ids[number], present[number] & ~wrong)
         if problem is not None:
             problems.append(problem)
+    several = [
+        place_ids(schema.table(feature.table), values, np.ones(values.shape, np.bool_))[0]
+        for feature, (values, _) in zip(schema.features[ids.shape[0] :], bags, strict=True)
+    ]
     lengths = np.concatenate([present.astype(np.int32), *(counts[None] for _, counts in bags)])
     wrong = wrong.copy()
     for problem in problems:
@@ -256,7 +260,7 @@ def good_columns(
     columns = Columns(
         labels=labels,
         dense=np.zeros((labels.shape[0], len(schema.dense)), np.float32),
-        values=np.concatenate([ids[present], *(values for values, _ in bags)]),
+        values=np.concatenate([ids[present], *several]),
         lengths=lengths,
         weights=None,
         num_raw_rows=fields.num_lines,

@@ -5,7 +5,7 @@
     u.item       movie|title|three more|19 flags, the first of them for "unknown"
 
 Genres of the first two are numbered by the alphabet of those that occur; those of u.item by its columns. A film whose
-genres nobody knows ("(no genres listed)", "unknown", not in the file at all) has none.
+genres nobody knows ("(no genres listed)", "unknown", not in the file at all) has none. Empty lines are passed over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from bagpipe.errors import InputError
 __all__ = ["SIDE_FILES", "FilmGenres", "read_genres"]
 
 _NO_GENRES = ("", "(no genres listed)", "unknown")
+_BYTE_ORDER_MARK = "\xef\xbb\xbf"  # of UTF-8, as Latin-1 shows it
 _FIRST_FLAG = 5
 _NUM_FLAGS = 19
 
@@ -99,33 +99,39 @@ def _split(genres: str) -> list[str]:
 def _csv_rows(path: str, stream: Iterator[str]) -> Rows:
     reader = csv.reader(stream)
     try:
-        header = next(reader, [])
-        if header[:1] != ["movieId"] or "genres" not in header:
+        header = [name.removeprefix(_BYTE_ORDER_MARK).strip(' "') for name in next(reader, [])]
+        if not {"movieId", "genres"} <= set(header):
             raise InputError(f"{path}:1: expected the header movieId,title,genres, got {','.join(header)[:80]!r}")
-        column = header.index("genres")
-        for fields in reader:
+        film, genres = header.index("movieId"), header.index("genres")
+        for fields in filter(None, reader):
             if len(fields) != len(header):
                 raise InputError(f"{path}:{reader.line_num}: expected {len(header)} columns, got {len(fields)}")
-            yield reader.line_num, fields[0], _split(fields[column])
+            yield reader.line_num, fields[film], _split(fields[genres])
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: expected comma-separated values, got {error}") from None
 
 
+def _lines(stream: Iterator[str]) -> Iterator[tuple[int, str]]:
+    """Lines that are not empty, without their ends, and their numbers."""
+    lines = ((number, text.rstrip("\r\n")) for number, text in enumerate(stream, start=1))
+    return ((number, text) for number, text in lines if text)
+
+
 def _dat_rows(path: str, stream: Iterator[str]) -> Rows:
-    for line, text in zip(count(1), stream, strict=False):
-        fields = text.rstrip("\r\n").split("::")
+    for line, text in _lines(stream):
+        fields = text.split("::")
         if len(fields) != 3:
             raise InputError(f"{path}:{line}: expected 3 columns separated by '::', got {len(fields)}")
         yield line, fields[0], _split(fields[2])
 
 
 def _item_rows(path: str, stream: Iterator[str]) -> Rows:
-    for line, text in zip(count(1), stream, strict=False):
-        fields = text.rstrip("\r\n").split("|")
+    for line, text in _lines(stream):
+        fields = text.split("|")
         flags = fields[_FIRST_FLAG:]
         if len(flags) != _NUM_FLAGS or not set(flags) <= {"0", "1"}:
             expected = f"{_FIRST_FLAG + _NUM_FLAGS} columns separated by '|', the last {_NUM_FLAGS} of them 0 or 1"
-            raise InputError(f"{path}:{line}: expected {expected}, got {text.strip()[-80:]!r}")
+            raise InputError(f"{path}:{line}: expected {expected}, got {text[-80:]!r}")
         # zero-padded, so that their alphabet is the order of the columns; the first flag means "unknown"
         yield line, fields[0], [f"{number:02}" for number, flag in enumerate(flags) if flag == "1" and number]
 

@@ -13,6 +13,7 @@ No dense columns; the time is not read. A folder is searched for the ratings by 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -111,6 +112,8 @@ class MovieLensSource:
     block_bytes: int = BLOCK_BYTES
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.positive_rating):
+            raise InputError(f"positive_rating must be a finite number, got {self.positive_rating}")
         table = self.schema.tables[-1]
         num_genres = 0 if self.genres is None else self.genres.num_genres
         if table.rows is not None and not table.hash and table.rows < num_genres:

@@ -136,8 +136,11 @@ def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
     """The columns named by the content of a schema file.
 
     Raises:
-        InputError: label or sparse missing, an unknown key, a name used twice, a table that no feature uses.
+        InputError: label or sparse missing, an unknown key, another format's section, a name used twice, a table
+            that no feature uses.
     """
+    if "movielens" in value:
+        raise InputError(f"{path}: movielens is for data.format movielens, whose columns are fixed")
     for key in ("label", "sparse"):
         if not value.get(key):
             raise InputError(f"{path}: {key} is missing: name the {key} column{'s' if key == 'sparse' else ''}")

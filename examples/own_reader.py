@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
+from bagpipe.config_cli import run_program
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema, Feature, Table
 from data.columnar import write_columnar
@@ -55,7 +56,7 @@ class JsonLinesSource:
                 labels.append(float(row["clicked"]))
                 prices.append([float(row.get("price") or 0)])  # missing: 0
                 users.append([id_of(row["user"])] if row.get("user") else [])  # missing: an empty bag
-                tags.append([id_of(tag) for tag in row.get("tags", [])])
+                tags.append([id_of(tag) for tag in row.get("tags") or []])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 where = f"{block.file}:{line_number(block) + number}"
                 raise InputError(f"{where}: expected an object with a number 'clicked', got {error!r}") from None
@@ -70,5 +71,12 @@ class JsonLinesSource:
         )
 
 
+def main(argv: Sequence[str]) -> None:
+    if len(argv) != 2:
+        raise InputError(f"expected a file to read and an .arrow file to write, got {len(argv)} arguments")
+    path, out = argv
+    write_columnar(JsonLinesSource(files=list_files(path)), out)
+
+
 if __name__ == "__main__":
-    write_columnar(JsonLinesSource(files=list_files(sys.argv[1])), sys.argv[2])
+    sys.exit(run_program(main))

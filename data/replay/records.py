@@ -44,6 +44,7 @@ class ReplayRecord:
         exchange_bytes_now: the latter in bytes of weights (no optimizer state travels).
         seconds: wall time of the replay of this setting, reading included.
         ids_per_s: `ids` over `seconds`.
+        step_s_p50, samples_per_s, exposed_embedding_s: as in `Trial`; None: not trained with.
     """
 
     policy: str
@@ -68,6 +69,9 @@ class ReplayRecord:
     exchange_bytes_now: int | None = None
     seconds: float | None = None
     ids_per_s: float | None = None
+    step_s_p50: float | None = None
+    samples_per_s: float | None = None
+    exposed_embedding_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ Nothing grows in memory with the log. Both files go when the `with` block ends, 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
@@ -60,7 +61,8 @@ class Spool:
 
     def __exit__(self, *_: object) -> None:
         for file, path in zip(self._files, self._paths, strict=True):
-            file.close()
+            with suppress(OSError):  # no room for what it still holds, which nobody will read
+                file.close()
             path.unlink(missing_ok=True)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -61,7 +61,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
 
     Raises:
         InputError: the log cannot be read, or is empty.
-        JobError: no room for the rows of its batches.
+        JobError: no room for the rows of its batches, at the first batch size; what fails later is in the records.
     """
     first = sweep.configs[0]
     source = open_source(first.data, first.run.seed)
@@ -71,28 +71,42 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
     records: list[ReplayRecord] = []
     logs: list[Log] = []
     for config in sweep.configs:
-        with TemporaryDirectory(prefix="bagpipe-replay-") as folder:
+        with TemporaryDirectory(prefix="bagpipe-replay-") as folder, _keeping(folder), Spool(Path(folder)) as spool:
             try:
-                with Spool(Path(folder)) as spool:
+                with _keeping(folder):
                     log = scan(config, source, tables, census, spool if needs_spool else None, watch, counts=not logs)
-                    logs.append(log)
-                    records.extend(_replay_log(log, sweep, Path(folder), watch))
-            except OSError as error:  # the readers' are InputErrors
-                raise JobError(
-                    f"cannot keep the rows of the log in {folder}: {error.strerror or error}; "
-                    "TMPDIR may name another folder"
-                ) from error
+                if logs:
+                    _check_same(logs[0], log.examples, log.ids)
+            except (InputError, JobError) as error:
+                if not logs:
+                    raise
+                unread = dataclasses.replace(logs[0], config=config)
+                records.extend(_record(setting, unread, None, error) for setting in settings_of(unread, sweep))
+            else:
+                logs.append(log)
+                records.extend(_replay_log(log, sweep, Path(folder), watch))
     return Replay(
         path=first.data.path,
         format=first.data.format,
         examples=logs[0].examples,
         batches=logs[0].batches,
         ids=logs[0].ids,
-        rows=census.num_rows,
+        rows=logs[0].num_rows,
         machine=machine_facts(),
         records=tuple(records),
         skew=census.skew(tuple(table.name for table in tables.rows.tables)),
     )
+
+
+@contextmanager
+def _keeping(folder: str) -> Iterator[None]:
+    """JobError where the spool's files cannot hold the log. The errors of readers are InputErrors, never OSErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise JobError(
+            f"cannot keep the rows of the log in {folder}: {error.strerror or error}; TMPDIR may name another folder"
+        ) from error
 
 
 def settings_of(log: Log, sweep: Sweep) -> tuple[Setting, ...]:
@@ -117,7 +131,7 @@ def _default_lookaheads(batches: int) -> tuple[int, ...]:
 
 def _default_cache_rows(num_rows: int, largest: int, world_size: int) -> tuple[int, ...]:
     """Shares of the distinct rows; the least that holds a batch, where none of them does."""
-    sizes = [-(-int(num_rows * share) // world_size) for share in DEFAULT_CACHE_SHARES]
+    sizes = dict.fromkeys(-(-int(num_rows * share) // world_size) for share in DEFAULT_CACHE_SHARES)
     least = max(1, -(-largest // world_size))
     return tuple(size for size in sizes if size >= least) or (least,)
 
@@ -135,8 +149,8 @@ def _replay_log(log: Log, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[
                 found = _run_oracle(setting, log, watch, label)
             else:
                 found = known[place] = known.get(place) or _run_baseline(setting, log, folder)
-        except InputError as error:
-            yield _record(setting, log, None, error=" ".join(str(error).split()))
+        except (InputError, JobError) as error:
+            yield _record(setting, log, None, error)
         else:
             yield _record(setting, log, found)
 
@@ -165,6 +179,20 @@ def _check(setting: Setting, log: Log) -> None:
         )
 
 
+def _check_same(log: Log, examples: int, ids: int) -> None:
+    """Every pass must read what the first one read, or the records could not be compared.
+
+    Raises:
+        InputError: it did not.
+    """
+    if (examples, ids) != (log.examples, log.ids):
+        data = log.config.data
+        raise InputError(
+            f"{data.path or data.format}: the log changed while it was replayed: {log.examples} examples with "
+            f"{log.ids} ids, then {examples} with {ids}"
+        )
+
+
 def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
     """One pass through the oracle."""
     start_s = time.perf_counter()
@@ -177,14 +205,17 @@ def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
     )
     planner = make_planner(log.tables.spec(config, setting.world_size))
     totals = PlanTotals(log.tables.weight_bytes)
-    waiting = 0
+    waiting = examples = ids = 0
     with closing(log.read(watch, label)) as batches:
         for batch in batches:
             planner.push(batch)
             waiting += 1
+            examples += batch.num_examples
+            ids += batch.values.shape[0]
             if planner.is_ready:
                 totals.add(planner.plan())
                 waiting -= 1
+    _check_same(log, examples, ids)
     for _ in range(waiting):
         totals.add(planner.plan())
     return _Found(
@@ -202,15 +233,17 @@ def _run_baseline(setting: Setting, log: Log, folder: Path) -> _Found:
     """One pass of a baseline over the spool. Its rows have no owners, so nothing is known of exchanges."""
     assert log.spool is not None, "made where a baseline is asked for"
     start_s = time.perf_counter()
-    counts = run_baseline(
-        setting.policy,
-        log.spool,
-        num_rows=log.num_rows,
-        num_slots=setting.cache_rows * setting.world_size,
-        folder=folder,
-        world_size=setting.world_size,
-        group_of_row=log.table_of_row,
-    )
+    with _keeping(str(folder)):
+        counts = run_baseline(
+            setting.policy,
+            log.spool,
+            num_rows=log.num_rows,
+            # As for the oracle: the queue of resident rows is swept once it is a few times as long as the cache.
+            num_slots=min(setting.cache_rows * setting.world_size, max(1, log.num_rows)),
+            folder=folder,
+            world_size=setting.world_size,
+            group_of_row=log.table_of_row,
+        )
     misses = np.zeros_like(log.first_touches)  # the last tables may have no rows, and so no group
     misses[: len(counts.misses_by_group)] = counts.misses_by_group
     return _Found(
@@ -221,10 +254,10 @@ def _run_baseline(setting: Setting, log: Log, folder: Path) -> _Found:
     )
 
 
-def _record(setting: Setting, log: Log, found: _Found | None, error: str | None = None) -> ReplayRecord:
+def _record(setting: Setting, log: Log, found: _Found | None, error: Exception | None = None) -> ReplayRecord:
     named = dataclasses.asdict(setting)
     if found is None:
-        return ReplayRecord(**named, error=error)
+        return ReplayRecord(**named, error=" ".join(str(error).split()))
     misses, row_bytes = int(found.misses.sum()), log.tables.row_bytes
     return ReplayRecord(
         **named,

@@ -22,9 +22,10 @@ from typing import Any
 
 from bagpipe.config import CheckpointConfig
 from data.replay.options import Sweep
+from data.replay.recommend import setting_of
 from data.replay.records import ReplayRecord, Setting, Span, Trial
 
-__all__ = ["run_trial", "spans_of_step", "trainer_command", "trial_settings"]
+__all__ = ["run_trial", "spans_of_step", "trainer_command", "trial_settings", "with_trials"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +41,9 @@ RESULTS = (
     "auc",
     "loss",
 )
+
+#: Of those, what only training can tell: it goes into the records as well.
+MEASURED = ("step_s_p50", "samples_per_s", "exposed_embedding_s")
 
 #: The action that ends a step on its lane, with the batch's number.
 _STEP_END = re.compile(r"\d+OPT(\d+)")
@@ -64,23 +68,42 @@ def run_trial(setting: Setting, sweep: Sweep) -> Trial:
     named = dataclasses.asdict(setting)
     with TemporaryDirectory(prefix="bagpipe-trial-") as folder:
         result, trace = Path(folder) / "result.json", Path(folder) / "trace.json"
-        done = subprocess.run(
-            trainer_command(setting, sweep, result, trace),
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if done.returncode or not result.exists():
-            return Trial(**named, error=_last_error(done.stderr, done.returncode))
+        code, told = _run(trainer_command(setting, sweep, result, trace))
+        if code or not result.exists():
+            return Trial(**named, error=_last_error(told, code))
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return Trial(
             **named,
             **{name: found[name] for name in RESULTS},
             step=spans_of_step(trace) if trace.exists() else (),
         )
+
+
+def with_trials(records: Sequence[ReplayRecord], trials: Sequence[Trial]) -> tuple[ReplayRecord, ...]:
+    """The records, those that were trained with together with the times measured."""
+    measured = {
+        setting_of(trial): {name: getattr(trial, name) for name in MEASURED} for trial in trials if trial.error is None
+    }
+    return tuple(dataclasses.replace(record, **measured.get(setting_of(record), {})) for record in records)
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """The exit code of a process and its stderr. If it is interrupted here it is asked to end, and is waited for."""
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            _, told = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.communicate()
+            raise
+        return process.returncode, told
 
 
 def spans_of_step(trace: Path) -> tuple[Span, ...]:
@@ -124,6 +147,7 @@ def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -
     program = [sys.executable]
     if setting.world_size > 1:
         program += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(setting.world_size)]
+        program += ["--log-dir", str(result.parent)]  # else it leaves an empty folder in $TMPDIR
     config = sweep.configs[0]
     values: dict[str, object] = {
         "data.eval_fraction": config.data.eval_fraction,

@@ -24,6 +24,13 @@ def item_line(film: int, *flags: int) -> str:
     )
 
 
+#: Saved by a spreadsheet: byte order mark, quotes, an order of its own, empty lines.
+MOVIES_CSV_AGAIN = (
+    '\xef\xbb\xbf"title","genres","movieId"\n'
+    '"American President, The (1995)","Comedy|Drama|Romance","11"\n'
+    '\n"Café (1994)","Comedy","3"\n'
+    '"Nameless (1990)","(no genres listed)","7"\n\n'
+)
 U_ITEM = "\n".join([item_line(11, 5, 8, 14), item_line(3, 5), item_line(7, 0)])
 
 
@@ -40,7 +47,17 @@ def of(genres: FilmGenres, *films: int) -> list[list[int]]:
     return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
 
 
-@pytest.mark.parametrize(("name", "text"), [("movies.csv", MOVIES_CSV), ("movies.dat", MOVIES_DAT), ("u.item", U_ITEM)])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("movies.csv", MOVIES_CSV),
+        ("movies.csv", MOVIES_CSV_AGAIN),
+        ("movies.dat", MOVIES_DAT),
+        ("movies.dat", MOVIES_DAT.replace("\n", "\r\n\r\n")),
+        ("u.item", U_ITEM),
+        ("u.item", U_ITEM + "\n\n"),
+    ],
+)
 def test_the_genres_of_films_in_any_order(tmp_path: Path, name: str, text: str) -> None:
     genres = read_genres(write(tmp_path, name, text))
     assert genres.num_genres == 3  # Comedy, Drama, Romance: numbered in this order

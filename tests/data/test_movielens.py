@@ -191,6 +191,7 @@ def test_the_schema_file_changes_tables_and_the_label(tmp_path: Path) -> None:
     for text, message in (
         ("[movielens]\npositive = 4", "movielens: unknown key 'positive', known keys: positive_rating"),
         ("[movielens]\npositive_rating = 'all'", "movielens: positive_rating must be a number, got 'all'"),
+        ("[movielens]\npositive_rating = nan", "positive_rating must be a finite number, got nan"),
         ("[tables.genres]\nrows = 2", "table 'genres': expected rows for 3 genres, got 2"),
         (
             "sparse = ['user']",
@@ -200,6 +201,16 @@ def test_the_schema_file_changes_tables_and_the_label(tmp_path: Path) -> None:
         write(tmp_path, "schema.toml", text)
         with pytest.raises(InputError, match=re.escape(message)):
             open_source(config)
+
+
+def test_genres_are_hashed_where_their_table_says_so(tmp_path: Path) -> None:
+    ratings = draw(30)
+    config = folder_of(tmp_path, "ratings.csv", ratings)
+    schema = write(tmp_path, "schema.toml", "[tables.genres]\nrows = 2\nhash = true")
+    (columns,) = read_blocks(open_source(DataConfig(**{**vars(config), "schema": schema})))
+    bags = [bag for *_, bag in examples(columns)]
+    assert [len(bag) for bag in bags] == [len(bag) for *_, bag in expected(ratings)]
+    assert {number for bag in bags for number in bag} <= {0, 1}
 
 
 @pytest.mark.parametrize("name", [*FORMS, "ratings.csv.gz"])

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from bagpipe.config import DataConfig
+from bagpipe.config_cli import run_program
 from bagpipe.errors import InputError
 from data.formats import open_source
 from data.loader import LookaheadLoader
 from data.testing import assert_same_batches, check_source, read_all
-from examples.own_reader import JsonLinesSource, id_of
+from examples.own_reader import JsonLinesSource, id_of, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +25,8 @@ ROWS = [
     {"clicked": 1, "price": 3.5, "user": "u17", "tags": ["new", "red"]},
     {"clicked": 0, "user": "u4"},
     {"clicked": 0, "price": None, "tags": ["red"]},
-] * 12
+    {"clicked": 0, "user": None, "tags": None},
+] * 9
 
 
 def write(path: Path, *lines: str) -> JsonLinesSource:
@@ -34,10 +36,10 @@ def write(path: Path, *lines: str) -> JsonLinesSource:
 
 def test_it_keeps_a_readers_promises(tmp_path: Path) -> None:
     source = write(tmp_path / "clicks.jsonl", *map(json.dumps, ROWS))
-    first = read_all(LookaheadLoader(source, batch_size=3))[0]
-    assert first.labels.tolist() == [1, 0, 0]
-    assert first.dense.tolist() == [[3.5], [0], [0]]
-    assert first.lengths.tolist() == [[1, 1, 0], [2, 0, 1]]
+    first = read_all(LookaheadLoader(source, batch_size=4))[0]
+    assert first.labels.tolist() == [1, 0, 0, 0]
+    assert first.dense.tolist() == [[3.5], [0], [0], [0]]
+    assert first.lengths.tolist() == [[1, 1, 0, 0], [2, 0, 1, 0]]
     assert first.values.tolist() == [id_of(text) for text in ("u17", "u4", "new", "red", "red")]
     check_source(source)
 
@@ -48,11 +50,25 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         read_all(LookaheadLoader(source, batch_size=3))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a file to read and an .arrow file to write, got 0 arguments"),
+        (["none.jsonl", "out.arrow"], "none.jsonl: no such file"),
+    ],
+)
+def test_its_program_ends_in_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert run_program(main, arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_its_program_writes_the_columnar_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "clicks.jsonl", *map(json.dumps, ROWS))
     out = str(tmp_path / "clicks.arrow")
     monkeypatch.setattr(sys, "argv", ["own_reader", source.files[0], out])
-    runpy.run_path(str(ROOT / "examples/own_reader.py"), run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples/own_reader.py"), run_name="__main__")
+    assert ended.value.code == 0
     converted = LookaheadLoader(open_source(DataConfig(format="parquet", path=out)), batch_size=10)
     assert_same_batches(read_all(converted), read_all(LookaheadLoader(source, batch_size=10)))
 

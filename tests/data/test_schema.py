@@ -79,6 +79,7 @@ BAD = [
     ("label = 'y'\nsparse = ['a']\n[tables.a]\nhash = true", "table 'a': hash needs rows"),
     ("label = 'y'\nsparse = ['a']\n[tables]\na = 3", "tables.a must be a table, got 3"),
     ("label = 'y'\nsparse = ['a']\n[tables.a]\npooling = 'max'", "pooling must be sum, mean or none, got 'max'"),
+    ("label = 'y'\nsparse = ['a']\n[movielens]\npositive_rating = 3", "movielens is for data.format movielens"),
 ]  # fmt: skip
 
 

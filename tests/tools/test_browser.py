@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tools import browser
 
 
@@ -12,6 +14,21 @@ def test_the_machines_browser_is_preferred(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert browser.find_browser() == program
     assert "FONTCONFIG_FILE" not in browser.environment_of(program)
+
+
+@pytest.mark.parametrize("how", ["link", "script"])
+def test_a_snap_does_not_count(tmp_path, monkeypatch, how):
+    snap, program = tmp_path / "snap", tmp_path / "chromium-browser"
+    snap.write_text("#!/bin/sh\n")
+    if how == "link":
+        program.symlink_to(snap)
+    else:
+        program.write_text('#!/bin/sh\nexec /snap/bin/chromium "$@"\n')
+    for path in (snap, program):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(browser, "FOLDER", tmp_path / "none")
+    assert browser.find_browser() is None
 
 
 def test_the_environments_own_browser_finds_its_libraries(tmp_path, monkeypatch):
@@ -29,3 +46,31 @@ def test_without_npm_it_says_so_and_all_is_well(tmp_path, monkeypatch, capsys):
     assert browser.main() == 0
     assert "its test is skipped" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+#: Stand-ins for npm, which brings a package of empty archives, and node, which unpacks them.
+NPM = """#!/bin/sh
+set -e
+mkdir -p package/bin
+for part in al2023.tar swiftshader.tar fonts.tar; do tar -cf package/bin/$part.br --files-from /dev/null; done
+printf '#!/bin/sh\nexit {code}\n' > package/bin/chromium.br
+tar -czf package.tgz package
+rm -r package
+"""
+NODE = "#!/bin/sh\ncp $3 $4\n"
+
+
+@pytest.mark.parametrize(("code", "left"), [(0, ["browser"]), (1, [])])
+def test_a_browser_that_does_not_run_here_is_not_kept(tmp_path, monkeypatch, capsys, code, left):
+    programs, environment = tmp_path / "bin", tmp_path / "venv"
+    programs.mkdir()
+    environment.mkdir()
+    for name, text in (("npm", NPM.format(code=code)), ("node", NODE)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(browser, "NAMES", ())
+    monkeypatch.setattr(browser, "FOLDER", environment / "browser")
+    assert browser.main() == 0
+    assert ("its test is skipped" in capsys.readouterr().out) == (code != 0)
+    assert [path.name for path in environment.iterdir()] == left

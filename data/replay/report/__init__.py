@@ -7,9 +7,9 @@ report.css, report.js, plotly.min.js ──────────────�
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from bagpipe.outputs import write_whole
 from data.replay.records import Replay
 from data.replay.report.page import render_page
 
@@ -20,9 +20,7 @@ def write_report(path: Path, replay: Replay) -> None:
     """Write the report. Equal input gives equal bytes; a reader never sees half a file.
 
     Raises:
-        OSError: the file cannot be written.
+        JobError: the file cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
     # A path of the file system may hold bytes that are no text: they are shown as escapes.
-    partial.write_bytes(render_page(replay).encode("utf-8", "backslashreplace"))
-    os.replace(partial, path)
+    write_whole(str(path), render_page(replay).encode("utf-8", "backslashreplace"))

@@ -40,6 +40,7 @@ def render_page(replay: Replay) -> str:
         _section("All settings", [_failures(replay), record_table(replay)]),
     ]
     body = "\n".join(section for section in sections if section)
+    name = escape(replay.path or f"{replay.format} data")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -47,13 +48,13 @@ def render_page(replay: Replay) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>Replay of {escape(replay.path)}</title>
+<title>Replay of {name}</title>
 <style>
 {_asset("report.css")}</style>
 </head>
 <body>
 <header>
-<h1>Replay of <code>{escape(replay.path)}</code></h1>
+<h1>Replay of <code>{name}</code></h1>
 <p>{_log(replay)}</p>
 </header>
 <main>

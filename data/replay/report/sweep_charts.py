@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from data.replay.records import Replay, ReplayRecord
 from data.replay.report.charts import (
@@ -99,7 +98,7 @@ class _Frame:
         best = self.replay.recommended
         made = []
         for name in ("batch_size", "world_size", *names):
-            label, values = self._axes[name]
+            label, values = self.axes[name]
             wanted = getattr(best, name, None)
             default = values.index(wanted) if wanted in values else max(len(values) - 1, 0)
             options = tuple(f"{value:,}" for value in values)
@@ -107,7 +106,8 @@ class _Frame:
         return tuple(made)
 
     @property
-    def _axes(self) -> dict[str, tuple[str, list[int]]]:
+    def axes(self) -> dict[str, tuple[str, list[int]]]:
+        """What is varied: field of a record -> how it is called, and its values."""
         return {
             "batch_size": ("batch size", self.batch_sizes),
             "world_size": ("ranks", self.world_sizes),
@@ -126,26 +126,31 @@ class _Drawing:
     policies: tuple[str, ...]
 
 
-def _over_caches(frame: _Frame, drawing: _Drawing) -> tuple[tuple[Choice, ...], dict[tuple[int, ...], Figure]]:
+_Figures = tuple[tuple[Choice, ...], dict[tuple[int, ...], Figure]]
+
+
+def _over_caches(frame: _Frame, drawing: _Drawing) -> _Figures:
     x_axis = count_axis(frame.cache_title, frame.caches)
-    figures: dict[tuple[int, ...], Figure] = {}
-    for b, w, k in product(range(len(frame.batch_sizes)), range(len(frame.world_sizes)), range(len(frame.lookaheads))):
-        at = (frame.batch_sizes[b], frame.world_sizes[w], frame.lookaheads[k])
-        chosen = [r for r in frame.replay.records if (r.batch_size, r.world_size, r.lookahead) == at]
-        if chosen:
-            figures[b, w, k] = _figure(frame, chosen, lambda r: r.cache_rows, x_axis, drawing)
-    return frame.choices("lookahead"), figures
+    return _figures_by(
+        "lookahead", frame, lambda chosen: _figure(frame, chosen, lambda r: r.cache_rows, x_axis, drawing)
+    )
 
 
-def _over_lookaheads(frame: _Frame, drawing: _Drawing) -> tuple[tuple[Choice, ...], dict[tuple[int, ...], Figure]]:
+def _over_lookaheads(frame: _Frame, drawing: _Drawing) -> _Figures:
     x_axis = count_axis("lookahead (batches)", frame.lookaheads)
-    figures: dict[tuple[int, ...], Figure] = {}
-    for b, w, k in product(range(len(frame.batch_sizes)), range(len(frame.world_sizes)), range(len(frame.caches))):
-        at = (frame.batch_sizes[b], frame.world_sizes[w], frame.caches[k])
-        chosen = [r for r in frame.replay.records if (r.batch_size, r.world_size, r.cache_rows) == at]
-        if chosen:
-            figures[b, w, k] = _figure(frame, chosen, lambda r: r.lookahead, x_axis, drawing)
-    return frame.choices("cache_rows"), figures
+    return _figures_by(
+        "cache_rows", frame, lambda chosen: _figure(frame, chosen, lambda r: r.lookahead, x_axis, drawing)
+    )
+
+
+def _figures_by(name: str, frame: _Frame, figure: Callable[[list[ReplayRecord]], Figure]) -> _Figures:
+    """The reader chooses batch size, ranks and `name`: a figure of the records of each combination that has any."""
+    choices = frame.choices(name)
+    records: dict[tuple[int, ...], list[ReplayRecord]] = {}
+    for record in frame.replay.records:
+        place = tuple(frame.axes[choice.name][1].index(getattr(record, choice.name)) for choice in choices)
+        records.setdefault(place, []).append(record)
+    return choices, {place: figure(chosen) for place, chosen in records.items()}
 
 
 def _figure(

@@ -64,7 +64,7 @@ def _step_times(trials: list[Trial]) -> Chart:
     traces: list[Json] = [
         _bars("mean step", places, means, _STEP_COLOR, 0.7)
         | {
-            "text": [f"median {median:.3g} ms" for median in medians],
+            "text": [f"\u2002median<br>\u2002{median:.3g} ms" for median in medians],
             "textposition": "outside",
             "cliponaxis": False,
             "hovertemplate": "mean %{x:.3f} ms<extra></extra>",
@@ -87,7 +87,7 @@ def _step_times(trials: list[Trial]) -> Chart:
     labels: list[Json] = [plain(label, 80).replace(", ", "<br>", 1) for label in labels_of(ordered)]
     layout: dict[str, Json] = {
         "barmode": "overlay",
-        "xaxis": value_axis("time of a step (ms)", range=[0, 1.25 * max(*medians, *means)]),
+        "xaxis": value_axis("time of a step (ms)", range=[0, 1.4 * max(*medians, *means)]),
         "yaxis": {
             "tickmode": "array",
             "tickvals": places,
@@ -122,23 +122,26 @@ def _bars(name: str, places: list[Json], values: list[float], color: str, width:
 
 def _gantt(trials: list[Trial]) -> Chart:
     choice = Choice(name="trial", label="trial", options=labels_of(trials))
+    kinds = list(dict.fromkeys(_kind(span.name) for trial in trials for span in trial.step))
     return Chart(
         name="gantt",
         title="One step, lane by lane",
         note="What ran when in a step from the middle of the run; the number after an action is its batch. Work "
         "in other lanes while the compute lane is busy costs no time; a gap in the compute lane does. Drag to zoom.",
         choices=(choice,),
-        figures={(number,): _gantt_figure(trial.step) for number, trial in enumerate(trials)},
+        figures={(number,): _gantt_figure(trial.step, kinds) for number, trial in enumerate(trials)},
     )
 
 
-def _gantt_figure(spans: Sequence[Span]) -> Figure:
+def _gantt_figure(spans: Sequence[Span], kinds: Sequence[str]) -> Figure:
+    """`kinds` are those of all trials: each has one colour in all of them."""
     lanes = list(dict.fromkeys(span.lane for span in spans))
     by_kind: dict[str, list[Span]] = {}
     for span in spans:
         by_kind.setdefault(_kind(span.name), []).append(span)
     traces: list[Json] = []
-    for number, (kind, members) in enumerate(by_kind.items()):
+    for kind, members in by_kind.items():
+        number = kinds.index(kind)
         traces.append(
             {
                 "type": "bar",
@@ -158,7 +161,10 @@ def _gantt_figure(spans: Sequence[Span]) -> Figure:
                 ],
                 "marker": {
                     "color": _KIND_COLORS[number % len(_KIND_COLORS)],
-                    "pattern": {"shape": _KIND_PATTERNS[number // len(_KIND_COLORS) % len(_KIND_PATTERNS)]},
+                    "pattern": {
+                        "shape": _KIND_PATTERNS[number // len(_KIND_COLORS) % len(_KIND_PATTERNS)],
+                        "fillmode": "overlay",  # the colour stays, so the name on it can be read
+                    },
                 },
                 "hovertemplate": "<b>%{customdata[0]}</b> in %{customdata[1]}<br>%{x:.3f} ms: "
                 "%{customdata[2]:.3f} to %{customdata[3]:.3f}<extra></extra>",

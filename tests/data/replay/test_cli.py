@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from data.replay.records import ReplayRecord
+from data.replay.cli import _unwinding
+from data.replay.log import Watch
+from data.replay.options import Sweep
+from data.replay.records import Replay, ReplayRecord, Setting
+from data.replay.sweep import replay
 from tests.data.replay.logs import run_replay, write_log
 
 FLAGS = ("--data.format", "parquet", "--data.batch_size", "60", "--policy", "belady-window,lru", "--lookahead", "1,4")
@@ -58,6 +65,60 @@ def test_a_malformed_row_is_the_readers_line(tmp_path: Path, capsys: pytest.Capt
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {path}:2: ")
     assert not (tmp_path / "out.json").exists()
+
+
+def test_training_that_fails_is_a_failure_with_all_else_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(recommended: Setting, records: Sequence[ReplayRecord]) -> tuple[Setting, ...]:
+        return (dataclasses.replace(recommended, policy="lru"),)
+
+    monkeypatch.setattr("data.replay.cli.trial_settings", refused)
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "600", "--json", out, "--report", page)
+    code, text = run_replay(*flags, "--train")
+    assert code == 1
+    why = "--oracle.policy must be one of belady-window, paper, got 'lru'"
+    assert capsys.readouterr().err == f"error: 1 of 1 training runs failed: {why}\n"
+    assert f"failed (1): {why}" in text
+    assert [record["error"] for record in json.loads(out.read_text())] == [None] * 4
+    assert "Training trials" in page.read_text(encoding="utf-8")
+
+
+def test_the_table_is_told_where_the_files_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "gone" / "out.json"
+    out.parent.mkdir()
+
+    def found_and_gone(sweep: Sweep, watch: Watch) -> Replay:
+        out.parent.rmdir()
+        return replay(sweep, watch)
+
+    monkeypatch.setattr("data.replay.cli.replay", found_and_gone)
+    code, text = run_replay("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "600", "--json", out)
+    assert code == 1
+    assert capsys.readouterr().err == f"error: cannot write {out}: No such file or directory\n"
+    assert "recommended: " in text
+
+
+def test_a_missing_chart_library_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("data.replay.report", "data.replay.report.page"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, text = run_replay("--data.path", tmp_path / "none", *FLAGS, "--report", tmp_path / "out.html")
+    assert (code, text) == (2, "")
+    assert "--report needs the Python package plotly" in capsys.readouterr().err
+
+
+def test_a_stopped_replay_unwinds() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, _unwinding():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 130
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_runs_as_a_module_and_says_how() -> None:

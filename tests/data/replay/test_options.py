@@ -48,7 +48,7 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
         (["--lookahead", "0"], "--lookahead must be numbers of at least 1 such as 8,32, got '0'"),
         (["--lookahead", "8,x"], "got '8,x'"),
         (["--cache_rows", "-5"], "--cache_rows must be numbers of at least 1"),
-        (["--world_size", "0"], "--world_size must be"),
+        (["--world_size", "0"], "--world_size must be a number from 1 to 65535, got '0'"),
         (["--world_size", "2,4"], "--world_size must be a number from 1 to 65535, got '2,4'"),
         (["--cache.rows", "5"], "--cache.rows: replay tries several, expected --cache_rows"),
         (["--oracle.lookahead=5"], "--oracle.lookahead: replay tries several, expected --lookahead"),
@@ -59,9 +59,30 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
         (["--data.format", "criteo-tsv"], "needs data.path"),
         (["--json", "/none/such/out.json"], "--json: folder /none/such does not exist"),
         (["--report", "/"], "--report: cannot write /"),
+        (
+            ["--train", "--policy", "lru"],
+            "--train: only belady-window and paper can be trained with, --policy has none",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(flags: list[str], message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_sweep(flags)
     assert message in str(error.value)
+
+
+def test_an_output_is_never_in_the_place_of_the_log(tmp_path: Path) -> None:
+    log, other = tmp_path / "days" / "day_0.tsv", tmp_path / "log.tsv"
+    log.parent.mkdir()
+    log.touch()
+    other.symlink_to(log)
+    refused: tuple[tuple[Path, list[str], str], ...] = (
+        (log, ["--json", str(log)], "is data.path"),
+        (log, ["--report", str(other)], "is data.path"),
+        (log.parent, ["--json", str(log.parent / "out.json")], "is in the folder data.path"),
+        (log, ["--json", str(tmp_path / "out"), "--report", str(tmp_path / "out")], "is --json"),
+    )
+    for path, flags, message in refused:
+        with pytest.raises(InputError, match=message):
+            parse_sweep(["--data.path", str(path), "--data.format", "criteo-tsv", *flags])
+    parse_sweep(["--data.path", str(log), "--data.format", "criteo-tsv", "--json", str(log.parent / "out.json")])

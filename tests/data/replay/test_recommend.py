@@ -25,8 +25,8 @@ def test_the_smallest_cache_then_the_shortest_window_that_cost_little_more() -> 
     assert found is not None
     assert (found.setting.policy, found.setting.lookahead, found.setting.cache_rows) == ("belady-window", 32, 200)
     assert found.reason == (
-        "belady-window with 200 rows per rank and a window of 32 batches moves 1.09 times the fewest bytes of all "
-        "(109.0 MB); the next smaller cache (100 rows) 2.00 times and the next shorter window (8) 1.40 times."
+        "belady-window with 200 rows per rank and a window of 32 batches moves 1.090 times the fewest bytes of all "
+        "(109.0 MB); the next smaller cache (100 rows) 2.000 times and the next shorter window (8) 1.400 times."
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
 from bagpipe.errors import InputError, JobError
+from data.replay.baselines import run_baseline
 from data.replay.options import Sweep, parse_sweep
 from data.replay.records import Replay, ReplayRecord
 from data.replay.spool import Spool
@@ -181,6 +182,60 @@ def test_a_log_without_ids_costs_nothing(tmp_path: Path) -> None:
     assert [(r.error, r.rows_unique, r.rows_fetched, r.peak_rows, r.hit_rate) for r in found.records] == [
         (None, 0, 0, 0, 0.0)
     ] * 6
+
+
+def test_caches_that_are_tried_differ(log: Path) -> None:
+    flags = ("--data.batch_size", "1", "--world_size", "64", "--lookahead", "1", "--policy", "lru")
+    found = replay(sweep_of(log, *flags), plain)
+    sizes = [record.cache_rows for record in found.records]
+    assert len(sizes) == len(set(sizes))
+    assert found.rows // 50 // 64 < 1  # where two shares would be one
+
+
+def test_a_cache_larger_than_the_log_takes_no_more_memory(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = []
+
+    def note(*args: object, num_slots: int, **kwargs: object) -> object:
+        slots.append(num_slots)
+        return run_baseline(*args, num_slots=num_slots, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("data.replay.sweep.run_baseline", note)
+    found = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", str(10**30), "--policy", "lru"), plain)
+    assert slots == [found.rows]
+    assert found.records[0].rows_fetched == 0
+
+
+def test_a_log_that_changes_is_told_and_what_was_found_before_stays(log: Path) -> None:
+    def watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterator[Batch]:
+        """From the second pass on the log has a batch less."""
+        batches = iter(batches)
+        if passes:
+            next(batches)
+        passes.append(label)
+        yield from batches
+
+    passes: list[str] = []
+    flags = ("--data.batch_size", "60,50", "--lookahead", "4", "--cache_rows", "450", "--policy", "paper,lru")
+    first, second, *rest = replay(sweep_of(log, *flags), watch).records
+    assert str(first.error).startswith(f"{log}: the log changed while it was replayed: 600 examples with ")
+    assert ", then 540 with " in str(first.error)
+    assert (second.error, second.batches) == (None, 10)
+    assert [(record.batch_size, record.policy) for record in rest] == [(50, "paper"), (50, "lru")]
+    assert all(", then 550 with " in str(record.error) for record in rest)
+
+
+def test_no_room_for_a_baseline_costs_the_others_nothing(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(spool: Spool, rows: NDArray[np.int32]) -> None:
+        if "next-uses" in str(spool._paths[0]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(spool, rows)
+
+    whole = Spool.append
+    monkeypatch.setattr(Spool, "append", append)
+    flags = ("--lookahead", "1", "--policy", "paper,offline-belady,lru", "--cache_rows", "900")
+    errors = [record.error for record in replay(sweep_of(log, *flags), plain).records]
+    assert (errors[0], errors[2]) == (None, None)
+    assert "No space left on device; TMPDIR" in str(errors[1])
 
 
 def test_no_room_for_the_rows_of_the_log_is_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

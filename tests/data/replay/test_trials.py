@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
+import signal
+import sys
 from pathlib import Path
+
+import pytest
 
 from bagpipe.config_cli import parse_config
 from bagpipe.pipeline.trace import Trace
 from data.replay.options import parse_sweep
-from data.replay.records import ReplayRecord, Setting, Span
-from data.replay.trials import spans_of_step, trainer_command, trial_settings
+from data.replay.records import ReplayRecord, Setting, Span, Trial
+from data.replay.trials import _run, spans_of_step, trainer_command, trial_settings, with_trials
 
 SETTING = Setting(policy="paper", lookahead=8, cache_rows=20, batch_size=4, world_size=1)
 
@@ -39,6 +44,36 @@ def test_several_ranks_go_through_torchruns_launcher(tmp_path: Path) -> None:
     setting = Setting(policy="paper", lookahead=8, cache_rows=20, batch_size=4, world_size=2)
     command = trainer_command(setting, sweep, tmp_path / "r.json", tmp_path / "t.json")
     assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_times_go_to_the_records_they_are_of() -> None:
+    trial = Trial(**dataclasses.asdict(SETTING), step_s_p50=0.5, samples_per_s=8.0, exposed_embedding_s=0.1)
+    direct = dataclasses.replace(trial, cache_rows=0)
+    failed = dataclasses.replace(trial, cache_rows=40, error="too small", step_s_p50=None)
+    found = with_trials([record(20), record(40), record(20, lookahead=1)], [trial, failed, direct])
+    assert [item.step_s_p50 for item in found] == [0.5, None, None]
+    assert (found[0].samples_per_s, found[0].exposed_embedding_s) == (8.0, 0.1)
+
+
+def test_a_run_ends_with_the_replay(tmp_path: Path) -> None:
+    """The run below has the replay interrupted, and waits until it is asked to end itself."""
+    run = """
+import os, pathlib, signal, sys
+def end(*_):
+    pathlib.Path(sys.argv[1]).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+os.kill(os.getppid(), signal.SIGINT)
+while True:
+    signal.pause()
+"""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _run([sys.executable, "-c", run, str(tmp_path / "ended")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "ended").exists()
 
 
 def test_the_middle_step_of_a_trace_is_cut_out(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ def show(browser: Browser, file: Path, *, width: int = 1280, dark: bool = False)
     ("name", "width", "dark", "traces"),
     [
         ("full", DESK, False, {"hit-rate": 6, "traffic": 6, "refetches": 6, "skew": 17, "trials": 3, "gantt": 7}),
-        ("single", PHONE, False, {"hit-rate": 1, "traffic": 1}),
         ("failed", PHONE, True, {"hit-rate": 1, "traffic": 1}),
         ("ranks", PHONE, True, {"hit-rate": 6, "traffic": 6, "refetches": 6, "exchange": 2}),
         ("attack", PHONE, False, {"hit-rate": 2, "traffic": 1, "skew": 1, "trials": 3, "gantt": 1}),
@@ -65,6 +64,8 @@ def test_reports_draw_in_silence(browser, reports, name, width, dark, traces):
 
 def test_the_page_could_not_reach_out(browser, reports):
     show(browser, reports / "single.html")
+    assert browser.evaluate(TRACES) == {"hit-rate": 1, "traffic": 1}
+    assert browser.problems == []
     asked = "fetch('http://127.0.0.1:9/').then(() => 'reached', () => 'refused')"
     assert browser.evaluate(asked) == "refused"
     assert any("Content Security Policy" in problem for problem in browser.problems)
@@ -84,6 +85,17 @@ def test_points_tell_their_figures_and_the_legend_hides_lines(browser, reports):
     browser.evaluate(f"void (window.hidden = {hidden})")
     browser.click("#hit-rate .legendtoggle")
     assert browser.evaluate("window.hidden") == "belady-window"
+
+
+def test_medians_fit_beside_their_bars_on_a_phone(browser, reports):
+    show(browser, reports / "full.html", width=PHONE)
+    right = "document.querySelector('#trials {}').getBoundingClientRect().right"
+    texts = browser.evaluate(
+        "[...document.querySelectorAll('#trials .bartext')].map(text => [text.textContent.trim(), "
+        f"text.getBoundingClientRect().right <= {right.format('.main-svg')}])"
+    )
+    assert [text.split()[-2:] for text, _ in texts] == [["41.2", "ms"], ["10.1", "ms"], ["9.3", "ms"]]
+    assert all(fits for _, fits in texts)
 
 
 def test_choices_move_all_charts_that_share_them(browser, reports):

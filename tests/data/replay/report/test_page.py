@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from html.parser import HTMLParser
 
@@ -53,6 +54,12 @@ def test_the_page_is_whole_and_asks_for_nothing(name):
     assert set(figures) == {value for tag, key, value in page.attributes if (tag, key) == ("figure", "id")}
     ids = [value for _, key, value in page.attributes if key == "id"]
     assert len(ids) == len(set(ids))
+
+
+def test_data_without_a_file_are_named_by_their_format():
+    assert "<title>Replay of synthetic data</title>" in render_page(
+        dataclasses.replace(FULL, path="", format="synthetic")
+    )
 
 
 def test_the_browser_is_told_to_load_nothing():

@@ -46,6 +46,14 @@ def test_lanes_keep_their_order_and_kinds_share_a_colour():
     assert len(STEP) == sum(len(trace["y"]) for trace in figure["data"])
 
 
+def test_a_kind_has_one_colour_in_all_trials():
+    later = dataclasses.replace(FULL.trials[1], step=STEP[:2:-1])
+    first, second = (figure["data"] for figure in trial_charts([FULL.trials[0], later])[1].figures.values())
+    colours = {trace["name"]: trace["marker"] for trace in first}
+    assert [trace["name"] for trace in second] == ["STORE", "UPDATE", "B", "F"]
+    assert all(trace["marker"] == colours[trace["name"]] for trace in second)
+
+
 def test_failed_trials_have_no_bar():
     broken = dataclasses.replace(FULL.trials[0], step_s_p50=None, step=(), error="no store")
     assert trial_charts([broken]) == []
