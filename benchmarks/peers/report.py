@@ -1,6 +1,8 @@
 """Outcomes to tables (Markdown), one JSON file, and a plot.
 
-Outcome… ──summarise──> Summary per setting and contender ──> tables.md / speed.svg;  Outcome… ──> results.json
+Outcome… ──summarise──> Summary per setting and contender ──> tables / speed.svg;  Outcome… ──> results.json
+
+Tables go into README.md between its marks; into tables.md in a folder that has none.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = ["Summary", "draw", "markdown", "outcomes_from_json", "summarise", "to
 
 #: What was wanted of "ours cached" in the setting "criteo".
 TARGET_RATIO, TARGET_SETTING, OURS = 1.10, "criteo", "ours cached"
+_BEGIN, _END = "<!-- tables -->", "<!-- end -->"
 #: Faster than torchrec, whose kernel it is.
 BARE = "fbgemm tables"
 #: Held-out AUC of two runs that differ in rounding only: 8,000 examples, 250 of them clicked.
@@ -184,12 +187,17 @@ def outcomes_from_json(value: Mapping[str, Any]) -> list[Outcome]:
 
 
 def write(folder: Path, outcomes: Sequence[Outcome], surroundings: Mapping[str, str]) -> str:
-    """results.json, tables.md and speed.svg; returns the tables."""
+    """results.json, the tables and speed.svg; returns the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(to_json(outcomes, surroundings)) + "\n")
     summaries = summarise(outcomes)
     tables = markdown(summaries)
-    (folder / "tables.md").write_text(tables)
+    readme = folder / "README.md"
+    if readme.exists():
+        before, rest = readme.read_text().split(_BEGIN)
+        readme.write_text(f"{before}{_BEGIN}\n{tables}{_END}{rest.split(_END)[1]}")
+    else:
+        (folder / "tables.md").write_text(tables)
     try:
         draw(summaries, folder / "speed.svg")
     except ModuleNotFoundError as error:
