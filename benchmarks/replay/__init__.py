@@ -1,0 +1,1 @@
+"""How fast does a log go through the oracle? See README.md."""
