@@ -33,6 +33,15 @@ class InputError(Exception):
 class CapacityError(InputError):
     """A batch needs more unique rows than the cache has slots."""
 
+    @classmethod
+    def of_batch(cls, batch_index: int, num_unique: int, *, num_slots: int, world_size: int) -> CapacityError:
+        """The error with the numbers; the slots are those of all ranks."""
+        each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
+        return cls(
+            f"batch {batch_index} needs {num_unique} unique rows but cache.rows is {num_slots // world_size}{each}: "
+            f"raise cache.rows to at least {-(-num_unique // world_size)}, or lower data.batch_size"
+        )
+
 
 class StoreError(Exception):
     """The embedding store failed, timed out, or answered something it must not."""

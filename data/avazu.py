@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +23,7 @@ from bagpipe.schema import DataSchema, Feature, Table
 from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
 from data.digits import Positions
 from data.source import Block, Columns, Segment
-from data.text import BLOCK_BYTES, count_segment, first_line, list_files, read_text, text_blocks, text_segments
+from data.text import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
 
 __all__ = ["COLUMNS", "AvazuSource", "avazu_schema"]
 
@@ -89,7 +88,7 @@ def avazu_schema() -> DataSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AvazuSource:
+class AvazuSource(TextSource):
     """Avazu's text: a file, a .gz, or a folder of them, each with a header.
 
     Attributes:
@@ -119,25 +118,11 @@ class AvazuSource:
         return tuple(part.path for part in self.parts)
 
     @property
-    def in_processes(self) -> bool:
-        return True
-
-    @property
-    def multi_hot(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
     def layout(self) -> str:
         return f"avazu-csv/{self.block_bytes}"
 
     def segments(self) -> tuple[Segment, ...]:
         return tuple(segment for path in self.files for segment in text_segments(path, self.block_bytes, header=True))
-
-    def blocks(self, segment: Segment) -> Iterator[Block]:
-        return text_blocks(segment, self.block_bytes)
-
-    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
-        return count_segment(segment, at_most)
 
     def read(self, block: Block) -> Columns:
         file = next(part for part in self.parts if part.path == block.file)

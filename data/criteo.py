@@ -10,7 +10,6 @@ that went through a Windows tool deserves to be looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,17 +17,17 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
+from data.delimited import place_ids
 from data.digits import Positions, digit_words, parse_hex, parse_integers, quote
-from data.hashing import first_out_of_range, hash_ids
+from data.hashing import first_out_of_range
 from data.schema import criteo_schema
 from data.source import Block, Columns, Segment
 from data.text import (
     BLOCK_BYTES,
-    count_segment,
+    TextSource,
     line_number,
     list_files,
     read_text,
-    text_blocks,
     text_segments,
 )
 
@@ -43,7 +42,7 @@ _CHUNK_LINES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CriteoSource:
+class CriteoSource(TextSource):
     """Criteo-format text: a file, a .gz, or a folder of days.
 
     Attributes:
@@ -64,25 +63,11 @@ class CriteoSource:
         return cls(files=list_files(path), **options)  # type: ignore[arg-type]
 
     @property
-    def in_processes(self) -> bool:
-        return True
-
-    @property
-    def multi_hot(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
     def layout(self) -> str:
         return f"criteo-tsv/{self.block_bytes}"
 
     def segments(self) -> tuple[Segment, ...]:
         return tuple(segment for file in self.files for segment in text_segments(file, self.block_bytes))
-
-    def blocks(self, segment: Segment) -> Iterator[Block]:
-        return text_blocks(segment, self.block_bytes)
-
-    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
-        return count_segment(segment, at_most)
 
     def read(self, block: Block) -> Columns:
         text = read_text(block)
@@ -111,13 +96,9 @@ class CriteoSource:
         bad = []
         for number, feature in enumerate(self.schema.features):
             table = self.schema.table(feature.table)
-            if table.hash and table.rows is not None:
-                parsed.ids[number] = hash_ids(parsed.ids[number], table.rows)
-            elif table.rows is not None:
-                outside = (parsed.ids[number] < 0) | (parsed.ids[number] >= table.rows)
-                outside &= parsed.present[number]
-                if outside.any():
-                    bad.append(parsed.lines[outside])
+            parsed.ids[number], problem = place_ids(table, parsed.ids[number], parsed.present[number])
+            if problem is not None:
+                bad.append(parsed.lines[problem.lines])
         return parsed.ids, np.unique(np.concatenate(bad)) if bad else np.zeros(0, np.int64)
 
     def _error(self, block: Block, text: bytes, line: int) -> InputError:

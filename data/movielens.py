@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from data.delimited import Column, DelimitedFile, Kind, explain_line, find_colum
 from data.digits import quote
 from data.genres import SIDE_FILES, FilmGenres, read_genres
 from data.source import Block, Columns, Segment
-from data.text import BLOCK_BYTES, count_segment, first_line, list_files, read_text, text_blocks, text_segments
+from data.text import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
 
 __all__ = ["MovieLensSource", "find_genres", "movielens_schema"]
 
@@ -90,7 +89,7 @@ def find_genres(path: str) -> FilmGenres | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovieLensSource:
+class MovieLensSource(TextSource):
     """One file of ratings.
 
     Attributes:
@@ -144,10 +143,6 @@ class MovieLensSource:
         return (self.ratings.path,) if self.genres is None else (self.ratings.path, self.genres.path)
 
     @property
-    def in_processes(self) -> bool:
-        return True
-
-    @property
     def multi_hot(self) -> frozenset[str]:
         return frozenset({"genres"}) if self.genres is not None else frozenset()
 
@@ -157,12 +152,6 @@ class MovieLensSource:
 
     def segments(self) -> tuple[Segment, ...]:
         return text_segments(self.ratings.path, self.block_bytes, header=self.form.header)
-
-    def blocks(self, segment: Segment) -> Iterator[Block]:
-        return text_blocks(segment, self.block_bytes)
-
-    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
-        return count_segment(segment, at_most)
 
     def read(self, block: Block) -> Columns:
         text = read_text(block)

@@ -22,6 +22,7 @@ from data.source import Block, FileVersion, Segment, file_version
 __all__ = [
     "BLOCK_BYTES",
     "MAX_LINE_BYTES",
+    "TextSource",
     "count_segment",
     "first_line",
     "line_number",
@@ -43,6 +44,28 @@ _ONLY_A_HEADER = "the file holds nothing but its header, expected lines of data"
 _HEADER_BYTES = 4096  # more are read where the first line is longer
 _SCAN_BYTES = 1 << 20
 _INFLATE_BYTES = 1 << 20  # packed; three to four times as much text
+
+
+class TextSource:
+    """What sources of text have in common, see `data.source.Source`; a format adds the rest, and `block_bytes`."""
+
+    __slots__ = ()
+
+    block_bytes: int
+
+    @property
+    def in_processes(self) -> bool:
+        return True
+
+    @property
+    def multi_hot(self) -> frozenset[str]:
+        return frozenset()
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        return text_blocks(segment, self.block_bytes)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return count_segment(segment, at_most)
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:

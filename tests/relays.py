@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import selectors
 import socket
 import threading
@@ -16,7 +17,7 @@ __all__ = ["SocketRelay", "close_pair"]
 OnReadable = Callable[[selectors.BaseSelector], None]
 
 
-class SocketRelay:
+class SocketRelay(abc.ABC):
     """Context manager; serves in a thread of its own.
 
     Args:
@@ -67,9 +68,9 @@ class SocketRelay:
         selector.register(ours, selectors.EVENT_READ, on_request)
         selector.register(theirs, selectors.EVENT_READ, on_answer)
 
+    @abc.abstractmethod
     def _handlers(self, ours: socket.socket, theirs: socket.socket) -> tuple[OnReadable, OnReadable]:
         """For what comes from the client, and from the server, on one connection."""
-        raise NotImplementedError
 
 
 def close_pair(selector: selectors.BaseSelector, *ends: socket.socket) -> None:

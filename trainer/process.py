@@ -50,12 +50,12 @@ def settle_process() -> None:
         mallopt(parameter, value)
 
 
-def peak_rss_bytes() -> int:
-    """Largest resident size of this process so far.
+def peak_rss_bytes(pid: int | str = "self") -> int:
+    """Largest resident size of a process so far. FileNotFoundError if it is gone.
 
-    From proc(5): getrusage's figure begins with that of the process which started this one.
+    From proc(5): getrusage's figure begins with that of the process which started it.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 

@@ -32,7 +32,7 @@ from bagpipe.oracle.residents import Residents, SlotTable
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.oracle.worth import UseClock
 
-__all__ = ["Planner", "make_planner", "plan_batches"]
+__all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
 
 #: Slots of all ranks together, for their numbers are kept in 32 bits.
 MAX_SLOTS = (1 << 31) - 1
@@ -278,27 +278,34 @@ def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
 
 def plan_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[tuple[Batch, CachePlan]]:
     """Plans of a stream of batches, each with its batch; at the end of the stream the window runs empty."""
-    planner = make_planner(spec)
     window: deque[Batch] = deque()
+
+    def remembered() -> Iterator[Batch]:
+        for batch in batches:
+            window.append(batch)
+            yield batch
+
+    for plan in plans_of(make_planner(spec), remembered()):
+        yield window.popleft(), plan
+
+
+def plans_of(planner: Planner | DirectPlanner, batches: Iterable[Batch]) -> Iterator[CachePlan]:
+    """As `plan_batches`, but only the plans: no batch is held, and the planner keeps much less of each."""
+    waiting = 0
     for batch in batches:
         planner.push(batch)
-        window.append(batch)
+        waiting += 1
         if planner.is_ready:
-            yield window.popleft(), planner.plan()
-    while window:
-        yield window.popleft(), planner.plan()
+            waiting -= 1
+            yield planner.plan()
+    for _ in range(waiting):
+        yield planner.plan()
 
 
 def _check_capacity(spec: OracleSpec, batch_index: int, num_unique: int) -> None:
-    if num_unique <= spec.num_slots * spec.world_size:
-        return
-    each = (
-        f" on each of {spec.world_size} ranks, {spec.num_slots * spec.world_size} in all" if spec.world_size > 1 else ""
-    )
-    raise CapacityError(
-        f"batch {batch_index} needs {num_unique} unique rows but cache.rows is {spec.num_slots}{each}: "
-        f"raise cache.rows to at least {-(-num_unique // spec.world_size)}, or lower data.batch_size"
-    )
+    num_slots = spec.num_slots * spec.world_size
+    if num_unique > num_slots:
+        raise CapacityError.of_batch(batch_index, num_unique, num_slots=num_slots, world_size=spec.world_size)
 
 
 def _grown(array: NDArray[np.int32], size: int, fill: int) -> NDArray[np.int32]:

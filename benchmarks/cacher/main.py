@@ -35,6 +35,8 @@ from bagpipe.schema import DataSchema
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from cacher.process import settle_process
+from data.replay.machine import processor_name
+from trainer.process import peak_rss_bytes
 
 BATCH_SIZE = 16_384
 LOOKAHEAD = 200
@@ -120,7 +122,7 @@ def _plan(path: Path, ranks: int, assign: str) -> Rate:
             break
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     batches.close()
-    return _rate("plan", ranks, assign, wall_s, cpu_s, num_ids, num_bytes, _peak_rss_mb(os.getpid()))
+    return _rate("plan", ranks, assign, wall_s, cpu_s, num_ids, num_bytes, peak_rss_bytes() / 2**20)
 
 
 def serve(path: Path, ranks: int, assign: str) -> Rate:
@@ -144,7 +146,7 @@ def serve(path: Path, ranks: int, assign: str) -> Rate:
         start_s, start_cpu_s = time.perf_counter(), _cpu_s(pid)
         barrier.wait()
         wall_s, cpu_s = time.perf_counter() - start_s, _cpu_s(pid) - start_cpu_s
-        peak_rss_mb = _peak_rss_mb(pid)
+        peak_rss_mb = peak_rss_bytes(pid) / 2**20
         for client in clients:
             client.join()
     return _rate("serve", ranks, assign, wall_s, cpu_s, num_ids.value, 0, peak_rss_mb)
@@ -194,13 +196,6 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _peak_rss_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
 EXPERIMENTS: Mapping[str, Callable[[Path, int, str], Rate]] = {"plan": plan, "serve": serve}
 
 
@@ -245,20 +240,13 @@ def main() -> None:
         )
     if options.json:
         machine = {
-            "cpu": _cpu_name(),
+            "cpu": processor_name(),
             "python": platform.python_version(),
             "numpy": np.__version__,
             "grpc": grpc.__version__,
         }
         results = [asdict(rate) for repeat in rates for rate in repeat]
         options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

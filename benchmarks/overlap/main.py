@@ -23,6 +23,7 @@ from benchmarks.overlap.experiment import Record, check_same_work, run_workload
 from benchmarks.overlap.link import check_privileges, server_version
 from benchmarks.overlap.report import WorkloadSummary, draw, markdown, records_from_json, summarise, to_json
 from benchmarks.overlap.workload import LOOKAHEADS, WORKLOADS
+from data.replay.machine import processor_name
 from trainer.process import settle_process
 
 __all__ = ["main"]
@@ -94,9 +95,8 @@ def _parse() -> argparse.Namespace:
 
 
 def _surroundings() -> dict[str, str]:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "processor": f"{models[0].partition(':')[2].strip()}, {os.cpu_count()} cores" if models else platform.machine(),
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
         "kernel": platform.release(),
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}",
         "server": server_version(),

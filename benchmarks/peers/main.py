@@ -25,6 +25,7 @@ from benchmarks.peers.contest import line_of, run_contest
 from benchmarks.peers.report import outcomes_from_json, to_json, write
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.task import CONTENDERS, Outcome
+from data.replay.machine import processor_name
 
 __all__ = ["main"]
 
@@ -117,9 +118,8 @@ def _parse() -> argparse.Namespace:
 
 
 def _surroundings(path: str) -> dict[str, str]:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "processor": f"{models[0].partition(':')[2].strip()}, {os.cpu_count()} cores" if models else platform.machine(),
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
         "kernel": platform.release(),
         "versions": ", ".join(
             [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in _PACKAGES)]

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.overlap.load import ProcessorUse, process_tree
+from trainer.process import peak_rss_bytes
 
 __all__ = ["DRAIN_STEPS", "LOSS_STEPS", "WARMUP_STEPS", "Meter", "interface_bytes", "peak_bytes"]
 
@@ -86,10 +87,9 @@ def interface_bytes(name: str) -> int:
     return 0
 
 
-def peak_bytes(pid: int | str = "self") -> int:
-    """Most resident memory a process has had: VmHWM of proc(5), which unlike ru_maxrss knows nothing of its parent."""
+def peak_bytes(pid: int) -> int:
+    """Most resident memory a process has had; 0 if it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return peak_rss_bytes(pid)
     except FileNotFoundError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

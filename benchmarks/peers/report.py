@@ -18,12 +18,12 @@ from typing import Any
 from benchmarks.peers.contest import MAX_OTHER_CORES
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.task import CONTENDERS, Outcome
+from benchmarks.readme import fill_in
 
 __all__ = ["Summary", "draw", "markdown", "outcomes_from_json", "summarise", "to_json", "write"]
 
 #: What was wanted of "ours cached" in the setting "criteo".
 TARGET_RATIO, TARGET_SETTING, OURS = 1.10, "criteo", "ours cached"
-_BEGIN, _END = "<!-- tables -->", "<!-- end -->"
 #: Faster than torchrec, whose kernel it is.
 BARE = "fbgemm tables"
 #: Held-out AUC of two runs that differ in rounding only: 8,000 examples, 250 of them clicked.
@@ -194,8 +194,7 @@ def write(folder: Path, outcomes: Sequence[Outcome], surroundings: Mapping[str, 
     tables = markdown(summaries)
     readme = folder / "README.md"
     if readme.exists():
-        before, rest = readme.read_text().split(_BEGIN)
-        readme.write_text(f"{before}{_BEGIN}\n{tables}{_END}{rest.split(_END)[1]}")
+        fill_in(readme, tables)
     else:
         (folder / "tables.md").write_text(tables)
     try:

@@ -16,12 +16,12 @@ import redis
 import torch
 
 from bagpipe.config import Config, DataConfig
-from benchmarks.peers.meter import LOSS_STEPS, Meter, interface_bytes, peak_bytes
+from benchmarks.peers.meter import LOSS_STEPS, Meter, interface_bytes
 from benchmarks.peers.sample import Sample, read_sample
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.task import CONTENDERS, Outcome, Task
 from trainer.metrics import BinaryMetrics
-from trainer.process import settle_process
+from trainer.process import peak_rss_bytes, settle_process
 
 with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
     warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ def run(task: Task) -> Outcome:
         auc=auc,
         loss=loss,
         bytes_per_step=meter.bytes_per_step(),
-        peak_bytes=peak_bytes(),
+        peak_bytes=peak_rss_bytes(),
         helpers_peak_bytes=meter.helpers_peak_bytes,
         rows_peak_bytes=rows * row_bytes,
         hit_rate=hit_rate if slots else None,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
+from data.replay.machine import processor_name
 from data.skew import CRITEO_KAGGLE_ROWS
 
 #: Exponent of the bounded Zipf draws: about 1 % of the rows cover 80 % of the accesses at this scale.
@@ -164,15 +165,8 @@ def main() -> None:
             f"| {r['sort_ms']} | {r['million_ids_per_s']} | {r['ratio_to_sort']} |"
         )
     if options.json:
-        machine = {"cpu": _cpu_name(), "python": platform.python_version(), "numpy": np.__version__}
+        machine = {"cpu": processor_name(), "python": platform.python_version(), "numpy": np.__version__}
         options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from bagpipe.batch import Batch
 from bagpipe.errors import CapacityError
 from bagpipe.oracle.handles import DenseHandles
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.oracle.planner import Planner
+from bagpipe.oracle.planner import Planner, plans_of
 from bagpipe.oracle.worth import TICKS, UseClock
 from benchmarks.policy.logs import Log
 from data.replay.baselines import BASELINES, run_baseline
@@ -86,22 +86,13 @@ def _by_planner(log: Log, policy: str, lookahead: int, cache_rows: int) -> Outco
     if policy == HINDSIGHT:
         _reveal(planner, log)
     misses = waiting = 0
-    for batch in _batches(log):
-        planner.push(batch)
-        if planner.is_ready:
-            misses, waiting = _add(planner, misses, waiting)
-    for _ in range(min(lookahead - 1, len(log.batches))):
-        misses, waiting = _add(planner, misses, waiting)
+    for plan in plans_of(planner, _batches(log)):
+        owner = plan.owners[0]
+        misses += len(owner.fetch)
+        waiting += len(owner.evict) > 0 and owner.evict_after == plan.batch_index - 1
     return Outcome(
         rows_unique=log.batches.num_rows, rows_fetched=misses - log.distinct, waiting=waiting / len(log.batches)
     )
-
-
-def _add(planner: Planner, misses: int, waiting: int) -> tuple[int, int]:
-    """Plan a batch, and add what it misses and whether it waits."""
-    plan = planner.plan()
-    owner = plan.owners[0]
-    return misses + len(owner.fetch), waiting + (len(owner.evict) > 0 and owner.evict_after == plan.batch_index - 1)
 
 
 def _batches(log: Log) -> Iterator[Batch]:

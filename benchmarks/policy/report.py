@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.readme import fill_in
+
 __all__ = ["write_report"]
 
 _ORDER = ("sample", "kaggle", "zipf")
 _BASELINES = ("static-hot", "lfu", "lru")
-_BEGIN, _END = "<!-- tables -->", "<!-- end -->"
 _LABELS: Mapping[str, str] = {
     "offline-belady": "offline-belady: rows fetched again, of unique rows",
     "hindsight": "belady-window told each row's uses in the whole log",
@@ -32,11 +33,7 @@ def write_report(results: Path, folder: Path) -> None:
         for name in _ORDER
         if (results / f"{name}.json").exists()
     }
-    readme = folder / "README.md"
-    before, rest = readme.read_text().split(_BEGIN)
-    after = rest.split(_END)[1]
-    tables = "\n".join(_tables(result) for result in found.values())
-    readme.write_text(f"{before}{_BEGIN}\n{tables}{_END}{after}")
+    fill_in(folder / "README.md", "\n".join(_tables(result) for result in found.values()))
     _draw(found, folder / "curves.svg")
 
 

@@ -23,11 +23,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bagpipe.errors import InputError
+from benchmarks.readme import fill_in
 from data.cli import main as data_program
 from data.loader import LookaheadLoader
 from data.parquet import ParquetSource
+from data.replay.machine import processor_name
 
-_BEGIN, _END = "<!-- table -->", "<!-- end -->"
 POLICY = "belady-window"
 
 
@@ -68,12 +69,10 @@ def main() -> int:
             except InputError as error:
                 print(f"replay: {error}", file=sys.stderr)
                 return 2
-        machine = {"cpu": _cpu_name(), "python": platform.python_version(), "numpy": np.__version__}
+        machine = {"cpu": processor_name(), "python": platform.python_version(), "numpy": np.__version__}
         results.write_text(json.dumps({"machine": machine, "rates": rates}, indent=2) + "\n")
     table = _table(json.loads(results.read_text()))
-    readme = options.out / "README.md"
-    before, rest = readme.read_text().split(_BEGIN)
-    readme.write_text(f"{before}{_BEGIN}\n{table}{_END}{rest.split(_END)[1]}")
+    fill_in(options.out / "README.md", table)
     print(table)
     return 0
 
@@ -141,13 +140,6 @@ def _table(results: dict[str, list[dict[str, object]]]) -> str:
             f"| {rate.read:.0f} | {rate.replay:.1f} | {rate.replay / rate.read:.2f} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

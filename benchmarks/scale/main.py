@@ -21,15 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
+from benchmarks.readme import fill_in
 from benchmarks.scale.planning import measure_planning
 from benchmarks.scale.points import PLAN_CURVES, STEP_CURVES, Curve, Point, select
 from benchmarks.scale.report import Measured, draw, from_json, markdown, median_of, summary, to_json
 from benchmarks.scale.training import measure_training
+from data.replay.machine import processor_name
 
 __all__ = ["main"]
-
-#: Where the summary stands in the README.
-MARKS = ("<!-- from results.json -->", "<!-- to here -->")
 
 
 def main() -> int:
@@ -55,7 +54,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "results.json").write_text(json.dumps(value, indent=1) + "\n")
         (folder / "tables.md").write_text(tables)
-        _fill_in(folder / "README.md", summary(plans, steps, value["machine"]))
+        if (folder / "README.md").is_file():
+            fill_in(folder / "README.md", f"\n{summary(plans, steps, value['machine'])}\n")
         try:
             draw(plans, folder / "curves.svg")
         except ModuleNotFoundError as error:
@@ -69,7 +69,7 @@ def _measure(options: argparse.Namespace) -> tuple[list[Measured], list[Measured
         names = ", ".join(repr(curve.name) for curve in PLAN_CURVES)
         raise InputError(f"--curves: expected parts of {names}, got {', '.join(options.curves)!r}")
     steps: list[Measured] = []
-    if options.training:  # first, while this process is small: on Linux a child's peak memory begins at its parent's
+    if options.training:
         with tempfile.TemporaryDirectory(prefix="bagpipe-scale-") as folder:
             steps = _sweep(
                 step_curves,
@@ -98,15 +98,6 @@ def _sweep(curves: Sequence[Curve], repeats: int, measure: Callable[[Point], dic
     return [median_of(group) for group in runs.values()]
 
 
-def _fill_in(path: Path, text: str) -> None:
-    """Put the summary between its marks in the README, where there is one."""
-    if path.is_file():
-        before, begin, rest = path.read_text().partition(MARKS[0] + "\n")
-        _, end, after = rest.partition(MARKS[1])
-        if begin and end:
-            path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scale.main",
@@ -124,9 +115,8 @@ def _parse() -> argparse.Namespace:
 
 
 def _machine() -> dict[str, str]:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "processor": f"{models[0].partition(':')[2].strip()}, {os.cpu_count()} cores" if models else platform.machine(),
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
         "kernel": platform.release(),
         "versions": f"Python {platform.python_version()}, numpy {np.__version__}",
         "load average": " ".join(f"{value:.2f}" for value in os.getloadavg()),

@@ -68,7 +68,8 @@ class _Log:
     def batch(self, number: int) -> NDArray[np.int32]:
         """Rows of a batch. CapacityError if they do not fit."""
         rows = self.batches[number]
-        _check_capacity(self, number, rows.shape[0])
+        if rows.shape[0] > self.num_slots:
+            raise CapacityError.of_batch(number, rows.shape[0], num_slots=self.num_slots, world_size=self.world_size)
         return rows
 
 
@@ -273,17 +274,6 @@ def _static_hot(log: _Log) -> Counts:
         misses.add(missed)
         peak = max(peak, resident + cold)
     return Counts(rows_unique=rows_unique, misses=misses.total, peak_rows=peak, misses_by_group=misses.by_group())
-
-
-def _check_capacity(log: _Log, number: int, num_unique: int) -> None:
-    if num_unique <= log.num_slots:
-        return
-    ranks = log.world_size
-    each = f" on each of {ranks} ranks, {log.num_slots} in all" if ranks > 1 else ""
-    raise CapacityError(
-        f"batch {number} needs {num_unique} unique rows but cache.rows is {log.num_slots // ranks}{each}: "
-        f"raise cache.rows to at least {-(-num_unique // ranks)}, or lower data.batch_size"
-    )
 
 
 #: Policies by name.

@@ -68,9 +68,31 @@ class Log:
         return int(self.first_touches.sum())
 
     def read(self, watch: Watch, label: str) -> Generator[Batch, None, None]:
-        """One pass; close it to end it early."""
+        """One pass; close it to end it early.
+
+        Raises:
+            InputError: the log cannot be read, or is another than before.
+        """
+        examples = ids = 0
         with open_loader(self.config.data, seed=self.config.run.seed, source=self.source) as loader:
-            yield from watch(loader, label, self.batches)
+            for batch in watch(loader, label, self.batches):
+                examples += batch.num_examples
+                ids += batch.values.shape[0]
+                yield batch
+        self.check_same(examples, ids)
+
+    def check_same(self, examples: int, ids: int) -> None:
+        """Every pass must read what the first one read, or the records could not be compared.
+
+        Raises:
+            InputError: it did not.
+        """
+        if (examples, ids) != (self.examples, self.ids):
+            data = self.config.data
+            raise InputError(
+                f"{data.path or data.format}: the log changed while it was replayed: {self.examples} examples with "
+                f"{self.ids} ids, then {examples} with {ids}"
+            )
 
 
 def scan(

@@ -10,13 +10,13 @@ import numpy as np
 
 import bagpipe
 
-__all__ = ["machine_facts"]
+__all__ = ["machine_facts", "processor_name"]
 
 
 def machine_facts() -> dict[str, str]:
     """Name -> value."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -25,7 +25,8 @@ def machine_facts() -> dict[str, str]:
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """As the system calls it; the architecture if it has no name for it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError, InputError, JobError
-from bagpipe.oracle.planner import make_planner
+from bagpipe.oracle.planner import make_planner, plans_of
 from data.formats import open_source
 from data.replay.baselines import BASELINES, run_baseline
 from data.replay.census import Census
@@ -76,7 +76,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
                 with _keeping(folder):
                     log = scan(config, source, tables, census, spool if needs_spool else None, watch, counts=not logs)
                 if logs:
-                    _check_same(logs[0], log.examples, log.ids)
+                    logs[0].check_same(log.examples, log.ids)
             except (InputError, JobError) as error:
                 if not logs:
                     raise
@@ -179,20 +179,6 @@ def _check(setting: Setting, log: Log) -> None:
         )
 
 
-def _check_same(log: Log, examples: int, ids: int) -> None:
-    """Every pass must read what the first one read, or the records could not be compared.
-
-    Raises:
-        InputError: it did not.
-    """
-    if (examples, ids) != (log.examples, log.ids):
-        data = log.config.data
-        raise InputError(
-            f"{data.path or data.format}: the log changed while it was replayed: {log.examples} examples with "
-            f"{log.ids} ids, then {examples} with {ids}"
-        )
-
-
 def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
     """One pass through the oracle."""
     start_s = time.perf_counter()
@@ -205,19 +191,9 @@ def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
     )
     planner = make_planner(log.tables.spec(config, setting.world_size))
     totals = PlanTotals(log.tables.weight_bytes)
-    waiting = examples = ids = 0
     with closing(log.read(watch, label)) as batches:
-        for batch in batches:
-            planner.push(batch)
-            waiting += 1
-            examples += batch.num_examples
-            ids += batch.values.shape[0]
-            if planner.is_ready:
-                totals.add(planner.plan())
-                waiting -= 1
-    _check_same(log, examples, ids)
-    for _ in range(waiting):
-        totals.add(planner.plan())
+        for plan in plans_of(planner, batches):
+            totals.add(plan)
     return _Found(
         rows_unique=totals.rows_unique,
         misses=totals.misses,
