@@ -23,12 +23,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
 from bagpipe.cache.materialise import materialise
 from bagpipe.cache.reader import BatchReader, Column
 from bagpipe.cache.rows import RowCache
 from bagpipe.errors import InputError
+from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.schema import DataSchema, RowTable
 

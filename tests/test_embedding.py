@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.batch import Batch
-from bagpipe.cache.initial import initial_weights
-from bagpipe.cache.rows import RowCache, RowStep
+from bagpipe.cache.rows import RowCache
 from bagpipe.embedding import (
     UNBOUNDED_INIT_BOUND,
     CachedEmbeddingBagCollection,
@@ -20,6 +19,8 @@ from bagpipe.embedding import (
     convert,
 )
 from bagpipe.errors import InputError
+from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.interface import RowStep
 from bagpipe.schema import DataSchema, Feature, RowSchema, Table
 from tests.cache.plans import DictStore, Job, random_batch
 

@@ -36,6 +36,7 @@ IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "mult
 #: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
 TORCH_USERS = (
     "bagpipe/cache/",
+    "bagpipe/kernels/",
     "bagpipe/checkpoint/dense.py",
     "bagpipe/checkpoint/export.py",
     "bagpipe/digest.py",
@@ -60,6 +61,7 @@ MAX_LINES = 400
 
 #: Modules without a mirrored test file, and where they are covered instead.
 NO_MIRROR: dict[str, str] = {
+    "bagpipe/cache/upload.py": "tests/cache/test_step.py",
     "bagpipe/checkpoint/manifest.py": "tests/checkpoint/test_codec.py",
     "bagpipe/checkpoint/recorder.py": "tests/system/test_recorder.py",
     "bagpipe/cli.py": "tests/schedule/test_cli.py",
@@ -69,6 +71,9 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/config.py": "tests/test_config_keys.py",
     "bagpipe/errors.py": "tests/test_config_cli.py",
     "bagpipe/engine.py": "tests/system",
+    "bagpipe/kernels/interface.py": "tests/kernels",
+    "bagpipe/kernels/open.py": "tests/cache/test_rows.py",
+    "bagpipe/kernels/sums.py": "tests/kernels/test_torch_kernels.py",
     "bagpipe/peers/buckets.py": "tests/peers/test_dense.py",
     "bagpipe/peers/interface.py": "tests/peers",
     "bagpipe/phases/evaluation.py": "tests/system",

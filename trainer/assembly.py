@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.cache.rows import RowCache
 from bagpipe.config import Config
 from bagpipe.embedding import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
+from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.peers.interface import StageLinks

@@ -1,4 +1,4 @@
-"""Optimizers of the dense part, by name; the row optimizers are `bagpipe.cache.optimizer`."""
+"""Optimizers of the dense part, by name; the row optimizers are `bagpipe.kernels.optimizer`."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torch import nn
 
-from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.config import Config, PipelineConfig
 from bagpipe.errors import InputError
+from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models import num_dense_inputs
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.interface import StageLinks

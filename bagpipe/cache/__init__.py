@@ -6,5 +6,5 @@
                                          └──evict / flush──> WriteRequest (store)
 
 `slots` is the bookkeeping (numpy), `rows` the slab and its lanes, `layout` and `step` turn a plan into tensors,
-`lookup` is forward and backward, `optimizer` and `initial` define the numbers. Nothing here imports torchrec.
+`lookup` is forward and backward; the numbers are those of `bagpipe.kernels`. Nothing here imports torchrec.
 """

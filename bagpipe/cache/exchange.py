@@ -11,18 +11,17 @@ rank that uses no row of a run still takes part in its exchange, with nothing to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from bagpipe.cache.lookup import ActiveRun, row_gradient
-from bagpipe.cache.rows import RowCache, RowStep
-from bagpipe.cache.rowsums import sum_rows
+from bagpipe.cache.lookup import ActiveRun, gradient_terms
+from bagpipe.cache.rows import RowCache
 from bagpipe.cache.serve import PullPart, PushPart, RunExchange
 from bagpipe.cache.slab import Scratch
 from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.errors import JobError
+from bagpipe.kernels.interface import RowStep, Terms
 from bagpipe.peers.interface import Peers
 from bagpipe.pipeline.stream import keep_for_current_stream
 
@@ -133,13 +132,12 @@ class RowExchange:
         for run in runs:
             dim = run.context.run.dim
             part = _part(run.context, which)
-            num_rows = len(run.context.backward[which])
             for vectors, weights in run.gradients:
                 keep_for_current_stream(vectors)
                 if weights is not None:
                     keep_for_current_stream(weights)
             if run.gradients:
-                given = row_gradient(run, which, 0, num_rows)
+                given = self._cache.kernels.sum(gradient_terms(run, which))
             else:
                 given = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
             taken = self._taken[which][run.context.run.index].take(sum(part.taken), dim)
@@ -149,7 +147,7 @@ class RowExchange:
     def _update(self, context: StepContext, which: int, settings: RowStep) -> None:
         for run, taken in zip(context.runs, self._arrived[which], strict=True):
             part = _part(run, which)
-            self._cache.apply(part.owned, run.run, partial(sum_rows, taken, part.sums), settings)
+            self._cache.apply(part.owned, [Terms(vectors=taken, sums=part.sums)], settings)
 
     def _scratch(self) -> Scratch:
         return Scratch(self._cache.dtype, self._cache.device)

@@ -3,7 +3,7 @@
     forward    vectors[g]  = sum over occurrences p of bag g:  c[p] * weights[inverse[p]]
     backward   gradient[u] = sum over occurrences p of row u:  c[p] * grad_vectors[bag of p]   (c = 1, 1/len, weight)
 
-Both are the same operation with the roles of bags and rows exchanged: `embedding_bag` walks each sum from its first
+Both are the same operation with the roles of bags and rows exchanged: the kernels walk each sum from its first
 to its last term, in the order the plan gives. So nothing is sorted, nothing is added atomically, and the result does
 not depend on threads, slots or cache size. Autograd only delivers the gradient of the vectors here; the segment sum
 runs once per batch, when the rows are updated.
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagpipe.cache.rowsums import segment_sum, sum_rows
 from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.errors import JobError
+from bagpipe.kernels.interface import Bags, Kernels, RowView, Terms
 
-__all__ = ["ActiveRun", "ActiveStep", "lookup", "row_gradient"]
+__all__ = ["ActiveRun", "ActiveStep", "gradient_terms", "lookup"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,14 +30,16 @@ class ActiveRun:
 
     Attributes:
         context: index tensors.
-        weights: ``[U, dim]``, the unique rows' weights when the batch began.
+        rows: the unique rows, as they were when the batch began.
+        kernels: what reads them.
         gradients: what backward delivered, one entry per lookup of the run: gradient of its vectors ``[G, dim]``, and
             the per-id weights it was looked up with (None: the run has none).
         closed: the rows were updated, so nothing may arrive any more.
     """
 
     context: RunContext
-    weights: Tensor
+    rows: RowView
+    kernels: Kernels
     gradients: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     closed: bool = False
 
@@ -66,31 +68,21 @@ def lookup(run: ActiveRun, weights: Tensor | None = None) -> Tensor:
     return vectors
 
 
-def row_gradient(run: ActiveRun, part: int, first: int, end: int) -> Tensor:
-    """``[end - first, dim]``: summed gradient of rows ``first`` to ``end`` of a part of the run's backward.
-
-    Rows are summed one by one, so blocks of them give the bits of all at once.
-
-    Raises:
-        JobError: backward never reached the run.
-    """
+def gradient_terms(run: ActiveRun, part: int) -> list[Terms]:
+    """What the rows of a part of the run's backward are updated by; empty: backward never reached the run."""
     sums = run.context.backward[part]
-    total: Tensor | None = None
-    for vectors, weights in run.gradients:
-        summed = sum_rows(vectors, sums, first, end, weights)
-        total = summed if total is None else total.add_(summed)
-    if total is None:
-        raise JobError("the gradient of rows was asked for, but backward never reached them")
-    return total
+    return [Terms(vectors=vectors, sums=sums, weights=weights) for vectors, weights in run.gradients]
 
 
 def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
     context = run.context
-    if context.bag_offsets is None:
-        vectors = run.weights.index_select(0, context.inverse)
-    else:
-        factors = None if weights is None else weights.index_select(0, _present(context.bag_order))
-        vectors = segment_sum(run.weights, context.inverse, context.bag_offsets, factors, mode=context.run.lookup.mode)
+    bags = Bags(
+        indices=context.inverse,
+        offsets=context.bag_offsets,
+        factors=None if weights is None else weights.index_select(0, _present(context.bag_order)),
+        mean=context.run.lookup.mode == "mean",
+    )
+    vectors = run.kernels.pool(run.rows, bags)
     if context.run.lookup.mode == "none":
         return vectors
     return vectors.view(-1, context.run.num_segments * context.run.dim)
@@ -99,7 +91,7 @@ def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
 def _weights_gradient(run: ActiveRun, gradient: Tensor) -> Tensor:
     """``[n]``: gradient of the per-id weights, the product of each id's row with the gradient of its bag."""
     context = run.context
-    rows = run.weights.index_select(0, context.inverse)
+    rows = run.rows.gathered().index_select(0, context.inverse)
     per_bag_order = rows.mul_(gradient.index_select(0, _present(context.bags))).sum(1)
     out = torch.empty_like(per_bag_order)
     return out.index_copy_(0, _present(context.bag_order).long(), per_bag_order)

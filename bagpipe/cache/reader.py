@@ -121,7 +121,7 @@ class BatchReader:
             weights.narrow(0, starts[ref.feature], size)
             for ref, size in zip(refs, active.context.segment_sizes, strict=True)
         ]
-        return torch.cat(parts).to(active.weights.dtype)
+        return torch.cat(parts).to(active.rows.records.dtype)
 
     def _check(self, context: StepContext, inputs: JaggedInput) -> dict[int, int]:
         """Keys, examples and number of ids: host values only, so nothing waits for an accelerator."""

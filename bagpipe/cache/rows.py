@@ -12,9 +12,8 @@ Rows are dirty from their update until they are handed out to be written; a clea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,42 +22,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.capture import CapturedRows, RowCapture
-from bagpipe.cache.initial import TORCH_DTYPE, InitialWeights
-from bagpipe.cache.layout import LookupRun
-from bagpipe.cache.lookup import ActiveRun, ActiveStep, row_gradient
-from bagpipe.cache.optimizer import ROW_OPTIMIZERS
-from bagpipe.cache.rowsums import SlotRows
+from bagpipe.cache.lookup import ActiveRun, ActiveStep, gradient_terms
 from bagpipe.cache.slab import Scratch, Slab
 from bagpipe.cache.slots import Slots, SlotTable, row_tables
 from bagpipe.cache.step import RunContext, StepContext
+from bagpipe.cache.upload import SlotRows
 from bagpipe.errors import JobError
+from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.interface import Kernels, RowStep, RowView, Terms
+from bagpipe.kernels.open import open_kernels
+from bagpipe.kernels.torch_kernels import gather, scatter
 from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
 
-__all__ = ["CacheStatistics", "RowCache", "RowStep"]
+__all__ = ["CacheStatistics", "RowCache"]
 
 #: Rows of one flush chunk: 16 MiB of 256-byte records, so the host copy stays small beside the cache.
 FLUSH_CHUNK_ROWS = 65_536
-
-#: Bytes of row records updated at a time on a CPU, so that their gradients and the optimizer's passes stay in the L2
-#: cache. Measured without the gradients: 29,351 rows of 512 bytes take 5.5 ms at 256-512 KiB and 7.8 ms in one block
-#: (Adagrad, one core, 1 MiB L2).
-UPDATE_CHUNK_BYTES = 512 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowStep:
-    """Numbers of one row-optimizer step.
-
-    Attributes:
-        lr, eps: of the row optimizer.
-        step: batches trained so far, this one included (Adam's bias correction).
-    """
-
-    lr: float
-    eps: float
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +74,7 @@ class RowCache:
 
     Attributes:
         slots: which slot holds which row.
+        kernels: what computes on the rows.
         current: the batch being computed, read by the embedding modules.
         capture: copies rows for checkpoints.
     """
@@ -104,8 +86,7 @@ class RowCache:
         self.slots = SlotTable(num_slots)
         self.current: ActiveStep | None = None
         self._fixed = num_slots > 0
-        self._optimizer = ROW_OPTIMIZERS[schema.optimizer]
-        self._initial = InitialWeights(schema, self.device)
+        self.kernels: Kernels = open_kernels(schema, self.device)
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
         self._slab = Slab(num_slots, max(self._widths, default=1), self.dtype, self.device)
         self._gathered = [Scratch(self.dtype, self.device) for _ in schema.tables]  # per run; there are no more runs
@@ -220,15 +201,13 @@ class RowCache:
         else:  # the copy to the device may still be under way when the next one is staged
             staging = torch.empty(len(slots), width, dtype=self.dtype, pin_memory=True)
         np.concatenate(parts, out=staging.numpy())
-        self._slab.scatter(self._index(slots), staging.to(self.device, non_blocking=True))
+        scatter(self._slab.records, self._index(slots), staging.to(self.device, non_blocking=True))
 
     def _insert_initial(self, slots: Slots, tables: NDArray[np.int32], ids: NDArray[np.int64], table: int) -> None:
         if not len(slots):
             return
-        rows = torch.zeros(len(slots), self._widths[table], dtype=self.dtype, device=self.device)
         dim = self.schema.tables[table].dim
-        self._initial.fill_(rows[:, :dim], self._index(tables), self._index(ids))
-        self._slab.scatter(self._index(slots), rows)
+        self.kernels.initialise(self._slab.records, self._index(slots), self._index(tables), self._index(ids), dim)
 
     # ---- slots -> store ------------------------------------------------------------------------------------------
 
@@ -281,7 +260,7 @@ class RowCache:
     def _copy_out(self, rows: RowList, slots: Slots) -> CapturedRows:
         """Copy the rows, which are ordered by table, on their device; what is returned brings them to the host."""
         blocks = [
-            (run, self._slab.gather(self._index(slots[run[2] : run[3]]), self._widths[run[0]]))
+            (run, gather(self._slab.records, self._index(slots[run[2] : run[3]]), self._widths[run[0]]))
             for run in self._width_runs(rows)
         ]
         copied = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
@@ -306,7 +285,7 @@ class RowCache:
 
     def gather(self, slot_index: Tensor, dim: int, out: Tensor) -> None:
         """Copy the weights ``[n, dim]`` of the rows in these slots (int64 ``[n]``) to `out`."""
-        self._slab.gather(slot_index, dim, out)
+        gather(self._slab.records, slot_index, dim, out)
 
     def begin(self, context: StepContext, weights: Sequence[Tensor] | None = None) -> None:
         """Make the batch the one the embedding modules look up.
@@ -318,17 +297,30 @@ class RowCache:
         Raises:
             JobError: a row is not in its slot.
         """
-        pulled = weights if weights is not None else [self._own_weights(run) for run in context.runs]
-        runs = tuple(ActiveRun(context=run, weights=rows) for run, rows in zip(context.runs, pulled, strict=True))
+        if weights is None:
+            views = [self._own_rows(run) for run in context.runs]
+        else:
+            views = [
+                RowView(records=rows, slot_index=None, dim=run.run.dim)
+                for run, rows in zip(context.runs, weights, strict=True)
+            ]
+        runs = tuple(
+            ActiveRun(context=run, rows=rows, kernels=self.kernels)
+            for run, rows in zip(context.runs, views, strict=True)
+        )
         self.current = ActiveStep(context=context, runs=runs)
 
-    def _own_weights(self, run: RunContext) -> Tensor:
-        local = run.local
+    def _own_rows(self, run: RunContext) -> RowView:
+        local, dim = run.local, run.run.dim
         if local is None:
             raise JobError(f"run {run.run.index} was planned for several ranks, and no rank gave its rows")
         self.slots.check(local.rows, local.slots)
-        out = self._gathered[run.run.index].take(run.num_rows, run.run.dim)
-        return self._slab.gather(local.slot_index, run.run.dim, out)
+        view = RowView(records=self._slab.records, slot_index=local.slot_index, dim=dim)
+        if self.kernels.reads_slots:
+            return view
+        out = self._gathered[run.run.index].take(run.num_rows, dim)
+        self.gather(local.slot_index, dim, out)
+        return RowView(records=out, slot_index=None, dim=dim)
 
     def end(self, context: StepContext) -> tuple[ActiveRun, ...]:
         """The batch's backward is over: its runs, with the gradients that reached them.
@@ -354,31 +346,23 @@ class RowCache:
         for run in self.end(context):
             local = run.context.local
             if run.gradients and local is not None:
-                self.apply(local, run.context.run, partial(row_gradient, run, 0), settings)
+                self.apply(local, gradient_terms(run, 0), settings)
             run.gradients.clear()
 
-    def apply(self, rows: SlotRows, run: LookupRun, gradient: Callable[[int, int], Tensor], settings: RowStep) -> None:
-        """One optimizer step for each of these rows, block by block; a row's result does not depend on its block.
+    def apply(self, rows: SlotRows, terms: Sequence[Terms], settings: RowStep) -> None:
+        """One optimizer step for each of these rows.
 
         Args:
             rows: distinct rows of one run.
-            run: their tables.
-            gradient: of rows ``first`` to ``end``: ``[end - first, dim]``.
+            terms: of their gradients.
             settings: of the optimizer.
         """
         self.capture.before_change(rows.slots)
-        width = self._widths[run.first_table]
-        num_rows = len(rows.rows)
-        chunk = num_rows if self.device.type != "cpu" else max(1, UPDATE_CHUNK_BYTES // (width * self.dtype.itemsize))
-        for first in range(0, num_rows, max(chunk, 1)):
-            end = min(first + chunk, num_rows)
-            index = rows.slot_index[first:end]
-            records = self._slab.gather(index, width)
-            self._optimizer.apply(records, gradient(first, end), settings.lr, settings.eps, settings.step)
-            self._slab.scatter(index, records)
+        if len(rows.rows):
+            self.kernels.update(self._slab.records, rows.slot_index, terms, settings)
         self.slots.mark_dirty(rows.slots)
         with self._count_lock:  # with several ranks, two lanes update rows
-            self._updated += num_rows
+            self._updated += len(rows.rows)
 
     # ---- helpers ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.layout import LookupRun
-from bagpipe.cache.rowsums import HostSums, Int32, RowSums, SlotRows, Uploader, rows_of_tables
+from bagpipe.cache.slots import rows_of_tables
+from bagpipe.cache.upload import SlotRows, Uploader
+from bagpipe.kernels.sums import HostSums, Int32, RowSums
 from bagpipe.oracle.assembly import select_rows
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import RowList
 
-__all__ = ["FREE", "SlotTable", "row_tables"]
+__all__ = ["FREE", "SlotTable", "row_tables", "rows_of_tables", "table_rows"]
 
 #: Table number of a slot that holds nothing.
 FREE = -1
@@ -27,6 +27,18 @@ def row_tables(rows: RowList) -> NDArray[np.int32]:
     """int32 ``[num_rows]``, table number of each row."""
     sizes = np.diff(rows.table_offsets)
     return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+
+
+def rows_of_tables(rows: RowList, first_table: int, end_table: int) -> slice:
+    """Positions of the rows of these tables."""
+    return slice(int(rows.table_offsets[first_table]), int(rows.table_offsets[end_table]))
+
+
+def table_rows(rows: RowList, first_table: int, end_table: int) -> RowList:
+    """The rows of these tables; table numbers stay, the other tables hold no rows."""
+    part = rows_of_tables(rows, first_table, end_table)
+    offsets = np.clip(rows.table_offsets - part.start, 0, part.stop - part.start)
+    return RowList(table_offsets=offsets, ids=rows.ids[part])
 
 
 class SlotTable:

@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.batch import Batch
-from bagpipe.cache.initial import TORCH_DTYPE
 from bagpipe.cache.layout import LookupRun, StepLayout
-from bagpipe.cache.rowsums import HostSums, Int32, RowSums, SlotRows, Uploader, rows_of_tables, table_rows
 from bagpipe.cache.serve import RunExchange, prepare_exchange
+from bagpipe.cache.slots import rows_of_tables, table_rows
+from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
+from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.sums import HostSums, Int32, RowSums
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
 __all__ = ["RunContext", "StepContext", "prepare_step"]

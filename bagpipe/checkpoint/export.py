@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bagpipe.cache.initial import TORCH_DTYPE, InitialWeights
 from bagpipe.checkpoint.dense import combine, load, save_tensors
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
+from bagpipe.kernels.initial import TORCH_DTYPE, InitialWeights
 from bagpipe.schema import RowSchema
 
 __all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]

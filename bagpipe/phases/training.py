@@ -13,10 +13,10 @@ from torch import Tensor
 
 from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.lookup import ActiveRun
-from bagpipe.cache.rows import RowStep
 from bagpipe.cache.step import StepContext
 from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.client.step import Step
+from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.phases.guard import Guard
 from bagpipe.phases.phase import Phase

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from bagpipe.cache.initial import TORCH_DTYPE
-from bagpipe.cache.rows import RowCache, RowStep
+from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
 from bagpipe.engine import ModelInputs
+from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.interface import RowStep
 from cacher.embedded import EmbeddedCacher
 from trainer.assembly import build_trainee
 from trainer.inputs import InputMaker

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bagpipe.cache.initial import initial_weights
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
 from bagpipe.engine import Progress
+from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest

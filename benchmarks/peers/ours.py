@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from bagpipe.cache.initial import initial_weights
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
+from bagpipe.kernels.initial import initial_weights
 from bagpipe.progress import Progress
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from bagpipe.cache.optimizer import ROW_OPTIMIZERS
 from bagpipe.errors import InputError
+from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from benchmarks.peers.model import Peer, Untyped
 from benchmarks.peers.sample import Minibatch
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
-from bagpipe.cache.rows import RowCache, RowStep
+from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.errors import JobError, PeerError
+from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.testing.local_peers import LocalPeers, local_peers

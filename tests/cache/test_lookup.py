@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from bagpipe.batch import Batch
 from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.lookup import ActiveRun, lookup, row_gradient
+from bagpipe.cache.lookup import ActiveRun, gradient_terms, lookup
 from bagpipe.cache.step import prepare_step
 from bagpipe.errors import JobError
+from bagpipe.kernels.interface import RowView
+from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowTable
+from bagpipe.schema import RowSchema, RowTable
 from tests.cache.plans import consumer_plan, random_batch
 
 NUM_IDS, DIM = 11, 6
@@ -33,12 +35,8 @@ SEGMENT_TABLES = (0, 0, 1)
 
 
 def gradient_of(run: ActiveRun) -> Tensor:
-    """All rows' gradients; taken in two blocks they must be the same bits."""
-    num_rows = run.context.num_rows
-    together = row_gradient(run, 0, 0, num_rows)
-    blocks = [row_gradient(run, 0, 0, num_rows // 2), row_gradient(run, 0, num_rows // 2, num_rows)]
-    assert torch.equal(together, torch.cat(blocks))
-    return together
+    """All rows' gradients."""
+    return run.kernels.sum(gradient_terms(run, 0))
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -54,7 +52,9 @@ def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tens
     (run,) = prepare_step(layout, batch, plan, dtype="float64", device=torch.device("cpu")).runs
     ids, offsets = torch.from_numpy(run.local.rows.ids), run.local.rows.table_offsets
     rows = [weights[table].detach()[ids[offsets[table] : offsets[table + 1]]] for table in range(2)]
-    return ActiveRun(context=run, weights=torch.cat(rows))
+    schema = RowSchema(tables=tuple(tables), optimizer="sgd", dtype="float64")
+    view = RowView(records=torch.cat(rows), slot_index=None, dim=DIM)
+    return ActiveRun(context=run, rows=view, kernels=TorchKernels(schema, torch.device("cpu")))
 
 
 def reference(mode: TableLookup, batch: Batch, weights: Sequence[Tensor], per_id: Tensor | None) -> Tensor:
@@ -147,7 +147,7 @@ def test_without_gradients() -> None:
         assert not lookup(run).requires_grad
     assert run.gradients == []
     with pytest.raises(JobError, match="backward never reached them"):
-        row_gradient(run, 0, 0, 1)
+        gradient_of(run)
 
 
 def test_late_backward_is_refused() -> None:

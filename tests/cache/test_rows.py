@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import bagpipe.cache.rows
 from bagpipe.batch import Batch
-from bagpipe.cache.initial import initial_weights
 from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
-from bagpipe.cache.optimizer import ROW_OPTIMIZERS
-from bagpipe.cache.rows import RowCache, RowStep
+from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slots import FREE
 from bagpipe.errors import JobError
+from bagpipe.kernels import torch_kernels
+from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.oracle.plan import FeatureRef, OwnerPlan
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import ReadResult
@@ -147,7 +148,7 @@ def test_same_bits_for_any_slots(
     job = new_job(optimizer, dtype, num_slots)
     job.seed, job.num_spare_slots = slot_seed, num_spare_slots
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bagpipe.cache.rows, "UPDATE_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(torch_kernels, "UPDATE_CHUNK_BYTES", chunk_bytes)
         assert train(job, data) == expected_losses
     rows = job.finish()
     assert rows.keys() == expected.keys()

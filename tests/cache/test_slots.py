@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagpipe.cache.slots import FREE, SlotTable, row_tables
+from bagpipe.cache.slots import FREE, SlotTable, row_tables, rows_of_tables, table_rows
 from bagpipe.errors import JobError
 from tests.cache.plans import row_list
 
@@ -61,3 +61,10 @@ def test_clear_loses_nothing() -> None:
     table.mark_clean(ints(1))
     table.clear()
     assert table.num_resident == 0
+
+
+def test_rows_of_tables_keep_their_table_numbers() -> None:
+    rows = row_list([np.array([4, 5]), np.array([1]), np.array([7, 8, 9])])
+    assert rows_of_tables(rows, 1, 3) == slice(2, 6)
+    part = table_rows(rows, 1, 2)
+    assert (part.table_offsets.tolist(), part.ids.tolist()) == ([0, 0, 1, 1], [1])

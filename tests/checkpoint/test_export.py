@@ -9,13 +9,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from bagpipe.cache.initial import initial_weights
 from bagpipe.checkpoint.dense import capture
 from bagpipe.checkpoint.export import ExportTable, collect, write
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.rows import RowWriter
 from bagpipe.errors import InputError
+from bagpipe.kernels.initial import initial_weights
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
 from tests.checkpoint.samples import SCHEMA, manifest_of, model_and_optimizer, rows_of, three_checkpoints

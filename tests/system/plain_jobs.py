@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from bagpipe.batch import Batch
-from bagpipe.cache.initial import initial_weights
 from bagpipe.client.step import Phase
 from bagpipe.config import Config
+from bagpipe.kernels.initial import initial_weights
 from bagpipe.schema import DataSchema
 from data.formats import open_source
 from data.loader import open_loader

@@ -1,3 +1,5 @@
+"""Sums in the order of the plan."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.cache.rowsums import HostSums, Uploader, rows_of_tables, sum_rows, table_rows
-from tests.cache.plans import row_list
+from bagpipe.cache.upload import Uploader
+from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.torch_kernels import sum_rows
 
 UPLOAD = Uploader(torch.device("cpu"), torch.float64)
 
@@ -53,10 +56,3 @@ def test_per_id_weights_take_the_place_of_coefficients() -> None:
     )
     vectors, weights = torch.tensor([[1.0], [10.0]]), torch.tensor([0.5, 3.0, 7.0])
     assert sum_rows(vectors, UPLOAD.sums(host), 0, 2, weights).tolist() == [[12.0], [30.0]]
-
-
-def test_rows_of_tables_keep_their_table_numbers() -> None:
-    rows = row_list([np.array([4, 5]), np.array([1]), np.array([7, 8, 9])])
-    assert rows_of_tables(rows, 1, 3) == slice(2, 6)
-    part = table_rows(rows, 1, 2)
-    assert (part.table_offsets.tolist(), part.ids.tolist()) == ([0, 0, 1, 1], [1])

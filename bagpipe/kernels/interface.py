@@ -1,0 +1,132 @@
+"""`Kernels`: the operations on rows that are worth a kernel of their own on a device, and what they are given.
+
+Every implementation gives the same bits for the same arguments, whatever ran before and however often it is asked: a
+row's result depends on the row's own terms, in the order of the plan, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from bagpipe.kernels.sums import RowSums
+
+__all__ = ["Bags", "Kernels", "RowStep", "RowView", "Terms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStep:
+    """Numbers of one row-optimizer step.
+
+    Attributes:
+        lr, eps: of the row optimizer.
+        step: batches trained so far, this one included (Adam's bias correction).
+    """
+
+    lr: float
+    eps: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowView:
+    """The unique rows of one run; U of them.
+
+    Attributes:
+        records: ``[num_records, >= dim]``, weights in the first `dim` columns.
+        slot_index: int64 ``[U]``, record of each row; None: row u is record u.
+        dim: weights per row.
+    """
+
+    records: Tensor
+    slot_index: Tensor | None
+    dim: int
+
+    def gathered(self) -> Tensor:
+        """``[U, dim]``: the weights, row after row. May be the records themselves."""
+        weights = self.records[:, : self.dim]
+        return weights if self.slot_index is None else weights.index_select(0, self.slot_index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bags:
+    """Which rows make which vector; n occurrences, G vectors.
+
+    Attributes:
+        indices: int32 ``[n]``, unique row of each occurrence.
+        offsets: int32 ``[G + 1]``, where each vector's occurrences start; None: each vector is one occurrence.
+        factors: ``[n]``, what each occurrence is multiplied by; None: ones.
+        mean: divide by the number of occurrences.
+    """
+
+    indices: Tensor
+    offsets: Tensor | None
+    factors: Tensor | None
+    mean: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Terms:
+    """What is summed to the gradients of rows: one lookup's share.
+
+    Attributes:
+        vectors: ``[num_vectors, dim]``, contiguous; never written.
+        sums: which of them make which row's gradient.
+        weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; None: there are none.
+    """
+
+    vectors: Tensor
+    sums: RowSums
+    weights: Tensor | None = None
+
+
+class Kernels(Protocol):
+    """Operations on the rows of one cache. Each is enqueued on the current stream; nothing waits for the device.
+
+    Attributes:
+        reads_slots: `pool` reads rows in their slots; otherwise they are better gathered first.
+    """
+
+    reads_slots: bool
+
+    def pool(self, rows: RowView, bags: Bags) -> Tensor:
+        """``[G, dim]``: ``sum(factors[p] * weights[indices[p]] for p in range(offsets[g], offsets[g + 1]))``.
+
+        A vector without occurrences is zero.
+        """
+        ...
+
+    def sum(self, terms: Sequence[Terms]) -> Tensor:
+        """``[k, dim]``: per row the sum of its terms; several lookups' sums are added in their order.
+
+        Raises:
+            JobError: there are none.
+        """
+        ...
+
+    def update(self, records: Tensor, slot_index: Tensor, terms: Sequence[Terms], step: RowStep) -> None:
+        """One optimizer step for each row, in its slot, from `sum` of the terms.
+
+        Args:
+            records: the cache's, ``[num_slots, width]``.
+            slot_index: int64 ``[k]``, distinct.
+            terms: their gradients.
+            step: numbers of the optimizer.
+
+        Raises:
+            JobError: there are no terms.
+        """
+        ...
+
+    def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
+        """Write initial weights and zero state of rows with `dim` weights into their slots.
+
+        Args:
+            records: the cache's, ``[num_slots, width]``.
+            slot_index, tables, ids: int64 ``[k]`` each.
+            dim: of all these rows.
+        """
+        ...
