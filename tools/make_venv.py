@@ -31,7 +31,7 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "stamp.json"
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 INPUTS = (ROOT / "pyproject.toml", CONSTRAINTS, ROOT / "bagpipe" / "environment.py", Path(__file__).resolve())
-EXTRAS = ("torchrec-deps", "store", "programs", "dev")
+EXTRAS = ("torchrec-deps", "kernels", "store", "programs", "dev")
 
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 13)
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -4,7 +4,9 @@
     low half + column * C ──mix 32, high half in the middle──> 24 bits k ──> (k - 2**23) * scale
 
 Only wrapping integer arithmetic and one correctly rounded multiplication are used, so there is nothing a device or a
-vector width could do differently. Optimizer state starts at zero. The mixers are the well-known finalisers of
+vector width could do differently. Half rows start from the float32 value, rounded to the nearest half (ties to even).
+Optimizer state starts at zero. The words that columns are drawn from serve stochastic rounding too
+(`bagpipe.kernels.rounding`), under keys of its own. The mixers are the well-known finalisers of
 splitmix64 (Steele, Lea, Flood 2014) and "lowbias32" (Wellons, 2018).
 """
 
@@ -19,9 +21,14 @@ from torch import Tensor
 
 from bagpipe.schema import RowSchema, RowTable
 
-__all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "table_key"]
+__all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "mixed_step", "row_words", "table_key"]
 
-TORCH_DTYPE = {"float32": torch.float32, "float64": torch.float64}
+TORCH_DTYPE = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 #: 24 bits are drawn: every integer in [-2**23, 2**23) is exact in float32.
 _HALF_RANGE = 1 << 23
@@ -38,10 +45,26 @@ _MIX_64 = (_signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64))
 _MIX_32 = (_signed(0x7FEB352D, 32), _signed(0x846CA68B, 32))
 
 
-def table_key(seed: int, name: str) -> int:
-    """64-bit key of a table, as a signed integer: blake2b of the seed (int64, little-endian) and the name."""
-    digest = hashlib.blake2b(_signed(seed, 64).to_bytes(8, "little", signed=True) + name.encode(), digest_size=8)
+def table_key(seed: int, name: str, *, purpose: str = "") -> int:
+    """64-bit key of a table, as a signed integer: blake2b of the seed (int64, little-endian) and the name.
+
+    Args:
+        seed: of the run.
+        name: of the table.
+        purpose: keys of different purposes have nothing in common; empty: initial values. At most 16 bytes.
+    """
+    text = _signed(seed, 64).to_bytes(8, "little", signed=True) + name.encode()
+    digest = hashlib.blake2b(text, digest_size=8, person=purpose.encode())
     return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def mixed_step(step: int) -> int:
+    """64 bits of a step's number, as a signed integer: added to a table's key, they make a key of table and step."""
+    mask = (1 << 64) - 1
+    x = step & mask
+    x = (x ^ x >> 30) * _MIX_64[0] & mask
+    x = (x ^ x >> 27) * _MIX_64[1] & mask
+    return _signed(x ^ x >> 31, 64)
 
 
 def _xor_shift_(x: Tensor, shift: int, bits: int, scratch: Tensor) -> None:
@@ -63,46 +86,62 @@ def _row_keys(ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(torch.int32), (x >> 32).to(torch.int32)
 
 
+def row_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
+    """int32 ``[n, num_columns]``: 32 uniform bits of each row's columns.
+
+    Args:
+        ids: int64 ``[n]``.
+        keys: int64 ``[n]``, `table_key` of each row's table.
+        num_columns: columns.
+    """
+    low, high = _row_keys(ids, keys)
+    # The step wraps modulo 2**32 in the cast, exactly as the products would in unsigned arithmetic.
+    columns = (torch.arange(num_columns, device=ids.device) * _COLUMN_STEP).to(torch.int32)
+    x = low.unsqueeze(1) + columns
+    scratch = torch.empty_like(x)
+    _xor_shift_(x, 16, 32, scratch)
+    x.mul_(_MIX_32[0])
+    x.bitwise_xor_(high.unsqueeze(1))
+    _xor_shift_(x, 15, 32, scratch)
+    x.mul_(_MIX_32[1])
+    _xor_shift_(x, 16, 32, scratch)
+    return x
+
+
 class InitialWeights:
     """Keys and scales of a schema's tables on one device.
 
     Args:
         schema: fixes seed, table names, bounds and dtype.
         device: where ids come from and weights go to.
+
+    Attributes:
+        dtype: what is computed in.
+        keys, scales: int64 and `dtype`, one per table: what its rows' words are drawn under, and multiplied by.
     """
 
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
-        self.dtype = TORCH_DTYPE[schema.dtype]
+        self.dtype = TORCH_DTYPE[schema.row_type.compute]
         self.device = device
         keys = [table_key(schema.seed, table.name) for table in schema.tables]
-        # bound * 2**-23 is exact in double; the one rounding is the one to the run's dtype.
+        # bound * 2**-23 is exact in double; the one rounding is the one to the dtype computed in.
         scales = [table.init_bound / _HALF_RANGE for table in schema.tables]
-        self._keys = torch.tensor(keys, dtype=torch.int64, device=device)
-        self._scales = torch.tensor(scales, dtype=self.dtype, device=device)
+        self.keys = torch.tensor(keys, dtype=torch.int64, device=device)
+        self.scales = torch.tensor(scales, dtype=self.dtype, device=device)
 
     def fill_(self, out: Tensor, tables: Tensor, ids: Tensor) -> None:
         """Write the initial weights of rows into `out`.
 
         Args:
-            out: ``[n, dim]`` in the schema's dtype, any strides.
+            out: ``[n, dim]`` in the schema's dtype, any strides. Halves are rounded to the nearest.
             tables: int64 ``[n]`` table numbers; all tables have dimension `dim`.
             ids: int64 ``[n]``.
         """
-        low, high = _row_keys(ids, self._keys.index_select(0, tables))
-        # The step wraps modulo 2**32 in the cast, exactly as the products would in unsigned arithmetic.
-        columns = (torch.arange(out.shape[1], device=out.device) * _COLUMN_STEP).to(torch.int32)
-        x = low.unsqueeze(1) + columns
-        scratch = torch.empty_like(x)
-        _xor_shift_(x, 16, 32, scratch)
-        x.mul_(_MIX_32[0])
-        x.bitwise_xor_(high.unsqueeze(1))
-        _xor_shift_(x, 15, 32, scratch)
-        x.mul_(_MIX_32[1])
-        _xor_shift_(x, 16, 32, scratch)
+        x = row_words(ids, self.keys.index_select(0, tables), out.shape[1])
         # The arithmetic shift keeps the sign: it reads the top 24 bits as k - 2**23 with the top bit flipped,
         # which is the same uniform integer in [-2**23, 2**23).
         x.bitwise_right_shift_(8)
-        torch.mul(x.to(self.dtype), self._scales.index_select(0, tables).unsqueeze(1), out=out)
+        torch.mul(x.to(self.dtype), self.scales.index_select(0, tables).unsqueeze(1), out=out)
 
 
 def initial_weights(

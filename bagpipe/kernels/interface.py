@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bagpipe.kernels.sums import RowSums
 
-__all__ = ["Bags", "Kernels", "RowStep", "RowView", "Terms"]
+__all__ = ["Bags", "Kernels", "RowNames", "RowStep", "RowView", "Terms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class RowView:
     """The unique rows of one run; U of them.
 
     Attributes:
-        records: ``[num_records, >= dim]``, weights in the first `dim` columns.
+        records: ``[num_records, >= dim]``, weights in the first `dim` columns; their dtype may be narrower than that of
+            vectors and gradients (`bagpipe.kernels.records`).
         slot_index: int64 ``[U]``, record of each row; None: row u is record u.
         dim: weights per row.
     """
@@ -46,9 +47,26 @@ class RowView:
     dim: int
 
     def gathered(self) -> Tensor:
-        """``[U, dim]``: the weights, row after row. May be the records themselves."""
+        """``[U, dim]``: the weights, row after row, in the records' dtype. May be the records themselves."""
         weights = self.records[:, : self.dim]
         return weights if self.slot_index is None else weights.index_select(0, self.slot_index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowNames:
+    """Which rows they are, on the device: what stochastic rounding draws its bits from.
+
+    Attributes:
+        tables: int32 ``[k]``, table numbers.
+        ids: int64 ``[k]``.
+    """
+
+    tables: Tensor
+    ids: Tensor
+
+    def part(self, first: int, end: int) -> RowNames:
+        """Of rows ``first`` to ``end``."""
+        return RowNames(tables=self.tables[first:end], ids=self.ids[first:end])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,14 +106,18 @@ class Kernels(Protocol):
 
     Attributes:
         reads_slots: `pool` reads rows in their slots; otherwise they are better gathered first.
+        needs_names: `update` wants the names of the rows, because it rounds stochastically.
+        max_terms: rows with more terms are to be summed in pieces (`HostSums.split`); None: no row is.
     """
 
     reads_slots: bool
+    needs_names: bool
+    max_terms: int | None
 
     def pool(self, rows: RowView, bags: Bags) -> Tensor:
         """``[G, dim]``: ``sum(factors[p] * weights[indices[p]] for p in range(offsets[g], offsets[g + 1]))``.
 
-        A vector without occurrences is zero.
+        A vector without occurrences is zero. Half rows are widened first: vectors and sums are float32 then.
         """
         ...
 
@@ -107,7 +129,14 @@ class Kernels(Protocol):
         """
         ...
 
-    def update(self, records: Tensor, slot_index: Tensor, terms: Sequence[Terms], step: RowStep) -> None:
+    def update(
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        terms: Sequence[Terms],
+        step: RowStep,
+        names: RowNames | None = None,
+    ) -> None:
         """One optimizer step for each row, in its slot, from `sum` of the terms.
 
         Args:
@@ -115,9 +144,10 @@ class Kernels(Protocol):
             slot_index: int64 ``[k]``, distinct.
             terms: their gradients.
             step: numbers of the optimizer.
+            names: the rows' names, ``[k]`` each, where `needs_names`; else unused.
 
         Raises:
-            JobError: there are no terms.
+            JobError: there are no terms, or no names where they are needed.
         """
         ...
 

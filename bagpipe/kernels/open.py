@@ -1,16 +1,89 @@
-"""Which kernels a device gets."""
+"""Which kernels a device gets.
+
+    run.kernels   auto     CUDA: Triton's where they run, else torch's, with a warning that says why; CPU: torch's
+                  torch    torch's
+                  triton   Triton's, or one line that says what is missing
+
+Triton's want Triton itself (torch's CUDA builds bring it) and a device of compute capability 8.0 or later, the oldest
+that Triton supports (its README, "Compatibility"). Under ``TRITON_INTERPRET=1`` they also run on a CPU, by name.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import warnings
+from dataclasses import dataclass
+
 import torch
 
+from bagpipe.errors import InputError
 from bagpipe.kernels.interface import Kernels
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.schema import RowSchema
 
-__all__ = ["open_kernels"]
+__all__ = ["MIN_CAPABILITY", "Circumstances", "find_problem", "open_kernels"]
+
+MIN_CAPABILITY = (8, 0)
 
 
-def open_kernels(schema: RowSchema, device: torch.device) -> Kernels:
-    """The kernels for rows of a schema on a device."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What decides where Triton's kernels run.
+
+    Attributes:
+        device: cpu or cuda.
+        capability: compute capability of the CUDA device.
+        has_triton: Triton is installed.
+        is_interpreted: Triton's interpreter is asked for.
+    """
+
+    device: str
+    capability: tuple[int, int] | None
+    has_triton: bool
+    is_interpreted: bool
+
+    @classmethod
+    def of(cls, device: torch.device) -> Circumstances:
+        return cls(
+            device=device.type,
+            capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            has_triton=importlib.util.find_spec("triton") is not None,
+            is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        )
+
+
+def find_problem(found: Circumstances) -> str | None:
+    """Why Triton's kernels do not run: the rest of a line; None: they do."""
+    if not found.has_triton:
+        return "Triton is not installed"
+    if found.device != "cuda" and not found.is_interpreted:
+        return f"run.device is {found.device}, and Triton's kernels need a CUDA device"
+    if found.capability is not None and found.capability < MIN_CAPABILITY:
+        have, need = (".".join(map(str, version)) for version in (found.capability, MIN_CAPABILITY))
+        return f"the device has compute capability {have}, and Triton's kernels need {need} or later"
+    return None
+
+
+def open_kernels(schema: RowSchema, device: torch.device, choice: str = "auto") -> Kernels:
+    """The kernels for rows of a schema on a device.
+
+    Args:
+        schema: of the rows.
+        device: where they live.
+        choice: auto, torch or triton.
+
+    Raises:
+        InputError: Triton's are asked for, and do not run here.
+    """
+    if choice == "torch" or (choice == "auto" and device.type != "cuda"):
+        return TorchKernels(schema, device)
+    problem = find_problem(Circumstances.of(device))
+    if problem is None:
+        from bagpipe.kernels.triton_kernels import TritonKernels
+
+        return TritonKernels(schema, device)
+    if choice == "triton":
+        raise InputError(f"run.kernels is triton, but {problem}")
+    warnings.warn(f"rows are computed on with torch's operations, which are slower: {problem}", stacklevel=2)
     return TorchKernels(schema, device)

@@ -7,7 +7,8 @@ Rule of this file: every operation is one correctly rounded elementwise step (ad
 root). Fused forms (``add_(x, alpha=…)``, ``addcmul_``, ``addcdiv_``) are avoided: a CPU kernel's vector body contracts
 ``a * b + c`` into one rounding and its scalar tail may not, so a row's result would depend on its place in the block.
 As it is, a row's result depends on the row alone, and rows may be updated in any grouping: in chunks that fit the CPU's
-cache, or those the next batch needs first.
+cache, or those the next batch needs first. (One operation is not quite correctly rounded: float32 square roots of torch
+on a CPU are MKL's, off by one bit for some numbers, wherever these stand.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from bagpipe.schema import OPTIMIZER_STATE_WIDTH
 
-__all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer"]
+__all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer", "adam_rate"]
 
 #: torch's defaults for Adam and SparseAdam.
 ADAM_BETAS = (0.9, 0.999)
@@ -60,7 +61,8 @@ def _adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> No
 def _rowwise_adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
     dim = grad.shape[1]
     square_sum = rows[:, dim:]
-    square_sum.add_(_row_sums_(grad * grad).div_(dim))
+    # A tensor: by a Python number CUDA would not divide but multiply by its reciprocal, which rounds twice.
+    square_sum.add_(_row_sums_(grad * grad).div_(square_sum.new_full((), dim)))
     rows[:, :dim].sub_(grad.div_(square_sum.sqrt().add_(eps)).mul_(lr))
 
 
@@ -73,18 +75,26 @@ def _adam(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
     second.add_(square.sub_(second).mul_(1 - beta2))
     torch.sqrt(second, out=square)
     square.add_(eps)
-    # The rounding of lr, betas and their powers is Python's double arithmetic: the same everywhere.
-    step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
     torch.div(first, square, out=grad)
-    weights.sub_(grad.mul_(step_size))
+    weights.sub_(grad.mul_(adam_rate(lr, step)))
+
+
+def adam_rate(lr: float, step: int) -> float:
+    """Learning rate with Adam's bias correction. All rounding is Python's double arithmetic: the same everywhere."""
+    beta1, beta2 = ADAM_BETAS
+    return lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
 
 
 def _row_sums_(x: Tensor) -> Tensor:
-    """Row sums ``[n, 1]`` of `x` ``[n, dim]`` by halving: one fixed order on every device. Overwrites `x`."""
+    """Row sums ``[n, 1]`` of `x` ``[n, dim]``, no element negative: one fixed order on every device. Overwrites `x`.
+
+    By halving of the width padded with zeros to a power of two: the second half is added to the first, and so on. A
+    tile of a GPU, whose width is a power of two, can do the same.
+    """
     width = x.shape[1]
     while width > 1:
-        half = (width + 1) // 2
-        x[:, : width - half].add_(x[:, half:width])
+        half = 1 << ((width - 1).bit_length() - 1)
+        x[:, : width - half].add_(x[:, half:width])  # the others would get the padding's zeros
         width = half
     return x[:, :1]
 

@@ -3,19 +3,52 @@
     gradient[u] = sum(factors[p] * vectors[sources[p]] for p in range(row_starts[u], row_starts[u + 1]))
 
 `vectors` are a rank's bags, for the rows it uses; or what all ranks sent, rank by rank, for the rows it owns.
+
+A device with thousands of lanes sums a row's terms in one of them, so a row that the whole batch uses would hold all
+others up. `HostSums.split` cuts such *long* rows into pieces of at most `max_terms` terms:
+
+    terms ──pieces──> partial sums ──pieces of those──> … ──at most max_terms of them──> gradient of the long row
+
+Rule of this file: pieces are cut by a term's position in its row, so a row's result depends on its own terms and on
+`max_terms`, and on nothing else: not on the other rows of the batch, nor on where the row stands among them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["HostSums", "Int32", "RowSums"]
+__all__ = ["MAX_TERMS", "HostLongRows", "HostPieces", "HostSums", "Int32", "LongRows", "Pieces", "RowSums"]
 
 Int32 = NDArray[np.int32]
+
+#: Terms that one lane of a GPU walks through at most. Each few of them cost a trip to memory, about as long as a launch
+#: takes: with 32 a walk takes the time of two or three launches, and a row with 16,384 terms, or 32,768, two levels of
+#: pieces. The order of sums follows from it, so results on a GPU change with it.
+MAX_TERMS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostPieces:
+    """`Pieces` before they are tensors."""
+
+    starts: Int32
+    ends: Int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostLongRows:
+    """`LongRows` before they are tensors."""
+
+    rows: NDArray[np.int64]
+    levels: tuple[HostPieces, ...]
+    offsets: Int32
+    num_terms: int
+    max_terms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,9 +66,10 @@ class HostSums:
     sources: Int32
     coefficients: NDArray[np.float64] | None = None
     occurrences: Int32 | None = None
+    long: HostLongRows | None = None
 
     def select(self, rows: NDArray[np.int64]) -> HostSums:
-        """The sums of these rows, in this order."""
+        """The sums of these rows, in this order; not split."""
         lengths = np.diff(self.row_starts)[rows]
         row_starts = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=row_starts[1:])
@@ -48,6 +82,75 @@ class HostSums:
             occurrences=None if self.occurrences is None else self.occurrences[terms],
         )
 
+    def split(self, max_terms: int | None) -> HostSums:
+        """The same sums with rows of more than `max_terms` terms cut into pieces; None: nothing is cut.
+
+        The arrays of terms are shared, not copied: pieces are ranges of them.
+        """
+        if max_terms is None:
+            return self
+        lengths = np.diff(self.row_starts)
+        rows = np.flatnonzero(lengths > max_terms)
+        if not len(rows):
+            return self
+        starts, counts = self.row_starts[rows], lengths[rows]
+        num_terms = int(counts.sum())
+        levels = []
+        while int(counts.max()) > max_terms:
+            num_pieces = -(-counts // np.int32(max_terms))
+            levels.append(_cut(starts, counts, num_pieces, max_terms))
+            counts = num_pieces
+            starts = (np.cumsum(counts) - counts).astype(np.int32)
+        offsets = np.append(starts, starts[-1] + counts[-1]).astype(np.int32)
+        long = HostLongRows(rows=rows, levels=tuple(levels), offsets=offsets, num_terms=num_terms, max_terms=max_terms)
+        return dataclasses.replace(self, long=long)
+
+
+def _cut(starts: Int32, counts: Int32, num_pieces: Int32, max_terms: int) -> HostPieces:
+    """Ranges of at most `max_terms`, row after row."""
+    first_piece = np.cumsum(num_pieces) - num_pieces
+    piece_starts = np.repeat((starts - first_piece * max_terms).astype(np.int32), num_pieces)
+    piece_starts += np.arange(0, len(piece_starts) * max_terms, max_terms, dtype=np.int32)
+    piece_ends = np.minimum(piece_starts + np.int32(max_terms), np.repeat(starts + counts, num_pieces))
+    return HostPieces(starts=piece_starts, ends=piece_ends.astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pieces:
+    """Ranges of terms, or of the partial sums before, each of which makes one partial sum; c of them.
+
+    Attributes:
+        starts, ends: int32 ``[c]``.
+    """
+
+    starts: Tensor
+    ends: Tensor
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LongRows:
+    """The rows that are summed in pieces; m of them.
+
+    Attributes:
+        rows: int64 ``[m]``, which.
+        levels: pieces of their terms, then pieces of the partial sums of the level before; at least one level.
+        offsets: int32 ``[m + 1]``, where each row's partial sums of the last level start; they are side by side.
+        num_terms: terms of these rows together.
+        max_terms: no piece has more, nor any other row; these rows have.
+    """
+
+    rows: Tensor
+    levels: tuple[Pieces, ...]
+    offsets: Tensor
+    num_terms: int
+    max_terms: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowSums:
@@ -59,6 +162,7 @@ class RowSums:
         sources: int32 ``[n]``.
         coefficients: ``[n]`` in the run's dtype, or None.
         occurrences: int32 ``[n]``, or None.
+        long: rows that are summed in pieces; None: each is summed from its first term to its last.
     """
 
     row_starts: Int32
@@ -66,6 +170,7 @@ class RowSums:
     sources: Tensor
     coefficients: Tensor | None
     occurrences: Tensor | None
+    long: LongRows | None = None
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from bagpipe.errors import JobError
 from bagpipe.kernels.initial import InitialWeights
-from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, RowNames, RowStep, RowView, Terms
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
-from bagpipe.kernels.sums import RowSums
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+from bagpipe.kernels.records import open_records
+from bagpipe.kernels.sums import MAX_TERMS
+from bagpipe.kernels.torch_sums import segment_sum, total_gradient
+from bagpipe.schema import RowSchema
 
-__all__ = ["TorchKernels", "gather", "scatter", "sum_rows"]
+__all__ = ["TorchKernels", "first_term", "gather", "scatter"]
 
 #: Bytes of row records updated at a time on a CPU, so that their gradients and the optimizer's passes stay in the L2
 #: cache. Measured without the gradients: 29,351 rows of 512 bytes take 5.5 ms at 256-512 KiB and 7.8 ms in one block
@@ -23,8 +25,6 @@ UPDATE_CHUNK_BYTES = 512 * 1024
 
 #: Rows of this many bytes, or a multiple, are copied 16 bytes at a time.
 ALIGN_BYTES = 16
-
-_MODE_NUMBER = {False: 0, True: 1}  # torch.embedding_bag's own numbers: sum, mean
 
 
 class TorchKernels:
@@ -36,38 +36,52 @@ class TorchKernels:
     """
 
     reads_slots = False
+    max_terms: int | None
 
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
+        self.max_terms = MAX_TERMS if device.type == "cuda" else None
         self._device = device
         self._optimizer = ROW_OPTIMIZERS[schema.optimizer]
-        self._state_width = OPTIMIZER_STATE_WIDTH[schema.optimizer]
+        self._records = open_records(schema, device)
         self._initial = InitialWeights(schema, device)
+        self._dtype = self._initial.dtype
+        self.needs_names = self._records.needs_names
 
     def pool(self, rows: RowView, bags: Bags) -> Tensor:
         weights = rows.gathered()
         if bags.offsets is None:
-            return weights.index_select(0, bags.indices)
-        return segment_sum(weights, bags.indices, bags.offsets, bags.factors, mean=bags.mean)
+            return weights.index_select(0, bags.indices).to(self._dtype)
+        return segment_sum(weights.to(self._dtype), bags.indices, bags.offsets, bags.factors, mean=bags.mean)
 
     def sum(self, terms: Sequence[Terms]) -> Tensor:
-        return _total(terms, 0, len(_first(terms).sums))
+        first_term(terms)
+        return total_gradient(terms)
 
-    def update(self, records: Tensor, slot_index: Tensor, terms: Sequence[Terms], step: RowStep) -> None:
-        dim = _first(terms).vectors.shape[1]
-        width = dim + self._state_width(dim)
+    def update(
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        terms: Sequence[Terms],
+        step: RowStep,
+        names: RowNames | None = None,
+    ) -> None:
+        dim = first_term(terms).vectors.shape[1]
+        width = self._records.width(dim)
         num_rows = len(slot_index)
-        on_cpu = self._device.type == "cpu"
-        chunk = max(1, UPDATE_CHUNK_BYTES // (width * records.itemsize)) if on_cpu else max(1, num_rows)
+        in_chunks = self._device.type == "cpu" and all(term.sums.long is None for term in terms)
+        chunk = max(1, UPDATE_CHUNK_BYTES // (width * records.itemsize)) if in_chunks else max(1, num_rows)
         for first in range(0, num_rows, chunk):
             end = min(first + chunk, num_rows)
             index = slot_index[first:end]
             rows = gather(records, index, width)
-            self._optimizer.apply(rows, _total(terms, first, end), step.lr, step.eps, step.step)
+            values = self._records.opened(rows, dim)
+            self._optimizer.apply(values, total_gradient(terms, first, end), step.lr, step.eps, step.step)
+            part = None if names is None else names.part(first, end)
+            self._records.closed(values, rows, dim, part, step.step)
             scatter(records, index, rows)
 
     def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
-        width = dim + self._state_width(dim)
-        rows = torch.zeros(len(slot_index), width, dtype=records.dtype, device=self._device)
+        rows = torch.zeros(len(slot_index), self._records.width(dim), dtype=records.dtype, device=self._device)
         self._initial.fill_(rows[:, :dim], tables, ids)
         scatter(records, slot_index, rows)
 
@@ -86,45 +100,8 @@ def scatter(records: Tensor, slots: Tensor, rows: Tensor) -> None:
     fronts.index_copy_(0, slots, rows)
 
 
-def _first(terms: Sequence[Terms]) -> Terms:
+def first_term(terms: Sequence[Terms]) -> Terms:
+    """Raises JobError if there is none."""
     if not terms:
         raise JobError("the gradient of rows was asked for, but backward never reached them")
     return terms[0]
-
-
-def _total(terms: Sequence[Terms], first: int, end: int) -> Tensor:
-    """``[end - first, dim]``: of rows ``first`` to ``end``, all lookups' sums."""
-    total: Tensor | None = None
-    for term in terms:
-        summed = sum_rows(term.vectors, term.sums, first, end, term.weights)
-        total = summed if total is None else total.add_(summed)
-    assert total is not None, "asked for by _first"
-    return total
-
-
-def sum_rows(vectors: Tensor, sums: RowSums, first: int, end: int, weights: Tensor | None = None) -> Tensor:
-    """``[end - first, dim]``: the sums of rows ``first`` to ``end``, each from its first term to its last.
-
-    Args:
-        vectors: ``[num_vectors, dim]``.
-        sums: what to sum.
-        first, end: rows. They are summed one by one, so blocks of them give the bits of all at once.
-        weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; weighted runs only.
-    """
-    start, stop = int(sums.row_starts[first]), int(sums.row_starts[end])
-    offsets = sums.row_offsets[first : end + 1]
-    if start:
-        offsets = offsets - start
-    factors = None if sums.coefficients is None else sums.coefficients[start:stop]
-    if weights is not None and sums.occurrences is not None:
-        factors = weights.index_select(0, sums.occurrences[start:stop])
-    return segment_sum(vectors, sums.sources[start:stop], offsets, factors)
-
-
-def segment_sum(
-    vectors: Tensor, sources: Tensor, offsets: Tensor, factors: Tensor | None = None, *, mean: bool = False
-) -> Tensor:
-    """``out[i] = sum(factors[p] * vectors[sources[p]] for p in range(offsets[i], offsets[i + 1]))``, in that order."""
-    return torch.embedding_bag(
-        vectors, sources, offsets, False, _MODE_NUMBER[mean], False, factors, include_last_offset=True
-    )[0]

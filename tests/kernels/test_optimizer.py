@@ -50,9 +50,10 @@ def test_equals_the_reference(name: str, dtype: torch.dtype, tolerance: float) -
     for step in range(1, 9):
         touched = torch.randperm(NUM_ROWS, generator=generator)[:11].sort().values
         grad = torch.randn(11, DIM, dtype=dtype, generator=generator)
-        sparse = torch.sparse_coo_tensor(touched[None], grad, (NUM_ROWS, DIM), is_coalesced=True)
+        sparse = torch.sparse_coo_tensor(touched[None], grad, (NUM_ROWS, DIM), is_coalesced=True, check_invariants=True)
         weight.grad = sparse.to_dense() if name == "rowwise_adagrad" else sparse
-        optimizer.step()
+        with torch.sparse.check_sparse_tensor_invariants():
+            optimizer.step()
         rows = records[touched]
         ROW_OPTIMIZERS[name].apply(rows, grad.clone(), LR, EPS, step)
         records[touched] = rows

@@ -1,58 +1,30 @@
-"""Sums in the order of the plan."""
+"""Torch's kernels conform; and blocks of rows do not matter."""
 
 from __future__ import annotations
 
-import numpy as np
+import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
-from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.sums import HostSums
-from bagpipe.kernels.torch_kernels import sum_rows
+from bagpipe.errors import JobError
+from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.torch_kernels import TorchKernels
+from bagpipe.schema import RowSchema, RowTable
+from tests.kernels.cases import cases
+from tests.kernels.conformance import Bench, Case
 
-UPLOAD = Uploader(torch.device("cpu"), torch.float64)
-
-
-@st.composite
-def sums_and_vectors(draw: st.DrawFn) -> tuple[HostSums, torch.Tensor]:
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    lengths = rng.integers(0, 4, size=draw(st.integers(0, 8)))
-    num_terms, num_vectors = int(lengths.sum()), 5
-    sums = HostSums(
-        row_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        sources=rng.integers(0, num_vectors, size=num_terms).astype(np.int32),
-        coefficients=rng.standard_normal(num_terms) if draw(st.booleans()) else None,
-        occurrences=rng.permutation(num_terms).astype(np.int32),
-    )
-    return sums, torch.from_numpy(rng.standard_normal((num_vectors, 3)))
+CPU = torch.device("cpu")
 
 
-@given(sums_and_vectors(), st.integers(0, 2**32))
-def test_selected_rows_have_the_same_bits(drawn: tuple[HostSums, torch.Tensor], seed: int) -> None:
-    host, vectors = drawn
-    sums = UPLOAD.sums(host)
-    together = sum_rows(vectors, sums, 0, len(sums))
-    for row in range(len(sums)):
-        factors = np.ones(len(host.sources)) if host.coefficients is None else host.coefficients
-        terms = range(host.row_starts[row], host.row_starts[row + 1])
-        expected = sum(
-            (factors[p] * vectors[host.sources[p]] for p in terms), start=torch.zeros(3, dtype=torch.float64)
-        )
-        torch.testing.assert_close(together[row], expected)
-    rows = np.random.default_rng(seed).permutation(len(sums))
-    selected = UPLOAD.sums(host.select(rows))
-    assert torch.equal(sum_rows(vectors, selected, 0, len(selected)), together[torch.from_numpy(rows)])
-    half = len(selected) // 2
-    blocks = [sum_rows(vectors, selected, 0, half), sum_rows(vectors, selected, half, len(selected))]
-    assert torch.equal(torch.cat(blocks), together[torch.from_numpy(rows)])
+@settings(max_examples=15)
+@given(cases())
+def test_conformance(case: Case) -> None:
+    Bench(TorchKernels, case, CPU, exact_roots=False).check()
 
 
-def test_per_id_weights_take_the_place_of_coefficients() -> None:
-    host = HostSums(
-        row_starts=np.array([0, 2, 3], np.int32),
-        sources=np.array([0, 1, 1], np.int32),
-        occurrences=np.array([2, 0, 1], np.int32),
-    )
-    vectors, weights = torch.tensor([[1.0], [10.0]]), torch.tensor([0.5, 3.0, 7.0])
-    assert sum_rows(vectors, UPLOAD.sums(host), 0, 2, weights).tolist() == [[12.0], [30.0]]
+def test_no_gradient_is_an_error() -> None:
+    kernels = TorchKernels(RowSchema(tables=(RowTable(name="t", dim=4),), optimizer="sgd"), CPU)
+    with pytest.raises(JobError, match="backward never reached them"):
+        kernels.sum([])
+    with pytest.raises(JobError, match="backward never reached them"):
+        kernels.update(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), [], RowStep(lr=0.1, eps=1e-8, step=1))

@@ -1,0 +1,142 @@
+"""Row records as tensors: where weights and state lie in them, and what an optimizer works on.
+
+    dtype               element   record, in elements                                  state
+    float32, float64    4, 8 B    [dim weights | state]                                in the same dtype
+    float16, bfloat16   2 B       [dim weights | 0 if dim is odd | 2 * state]          float32: two elements a number
+
+    slots ──gather──> records ──opened──> float [n, dim + state] ──optimizer──> the same, updated
+                      records <──closed, weights rounded─────────┘
+
+A tensor of records has the dtype of the weights, so the weights of half rows are its first `dim` columns, as those of
+any rows. Their state begins at the even element ``dim + dim % 2``, and records begin on multiples of 4 bytes, so it can
+be viewed as float32 in place. To everything that moves records, memory to memory, they are bits; numpy has no bfloat16,
+so on the host their elements are uint16 words (`host_words`). The arithmetic is float32's: half weights are widened,
+which is exact, then updated as float32 rows are, then rounded once (`bagpipe.kernels.rounding`).
+
+Bytes of a row of 48 weights      sgd   rowwise_adagrad   adagrad   adam
+    float32                       192               196       384    576
+    float16, bfloat16              96               100       288    480
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.interface import RowNames
+from bagpipe.kernels.rounding import open_rounding
+from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+
+__all__ = ["HalfRecords", "PlainRecords", "Records", "host_words", "open_records", "split_record"]
+
+#: What numpy calls the elements of a tensor of records.
+_WORD = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.float16: torch.uint16,
+    torch.bfloat16: torch.uint16,
+}
+
+
+def host_words(records: Tensor) -> NDArray[Any]:
+    """Records in host memory as the words that stores and files take, of the same memory."""
+    return records.view(_WORD[records.dtype]).numpy()
+
+
+def split_record(records: Tensor, schema: RowSchema, dim: int) -> tuple[Tensor, Tensor]:
+    """Views of records ``[n, >= width]``: weights ``[n, dim]`` and state ``[n, state]``, each in its own dtype."""
+    first, end = schema.weight_words(dim), schema.record_words(dim)
+    state = records[:, first:end]
+    return records[:, :dim], state.view(TORCH_DTYPE[schema.row_type.compute]) if end > first else state.new_empty(
+        len(records), 0, dtype=TORCH_DTYPE[schema.row_type.compute]
+    )
+
+
+class Records(Protocol):
+    """Records of one schema: numbers to compute with, and back.
+
+    Attributes:
+        needs_names: `closed` wants names.
+    """
+
+    needs_names: bool
+
+    def width(self, dim: int) -> int:
+        """Elements of a record of `dim` weights."""
+        ...
+
+    def opened(self, rows: Tensor, dim: int) -> Tensor:
+        """Weights and state ``[n, dim + state]`` in the dtype computed in; may be `rows` themselves.
+
+        Args:
+            rows: records ``[n, width]``, contiguous.
+            dim: weights of each.
+        """
+        ...
+
+    def closed(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+        """Put the updated numbers back.
+
+        Args:
+            values: what `opened` gave, updated; used as scratch.
+            rows: what it was given.
+            dim: weights of each.
+            names: their names, ``[n]`` each, where they are needed.
+            step: batches trained so far, this one included.
+
+        Raises:
+            JobError: names are needed, and there are none.
+        """
+        ...
+
+
+class PlainRecords:
+    """Weights and state of one dtype: the optimizer works on the records themselves."""
+
+    needs_names = False
+
+    def __init__(self, schema: RowSchema) -> None:
+        self._schema = schema
+
+    def width(self, dim: int) -> int:
+        return self._schema.record_words(dim)
+
+    def opened(self, rows: Tensor, dim: int) -> Tensor:
+        return rows
+
+    def closed(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+        assert values is rows
+
+
+class HalfRecords:
+    """Half weights beside float32 state: widened, updated, rounded."""
+
+    def __init__(self, schema: RowSchema, device: torch.device) -> None:
+        self._schema = schema
+        self._rounding = open_rounding(schema, device)
+        self._state_width = OPTIMIZER_STATE_WIDTH[schema.optimizer]
+        self.needs_names = self._rounding.needs_names
+
+    def width(self, dim: int) -> int:
+        return self._schema.record_words(dim)
+
+    def opened(self, rows: Tensor, dim: int) -> Tensor:
+        weights, state = split_record(rows, self._schema, dim)
+        values = torch.empty(len(rows), dim + self._state_width(dim), dtype=torch.float32, device=rows.device)
+        values[:, :dim].copy_(weights)
+        values[:, dim:].copy_(state)
+        return values
+
+    def closed(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+        weights, state = split_record(rows, self._schema, dim)
+        self._rounding.write(values[:, :dim], weights, names, step)
+        state.copy_(values[:, dim:])
+
+
+def open_records(schema: RowSchema, device: torch.device) -> Records:
+    """The records of a schema on a device."""
+    return HalfRecords(schema, device) if schema.row_type.is_half else PlainRecords(schema)

@@ -1,0 +1,324 @@
+"""`TritonKernels`: the operations on rows as Triton kernels: rows are read and written in their slots, once.
+
+    pool        slots ──one kernel──> pooled vectors
+    update      vectors ──sum──> partial sums of long rows, level by level ──┐
+                vectors, slots ──sum, optimizer step──> slots                └─optimizer step──> slots
+    sum         the same, to a matrix
+    initialise  names ──one kernel──> slots
+
+Sizes come from the host's arrays and the tensors' shapes: nothing waits for the device. What a kernel does is in
+`triton_sums` and `triton_rows`, how much of it at a time in `tiles`. Results are the bits of `TorchKernels` for the
+same sums in the same pieces, with two exceptions, both of libraries: they may contract a product and a sum into one
+rounding (per-id weights, means), and MKL's square root on a CPU is not correctly rounded.
+
+Under ``TRITON_INTERPRET=1`` everything runs on a CPU, slowly, one launch at a time: all threads share the interpreter.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from bagpipe.errors import JobError
+from bagpipe.kernels import triton_rows, triton_sums
+from bagpipe.kernels.initial import TORCH_DTYPE, InitialWeights, mixed_step
+from bagpipe.kernels.interface import Bags, RowNames, RowStep, RowView, Terms
+from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
+from bagpipe.kernels.rounding import StochasticRounding
+from bagpipe.kernels.sums import MAX_TERMS
+from bagpipe.kernels.tiles import Tile, choose_tile
+from bagpipe.kernels.torch_kernels import first_term
+from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+
+__all__ = ["Launch", "TritonKernels"]
+
+_TRITON_TYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
+_ALL_TERMS = 2**31 - 1
+
+#: The interpreter keeps the number of the program that runs in a global.
+_INTERPRETER = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel, ready to be enqueued.
+
+    Attributes:
+        kernel: of `triton_sums` or `triton_rows`.
+        grid: number of programs.
+        arguments: by name.
+        options: of the compiler.
+    """
+
+    kernel: Any
+    grid: tuple[int]
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def __call__(self) -> None:
+        """Enqueue it on the current stream of the current device; compiles it first, the first time."""
+        self.kernel[self.grid](**self.arguments, **self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ranges:
+    """Sums of ranges of terms, one per row; or, without starts, one vector per row.
+
+    Attributes:
+        vectors: ``[num_vectors, dim]``.
+        num_rows: k.
+        starts, ends: int32 ``[k]`` and maybe longer, the range of each row.
+        sources: int32, vector of each term; None: the vectors are the terms.
+        factors: factor of each term, or of each occurrence; None: ones.
+        occurrences: int32, occurrence of each term.
+        rows: int64 ``[k]``, which rows these are; None: all.
+        max_terms: rows with more are left alone.
+    """
+
+    vectors: Tensor
+    num_rows: int
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+    sources: Tensor | None = None
+    factors: Tensor | None = None
+    occurrences: Tensor | None = None
+    rows: Tensor | None = None
+    max_terms: int = _ALL_TERMS
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "vectors": self.vectors,
+            "sources": self.sources,
+            "factors": self.factors,
+            "occurrences": self.occurrences,
+            "starts": self.starts,
+            "ends": self.ends,
+            "num_rows": self.num_rows,
+            "max_terms": self.max_terms,
+        }
+
+
+class TritonKernels:
+    """See `bagpipe.kernels.interface.Kernels`.
+
+    Args:
+        schema: tables, optimizer, dtypes and seed.
+        device: where the rows live; a CPU under the interpreter only.
+        launch: what to do with launches other than to make them.
+        tile: which tile rows of a dimension and numbers of some bytes get.
+    """
+
+    reads_slots = True
+    max_terms: int | None = MAX_TERMS
+
+    def __init__(
+        self,
+        schema: RowSchema,
+        device: torch.device,
+        *,
+        launch: Callable[[Launch], None] = Launch.__call__,
+        tile: Callable[[int, int], Tile] = choose_tile,
+    ) -> None:
+        self._schema = schema
+        self._device = device
+        self._launch = launch
+        self._tile = tile
+        self._dtype = TORCH_DTYPE[schema.row_type.compute]
+        self._type = _TRITON_TYPE[self._dtype]
+        self._initial = InitialWeights(schema, device)
+        self._rounding_keys = StochasticRounding(schema, device).table_keys if schema.rounding == "stochastic" else None
+        self.needs_names = self._rounding_keys is not None
+        self._turn = _interpreter_turn if device.type == "cpu" else partial(torch.cuda.device, device)
+
+    def pool(self, rows: RowView, bags: Bags) -> Tensor:
+        num_bags = len(bags.indices) if bags.offsets is None else len(bags.offsets) - 1
+        out = torch.empty(num_bags, rows.dim, dtype=self._dtype, device=self._device)
+        tile = self._tile(rows.dim, self._dtype.itemsize)
+        arguments = {
+            "out": out,
+            "records": rows.records,
+            "slot_index": rows.slot_index,
+            "indices": bags.indices,
+            "offsets": bags.offsets,
+            "factors": bags.factors,
+            "num_bags": num_bags,
+            "MEAN": bags.mean,
+            **self._matrix(tile, rows.dim, rows.records),
+        }
+        self._enqueue(triton_sums.pool_kernel, tile, num_bags, arguments)
+        return out
+
+    def sum(self, terms: Sequence[Terms]) -> Tensor:
+        first_term(terms)
+        total: Tensor | None = None
+        for term in terms:
+            summed = self._sum(term)
+            total = summed if total is None else total.add_(summed)
+        assert total is not None, "there are terms"
+        return total
+
+    def _sum(self, term: Terms) -> Tensor:
+        out = term.vectors.new_empty(len(term.sums), term.vectors.shape[1])
+        for ranges in self._ranges(term):
+            self._sum_ranges(out, ranges)
+        return out
+
+    def update(
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        terms: Sequence[Terms],
+        step: RowStep,
+        names: RowNames | None = None,
+    ) -> None:
+        term = first_term(terms)
+        if self.needs_names and names is None:
+            raise JobError("rows are rounded stochastically, and nobody said which rows they are")
+        if len(terms) == 1:
+            parts = self._ranges(term)
+        else:
+            parts = [_Ranges(vectors=self.sum(terms), num_rows=len(slot_index))]
+        for ranges in parts:
+            self._update_ranges(records, slot_index, ranges, step, names)
+
+    def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
+        tile = self._tile(dim, self._dtype.itemsize)
+        arguments = {
+            "slot_index": slot_index,
+            "tables": tables,
+            "ids": ids,
+            "keys": self._initial.keys,
+            "scales": self._initial.scales,
+            "num_rows": len(slot_index),
+            "STATE_WIDTH": OPTIMIZER_STATE_WIDTH[self._schema.optimizer](dim),
+            "WEIGHT_WIDTH": self._schema.weight_words(dim),
+            "ROWS": tile.rows,
+            "BLOCK": tile.block,
+            "DIM": dim,
+            "TYPE": self._type,
+            **self._records(records, dim),
+        }
+        self._enqueue(triton_rows.initialise_kernel, tile, len(slot_index), arguments)
+
+    # ---- sums in their pieces ------------------------------------------------------------------------------------
+
+    def _ranges(self, term: Terms) -> list[_Ranges]:
+        """What makes the sums of all rows: those that are not long, and the long ones, from their partial sums.
+
+        The partial sums are enqueued here.
+        """
+        sums = term.sums
+        factors, occurrences = sums.coefficients, None
+        if term.weights is not None and sums.occurrences is not None:
+            factors, occurrences = term.weights, sums.occurrences
+        terms = _Ranges(
+            vectors=term.vectors,
+            num_rows=len(sums),
+            starts=sums.row_offsets,
+            ends=sums.row_offsets[1:],
+            sources=sums.sources,
+            factors=factors,
+            occurrences=occurrences,
+        )
+        long = sums.long
+        if long is None:
+            return [terms]
+        short = replace(terms, max_terms=long.max_terms)
+        ranges = terms
+        for level in long.levels:
+            partial = term.vectors.new_empty(len(level), term.vectors.shape[1])
+            ranges = replace(ranges, num_rows=len(level), starts=level.starts, ends=level.ends)
+            self._sum_ranges(partial, ranges)
+            ranges = _Ranges(vectors=partial, num_rows=0)
+        last = replace(ranges, num_rows=len(long), starts=long.offsets, ends=long.offsets[1:], rows=long.rows)
+        return [short, last]
+
+    def _sum_ranges(self, out: Tensor, ranges: _Ranges) -> None:
+        dim = ranges.vectors.shape[1]
+        tile = self._tile(dim, self._dtype.itemsize)
+        arguments = {
+            "out": out,
+            "out_rows": ranges.rows,
+            **ranges.arguments(),
+            **self._matrix(tile, dim, ranges.vectors),
+        }
+        self._enqueue(triton_sums.sum_kernel, tile, ranges.num_rows, arguments)
+
+    def _update_ranges(
+        self, records: Tensor, slot_index: Tensor, ranges: _Ranges, step: RowStep, names: RowNames | None
+    ) -> None:
+        dim = ranges.vectors.shape[1]
+        tile = self._tile(dim, self._dtype.itemsize)
+        beta1, beta2 = ADAM_BETAS
+        arguments = {
+            "slot_index": slot_index,
+            "row_map": ranges.rows,
+            "lr_bits": _bits(_rate(self._schema.optimizer, step)),
+            "eps_bits": _bits(step.eps),
+            "tables": None if names is None else names.tables,
+            "ids": None if names is None else names.ids,
+            "rounding_keys": self._rounding_keys,
+            "step_bits": mixed_step(step.step),
+            "OPTIMIZER": self._schema.optimizer,
+            "FIRST_RATE": 1 - beta1,
+            "SECOND_RATE": 1 - beta2,
+            "HALVINGS": tile.block.bit_length() - 1,
+            **ranges.arguments(),
+            **self._records(records, dim),
+            **self._matrix(tile, dim, ranges.vectors),
+        }
+        self._enqueue(triton_rows.update_kernel, tile, ranges.num_rows, arguments)
+
+    # ---- launching -----------------------------------------------------------------------------------------------
+
+    def _matrix(self, tile: Tile, dim: int, vectors: Tensor) -> dict[str, Any]:
+        return {
+            "ROWS": tile.rows,
+            "BLOCK": tile.block,
+            "DIM": dim,
+            "STRIDE": vectors.shape[1] if vectors.is_contiguous() else vectors.stride(0),
+            "TYPE": self._type,
+        }
+
+    def _records(self, records: Tensor, dim: int) -> dict[str, Any]:
+        """Weights, and the state beside them: the same memory, read as the dtype computed in."""
+        state = records.view(self._dtype)
+        return {
+            "records": records,
+            "state": state,
+            "RECORD_STRIDE": records.stride(0),
+            "STATE_STRIDE": state.stride(0),
+            "STATE_FIRST": self._schema.weight_words(dim) * records.itemsize // self._dtype.itemsize,
+        }
+
+    def _enqueue(self, kernel: Any, tile: Tile, num_rows: int, arguments: Mapping[str, Any]) -> None:
+        if not num_rows:
+            return
+        options = {"num_warps": tile.num_warps, "enable_fp_fusion": False}
+        launch = Launch(kernel=kernel, grid=tile.grid(num_rows), arguments=arguments, options=options)
+        with self._turn():  # Triton launches on the thread's current device, whatever device the tensors are on
+            self._launch(launch)
+
+
+def _interpreter_turn() -> AbstractContextManager[Any]:
+    return _INTERPRETER
+
+
+def _rate(optimizer: str, step: RowStep) -> float:
+    """What the last operation of an optimizer multiplies by, in Python's double arithmetic: the same everywhere."""
+    return adam_rate(step.lr, step.step) if optimizer == "adam" else step.lr
+
+
+def _bits(value: float) -> int:
+    """The bits of a double as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits

@@ -1,0 +1,25 @@
+"""Cases of the kernels' conformance, for hypothesis."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.kernels.conformance import DIMS, DTYPES, OPTIMIZERS, Case
+
+__all__ = ["cases"]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    dtype = draw(st.sampled_from(DTYPES))
+    is_half = dtype.endswith("16")
+    return Case(
+        seed=draw(st.integers(0, 2**32)),
+        optimizer=draw(st.sampled_from(OPTIMIZERS)),
+        dtype=dtype,
+        rounding=draw(st.sampled_from(["nearest", "stochastic"])) if is_half else "nearest",
+        dim=draw(st.sampled_from(DIMS)),
+        max_rows=draw(st.integers(0, 9)),
+        max_terms=draw(st.sampled_from([None, 2, 3])),
+        spare=draw(st.integers(0, 1)),
+    )

@@ -1,0 +1,273 @@
+"""What every implementation of `Kernels` must do, bit for bit. Needs torch, numpy and pytest alone.
+
+    Case ──numpy──> records, bags, sums, gradients ──> Kernels   ──> same bits as the reference
+                                                   └─> reference ─┘
+
+Two concessions, both to libraries: factors and what they multiply have few digits, so that their products are exact
+and may be fused into the sum; and where a device's square root is not correctly rounded (torch's on a CPU is not, being
+that of MKL), what follows from it may differ in rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bagpipe.cache.upload import Uploader
+from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights, mixed_step, row_words, table_key
+from bagpipe.kernels.interface import Bags, Kernels, RowNames, RowStep, RowView, Terms
+from bagpipe.kernels.records import split_record
+from bagpipe.kernels.rounding import round_stochastic
+from bagpipe.kernels.sums import HostSums
+from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
+from tests.kernels.reference import Array, optimizer_step, row_sums, segment_sum
+
+__all__ = ["DIMS", "DTYPES", "OPTIMIZERS", "Bench", "Case", "Make"]
+
+Make = Callable[[RowSchema, torch.device], Kernels]
+
+OPTIMIZERS = tuple(OPTIMIZER_STATE_WIDTH)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+DIMS = (1, 4, 6, 7, 12, 16, 33, 48, 64, 100, 256)
+
+WORDS = {4: torch.int32, 8: torch.int64, 2: torch.int16}
+
+NUM_TABLES, LR, EPS = 3, 0.05, 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is computed.
+
+    Attributes:
+        seed: of all numbers.
+        optimizer, dtype, rounding, dim: of the rows.
+        max_rows: unique rows at most.
+        max_length: of bags and of rows' sums; one row in some gets `long` times as many terms.
+        max_terms: of a piece; None: nothing is cut.
+        spare: columns of the records that nobody uses.
+    """
+
+    seed: int
+    optimizer: str
+    dtype: str
+    dim: int
+    rounding: str = "nearest"
+    max_rows: int = 9
+    max_length: int = 4
+    max_terms: int | None = None
+    long: int = 4
+    spare: int = 0
+
+
+class Bench:
+    """One implementation, one case.
+
+    Args:
+        make: the implementation.
+        case: the case.
+        device: where it runs.
+        exact_roots: its square roots are correctly rounded.
+    """
+
+    def __init__(self, make: Make, case: Case, device: torch.device, *, exact_roots: bool = True) -> None:
+        tables = tuple(RowTable(name=f"t{i}", dim=case.dim, init_bound=0.5 / (i + 1)) for i in range(NUM_TABLES))
+        self.schema = RowSchema(
+            tables=tables, optimizer=case.optimizer, dtype=case.dtype, rounding=case.rounding, seed=case.seed
+        )
+        self.case, self.device, self.exact_roots = case, device, exact_roots
+        self.kernels = make(self.schema, device)
+        self.dtype = TORCH_DTYPE[self.schema.row_type.compute]
+        self.rng = np.random.default_rng(case.seed)
+        self.num_rows = int(self.rng.integers(0, case.max_rows + 1))
+        self.num_slots = self.num_rows + 3
+        self.slots = self.rng.permutation(self.num_slots)[: self.num_rows].astype(np.int64)
+        self.tables = self.rng.integers(0, NUM_TABLES, self.num_rows)
+        self.ids = self.rng.integers(-(2**63), 2**63 - 1, self.num_rows)
+        align = 16 // TORCH_DTYPE[case.dtype].itemsize
+        width = -(-self.schema.record_words(case.dim) // align) * align + case.spare * align
+        self.records = torch.zeros(self.num_slots, width, dtype=TORCH_DTYPE[case.dtype])
+        random = self.rng.integers(0, 256, self.records.view(torch.uint8).shape, dtype=np.uint8)
+        self.records.view(torch.uint8).copy_(torch.from_numpy(random))
+
+    def check(self) -> None:
+        """All operations, one after the other on the same records."""
+        self.check_initialise()
+        self.check_pool()
+        self.check_sum()
+        for step in (1, 2):
+            self.check_update(step, num_lookups=step)
+
+    def check_initialise(self) -> None:
+        there = self._there(self.records)
+        index = self._there(torch.from_numpy(self.slots))
+        tables, ids = (self._there(torch.from_numpy(array)) for array in (self.tables, self.ids))
+        self.kernels.initialise(there, index, tables, ids, self.case.dim)
+        words = self.schema.record_words(self.case.dim)
+        self.records[self.slots, :words] = 0
+        for table in range(NUM_TABLES):
+            rows = np.flatnonzero(self.tables == table)
+            values = initial_weights(
+                self.schema.tables[table], self.ids[rows], seed=self.case.seed, dtype=self.schema.row_type.compute
+            )
+            self.records[self.slots[rows], : self.case.dim] = values.to(self.records.dtype)
+        self.same_bits(there, self.records)
+
+    def check_pool(self) -> None:
+        if not self.num_rows:
+            return
+        self.records[self.slots, : self.case.dim] = self._short_numbers(self.num_rows, self.case.dim).to(
+            self.records.dtype
+        )
+        weights = self.records[self.slots, : self.case.dim].to(self.dtype).numpy()
+        slots = self._there(torch.from_numpy(self.slots))
+        everywhere = RowView(records=self._there(self.records), slot_index=slots, dim=self.case.dim)
+        gathered = RowView(records=everywhere.gathered().contiguous(), slot_index=None, dim=self.case.dim)
+        lengths = self._lengths(5)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        indices = self.rng.integers(0, self.num_rows, starts[-1]).astype(np.int32)
+        factors = self._short_numbers(starts[-1], 1)[:, 0]
+        for rows in (everywhere, gathered):
+            alone = self._pool(rows, indices, None, None)
+            self.same_bits(alone, torch.from_numpy(weights[indices]))
+            for factor in (None, factors):
+                for mean in (False, True) if factor is None else (False,):
+                    got = self._pool(rows, indices, starts, factor, mean=mean)
+                    expected = np.array(
+                        [
+                            segment_sum(weights, indices, None if factor is None else factor.numpy(), start, end)
+                            for start, end in pairwise(starts.tolist())
+                        ]
+                    )
+                    if mean:
+                        expected = expected / np.maximum(lengths, 1).astype(expected.dtype)[:, None]
+                    self.same_bits(got, torch.from_numpy(expected))
+
+    def _pool(
+        self, rows: RowView, indices: Array, starts: Array | None, factors: Tensor | None, *, mean: bool = False
+    ) -> Tensor:
+        bags = Bags(
+            indices=self._there(torch.from_numpy(indices)),
+            offsets=None if starts is None else self._there(torch.from_numpy(starts)),
+            factors=None if factors is None else self._there(factors),
+            mean=mean,
+        )
+        return self.kernels.pool(rows, bags)
+
+    def check_sum(self) -> None:
+        for kind in ("plain", "coefficients", "weights"):
+            terms, expected = self._terms(1 if kind == "plain" else 2, kind)
+            self.same_bits(self.kernels.sum(terms), torch.from_numpy(expected))
+
+    def check_update(self, step: int, num_lookups: int) -> None:
+        terms, gradient = self._terms(num_lookups, "plain")
+        there = self._there(self.records)
+        slots = self._there(torch.from_numpy(self.slots))
+        names = RowNames(tables=self._there(torch.from_numpy(self.tables)), ids=self._there(torch.from_numpy(self.ids)))
+        numbers = RowStep(lr=LR, eps=EPS, step=step)
+        self.kernels.update(there, slots, terms, numbers, names if self.kernels.needs_names else None)
+        rows = self.records[self.slots, : self.schema.record_words(self.case.dim)].contiguous()
+        weights, state = split_record(rows, self.schema, self.case.dim)
+        updated, new_state = optimizer_step(
+            self.case.optimizer, weights.to(self.dtype).numpy(), state.numpy(), gradient, lr=LR, eps=EPS, step=step
+        )
+        weights.copy_(self._rounded(torch.from_numpy(updated), step))
+        state.copy_(torch.from_numpy(new_state))
+        self.records[self.slots, : rows.shape[1]] = rows
+        if self.exact_roots or self.case.optimizer == "sgd":
+            self.same_bits(there, self.records)
+        else:
+            self._same_values(there)
+            self.records = there.cpu()
+
+    def _rounded(self, weights: Tensor, step: int) -> Tensor:
+        if self.case.rounding == "nearest":
+            return weights.to(self.records.dtype)
+        keys = [table_key(self.case.seed, table.name, purpose="rounding") for table in self.schema.tables]
+        of_rows = torch.tensor(keys)[torch.from_numpy(self.tables)] + mixed_step(step)
+        words = row_words(torch.from_numpy(self.ids), of_rows, self.case.dim)
+        return round_stochastic(weights, words, self.records.dtype)
+
+    def _same_values(self, there: Tensor) -> None:
+        """Equal but for rounding; what is no row's, to the bit."""
+        words, dim = self.schema.record_words(self.case.dim), self.case.dim
+        got, expected = there.cpu(), self.records
+        tolerance = 4 * max(torch.finfo(self.records.dtype).eps, torch.finfo(self.dtype).eps)
+        for mine, other in zip(
+            split_record(got[self.slots, :words].contiguous(), self.schema, dim),
+            split_record(expected[self.slots, :words].contiguous(), self.schema, dim),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+        got, expected = got.clone(), expected.clone()
+        got[self.slots, :words] = expected[self.slots, :words] = 0
+        self.same_bits(got, expected)
+
+    def _terms(self, num_lookups: int, kind: str) -> tuple[list[Terms], Array]:
+        """Lookups of the rows, and the sum of their gradients."""
+        lengths = self._lengths(self.num_rows)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        num_terms, num_vectors = int(starts[-1]), 6
+        host = HostSums(
+            row_starts=starts,
+            sources=self.rng.integers(0, num_vectors, num_terms).astype(np.int32),
+            coefficients=self._short_numbers(num_terms, 1)[:, 0].double().numpy() if kind == "coefficients" else None,
+            occurrences=self.rng.permutation(num_terms).astype(np.int32) if kind == "weights" else None,
+        )
+        sums = Uploader(self.device, self.dtype, max_terms=self.case.max_terms).sums(host)
+        terms, total = [], None
+        for _ in range(num_lookups):
+            vectors = self._numbers(num_vectors) if kind == "plain" else self._short_numbers(num_vectors, self.case.dim)
+            weights = self._short_numbers(num_terms, 1)[:, 0] if kind == "weights" else None
+            factors: Any = None if host.coefficients is None else host.coefficients.astype(vectors.numpy().dtype)
+            if weights is not None:
+                factors = weights.numpy()[host.occurrences]
+            summed = row_sums(vectors.numpy(), host, factors, self.case.max_terms)
+            total = summed if total is None else total + summed
+            there = None if weights is None else self._there(weights)
+            terms.append(Terms(vectors=self._there(vectors), sums=sums, weights=there))
+        assert total is not None
+        return terms, total
+
+    def _lengths(self, count: int) -> Array:
+        lengths = self.rng.integers(0, self.case.max_length + 1, count)
+        lengths[self.rng.random(count) < 0.2] *= self.case.long
+        return lengths
+
+    def _numbers(self, num_rows: int) -> Tensor:
+        return torch.from_numpy(self.rng.standard_normal((num_rows, self.case.dim))).to(self.dtype)
+
+    def _short_numbers(self, num_rows: int, dim: int) -> Tensor:
+        """Numbers of 8 bits and many magnitudes: their products are exact in every dtype computed in."""
+        digits = self.rng.integers(-255, 256, (num_rows, dim))
+        return torch.from_numpy(np.ldexp(digits.astype(np.float64), self.rng.integers(-10, 1, (num_rows, dim)))).to(
+            self.dtype
+        )
+
+    def same_bits(self, got: Tensor, expected: Tensor) -> None:
+        """How results are compared."""
+        same_bits(got, expected)
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        """A copy on the device."""
+        return tensor.clone().to(self.device)
+
+
+def same_bits(got: Tensor, expected: Tensor) -> None:
+    """Equal to the bit, NaN and signs of zeros included."""
+    got, expected = got.cpu(), expected.cpu()
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    if not np.array_equal(_bytes(got), _bytes(expected)):
+        wrong = (got != expected).nonzero()[:5].tolist()
+        raise AssertionError(f"differ at {wrong}: {got - expected}")
+
+
+def _bytes(tensor: Tensor) -> Array:
+    return np.frombuffer(tensor.flatten().view(WORDS[tensor.itemsize]).numpy().tobytes(), np.uint8)

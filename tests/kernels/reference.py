@@ -1,0 +1,78 @@
+"""What kernels compute, once more: numpy, row by row, term by term, every operation rounded once and correctly."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
+from bagpipe.kernels.sums import HostSums
+
+__all__ = ["Array", "optimizer_step", "row_sums", "segment_sum"]
+
+Array = NDArray[Any]
+
+
+def segment_sum(vectors: Array, sources: Array, factors: Array | None, start: int, end: int) -> Array:
+    """The sum of the terms from `start` to `end`, first to last."""
+    total = np.zeros(vectors.shape[1], vectors.dtype)
+    for place in range(start, end):
+        term = vectors[sources[place]]
+        total = total + (term if factors is None else term * factors[place])
+    return total
+
+
+def row_sums(vectors: Array, sums: HostSums, factors: Array | None, max_terms: int | None) -> Array:
+    """``[k, dim]``: all rows' sums; those of more than `max_terms` terms in pieces of so many, and pieces of those."""
+    out = [
+        _in_pieces(vectors, sums.sources, factors, start, end, max_terms)
+        for start, end in pairwise(sums.row_starts.tolist())
+    ]
+    return np.array(out, vectors.dtype).reshape(len(out), vectors.shape[1])
+
+
+def _in_pieces(
+    vectors: Array, sources: Array, factors: Array | None, start: int, end: int, max_terms: int | None
+) -> Array:
+    if max_terms is None or end - start <= max_terms:
+        return segment_sum(vectors, sources, factors, start, end)
+    partial = [
+        segment_sum(vectors, sources, factors, first, min(first + max_terms, end))
+        for first in range(start, end, max_terms)
+    ]
+    return _in_pieces(np.array(partial), np.arange(len(partial)), None, 0, len(partial), max_terms)
+
+
+def optimizer_step(
+    name: str, weights: Array, state: Array, gradient: Array, *, lr: float, eps: float, step: int
+) -> tuple[Array, Array]:
+    """New weights and state; all ``[k, …]`` in the dtype computed in."""
+    kind = weights.dtype.type
+    dim = weights.shape[1]
+    if name == "sgd":
+        return weights - gradient * kind(lr), state
+    if name == "adagrad":
+        state = state + gradient * gradient
+        return weights - gradient / (np.sqrt(state) + kind(eps)) * kind(lr), state
+    if name == "rowwise_adagrad":
+        state = state + _halved(gradient * gradient) / kind(dim)
+        return weights - gradient / (np.sqrt(state) + kind(eps)) * kind(lr), state
+    beta1, beta2 = ADAM_BETAS
+    first, second = state[:, :dim], state[:, dim:]
+    first = first + (gradient - first) * kind(1 - beta1)
+    second = second + (gradient * gradient - second) * kind(1 - beta2)
+    change = first / (np.sqrt(second) + kind(eps)) * kind(adam_rate(lr, step))
+    return weights - change, np.concatenate([first, second], axis=1)
+
+
+def _halved(x: Array) -> Array:
+    """``[k, 1]``: sums over a power of two of columns, the second half added to the first until one is left."""
+    width = 1 << (x.shape[1] - 1).bit_length()
+    x = np.pad(x, ((0, 0), (0, width - x.shape[1])))
+    while width > 1:
+        width //= 2
+        x = x[:, :width] + x[:, width:]
+    return x

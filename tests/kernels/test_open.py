@@ -1,0 +1,63 @@
+"""Which kernels a device gets, and what is said where Triton's do not run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bagpipe.errors import InputError
+from bagpipe.kernels import open as module
+from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
+from bagpipe.kernels.torch_kernels import TorchKernels
+from bagpipe.schema import RowSchema, RowTable
+
+SCHEMA = RowSchema(tables=(RowTable(name="t", dim=4),), optimizer="sgd")
+CPU = torch.device("cpu")
+
+
+def found(
+    device: str = "cuda",
+    capability: tuple[int, int] | None = (9, 0),
+    has_triton: bool = True,
+    is_interpreted: bool = False,
+) -> Circumstances:
+    return Circumstances(device=device, capability=capability, has_triton=has_triton, is_interpreted=is_interpreted)
+
+
+@pytest.mark.parametrize(
+    ("circumstances", "problem"),
+    [
+        (found(), None),
+        (found(capability=(8, 0)), None),
+        (found(capability=(12, 0)), None),
+        (found(capability=(7, 5)), "the device has compute capability 7.5, and Triton's kernels need 8.0 or later"),
+        (found(has_triton=False), "Triton is not installed"),
+        (found("cpu", None), "run.device is cpu, and Triton's kernels need a CUDA device"),
+        (found("cpu", None, is_interpreted=True), None),
+    ],
+)
+def test_where_they_run(circumstances: Circumstances, problem: str | None) -> None:
+    assert find_problem(circumstances) == problem
+
+
+@pytest.mark.parametrize("choice", ["auto", "torch"])
+def test_a_cpu_gets_torch_s_and_no_warning(choice: str) -> None:
+    assert isinstance(open_kernels(SCHEMA, CPU, choice), TorchKernels)
+
+
+def test_by_name_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InputError, match=r"^run.kernels is triton, but run.device is cpu, and .* need a CUDA device$"):
+        open_kernels(SCHEMA, CPU, "triton")
+
+
+def test_an_old_device_gets_torch_s_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of an older kind stands in for the CPU's answer; its kernels are never launched."""
+    monkeypatch.setattr(module.Circumstances, "of", lambda device: found(capability=(7, 0)))
+    monkeypatch.setattr(module, "TorchKernels", lambda schema, device: ("torch's", device))
+    cuda = torch.device("cuda", 0)
+    with pytest.warns(UserWarning, match=r"^rows are .* slower: the device has compute capability 7.0") as warned:
+        assert open_kernels(SCHEMA, cuda) == ("torch's", cuda)
+    assert len(warned) == 1
+    with pytest.raises(InputError, match=r"compute capability 7\.0"):
+        open_kernels(SCHEMA, cuda, "triton")

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.errors import JobError
+from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
+from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
+from bagpipe.kernels.records import host_words, open_records, split_record
+from bagpipe.kernels.sums import RowSums
+from bagpipe.kernels.torch_kernels import TorchKernels
+from bagpipe.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
+
+CPU = torch.device("cpu")
+HALVES = [name for name, row_type in ROW_TYPES.items() if row_type.is_half]
+
+
+def schema_of(dtype: str, optimizer: str = "adagrad", dim: int = 5, rounding: str = "nearest") -> RowSchema:
+    return RowSchema(tables=(RowTable(name="t", dim=dim),), optimizer=optimizer, dtype=dtype, rounding=rounding)
+
+
+@given(
+    dtype=st.sampled_from(sorted(ROW_TYPES)),
+    optimizer=st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)),
+    dim=st.integers(1, 9),
+    num_rows=st.integers(0, 3),
+)
+def test_what_is_opened_and_closed_again_has_the_same_bits(dtype: str, optimizer: str, dim: int, num_rows: int) -> None:
+    schema = schema_of(dtype, optimizer, dim)
+    records = open_records(schema, CPU)
+    generator = torch.Generator().manual_seed(dim)
+    rows = torch.zeros(num_rows, records.width(dim), dtype=TORCH_DTYPE[dtype])
+    for part in split_record(rows, schema, dim):
+        part.copy_(torch.randn(part.shape, generator=generator))
+    before = host_words(rows).tobytes()
+    values = records.opened(rows, dim)
+    assert values.shape == (num_rows, dim + OPTIMIZER_STATE_WIDTH[optimizer](dim))
+    assert values.dtype == TORCH_DTYPE[schema.row_type.compute]
+    records.closed(values, rows, dim, None, 1)
+    assert host_words(rows).tobytes() == before
+    assert len(before) == num_rows * schema.row_bytes(0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_bytes_of_a_half_record(dtype: str) -> None:
+    """Weights in two bytes each, a zero, state in four: all little-endian."""
+    schema = schema_of(dtype, "adam", dim=3)
+    rows = torch.zeros(1, schema.row_width(0), dtype=TORCH_DTYPE[dtype])
+    weights, state = split_record(rows, schema, 3)
+    weights.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
+    state.copy_(torch.arange(1, 7))
+    words = {"float16": [0x3C00, 0xC000, 0x3800], "bfloat16": [0x3F80, 0xC000, 0x3F00]}[dtype]
+    expected = np.array([*words, 0], "<u2").tobytes() + np.arange(1, 7, dtype="<f4").tobytes()
+    assert host_words(rows).astype("<u2").tobytes() == expected
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_rows_begin_at_the_nearest_of_the_initial_values(dtype: str) -> None:
+    schema = schema_of(dtype)
+    records = torch.full((8, schema.row_width(0)), torch.nan, dtype=TORCH_DTYPE[dtype])
+    ids = torch.tensor([7, -3, 1 << 40])
+    slots = torch.tensor([6, 0, 2])
+    TorchKernels(schema, CPU).initialise(records, slots, torch.zeros(3, dtype=torch.int64), ids, 5)
+    weights, state = split_record(records.index_select(0, slots), schema, 5)
+    assert torch.equal(weights, initial_weights(schema.tables[0], ids.numpy(), seed=0).to(weights.dtype))
+    assert torch.equal(weights, initial_weights(schema.tables[0], ids.numpy(), seed=0, dtype=dtype))
+    assert not host_words(records)[slots.numpy(), 5:].any()
+    assert not state.any()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_rows_are_pooled_as_the_float32_rows_of_the_same_values(dtype: str) -> None:
+    weights = torch.randn(6, 8).to(TORCH_DTYPE[dtype])
+    indices, offsets = torch.tensor([0, 5, 5, 2, 1], dtype=torch.int32), torch.tensor([0, 3, 3, 5], dtype=torch.int32)
+    for bags in (
+        Bags(indices=indices, offsets=None, factors=None, mean=False),
+        Bags(indices=indices, offsets=offsets, factors=None, mean=False),
+        Bags(indices=indices, offsets=offsets, factors=None, mean=True),
+        Bags(indices=indices, offsets=offsets, factors=torch.rand(5), mean=False),
+    ):
+        half, single = (
+            TorchKernels(schema_of(name, "sgd", 6), CPU).pool(RowView(records=rows, slot_index=None, dim=6), bags)
+            for name, rows in ((dtype, weights), ("float32", weights.float()))
+        )
+        assert half.dtype == torch.float32
+        assert torch.equal(half, single)
+
+
+def test_names_are_asked_for_where_rounding_is_stochastic() -> None:
+    schema = schema_of("bfloat16", "sgd", dim=4, rounding="stochastic")
+    kernels = TorchKernels(schema, CPU)
+    assert kernels.needs_names
+    assert not TorchKernels(schema_of("bfloat16"), CPU).needs_names
+    sums = RowSums(
+        row_starts=np.array([0, 1], np.int32),
+        row_offsets=torch.tensor([0, 1], dtype=torch.int32),
+        sources=torch.tensor([0], dtype=torch.int32),
+        coefficients=None,
+        occurrences=None,
+    )
+    terms = [Terms(vectors=torch.ones(1, 4), sums=sums)]
+    with pytest.raises(JobError, match="which rows they are"):
+        kernels.update(
+            torch.zeros(1, 8, dtype=torch.bfloat16), torch.tensor([0]), terms, RowStep(lr=0.1, eps=0.0, step=1)
+        )
