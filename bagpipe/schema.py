@@ -16,7 +16,17 @@ from typing import Any, Literal
 
 from bagpipe.errors import InputError
 
-__all__ = ["DTYPE_BYTES", "OPTIMIZER_STATE_WIDTH", "DataSchema", "Feature", "RowSchema", "RowTable", "Table"]
+__all__ = [
+    "OPTIMIZER_STATE_WIDTH",
+    "ROUNDINGS",
+    "ROW_TYPES",
+    "DataSchema",
+    "Feature",
+    "RowSchema",
+    "RowTable",
+    "RowType",
+    "Table",
+]
 
 Pooling = Literal["sum", "mean", "none"]
 
@@ -28,7 +38,37 @@ OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     "adam": lambda dim: 2 * dim,  # first and second moment, per element
 }
 
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowType:
+    """What a row's weights are made of. A record is a vector of *words* of this size.
+
+    Attributes:
+        word_bytes: bytes of a weight.
+        word: numpy's name of a word, little-endian. Half words are opaque bits to numpy, which has no bfloat16.
+        compute: dtype of optimizer state, gradients and pooled vectors: narrower weights are widened to be computed on.
+    """
+
+    word_bytes: int
+    word: str
+    compute: str
+
+    @property
+    def is_half(self) -> bool:
+        """Weights are narrower than what is computed with."""
+        return self.word_bytes == 2
+
+
+#: By `RowSchema.dtype`.
+ROW_TYPES: Mapping[str, RowType] = {
+    "float32": RowType(word_bytes=4, word="<f4", compute="float32"),
+    "float64": RowType(word_bytes=8, word="<f8", compute="float64"),
+    "float16": RowType(word_bytes=2, word="<u2", compute="float32"),
+    "bfloat16": RowType(word_bytes=2, word="<u2", compute="float32"),
+}
+
+#: How an updated weight becomes a half again: `bagpipe.kernels.rounding`.
+ROUNDINGS = ("nearest", "stochastic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,38 +172,64 @@ class RowTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSchema:
-    """Everything that fixes the bytes of a stored row: ``[weights | optimizer state]``, little-endian, in `dtype`.
+    """Everything that fixes the bytes of a stored row: ``[weights | optimizer state]``, little-endian.
+
+    With ``float32`` and ``float64`` all of it is in `dtype`. With a half type the weights are; a zero half follows
+    where their number is odd, so that the state is aligned to 4 bytes; and the state is float32. A record's length in
+    bytes is always a multiple of 4. Tensors of such records: `bagpipe.kernels.records`.
 
     Attributes:
         tables: cached tables; a table's position is its *table number*.
         optimizer: row optimizer, a key of `OPTIMIZER_STATE_WIDTH`.
-        dtype: ``float32`` or ``float64``.
-        seed: seed of the initial values.
+        dtype: of the weights, a key of `ROW_TYPES`.
+        seed: seed of the initial values, and of the bits of stochastic rounding.
+        rounding: one of `ROUNDINGS`; other than ``nearest`` with a half type only.
     """
 
     tables: tuple[RowTable, ...]
     optimizer: str
     dtype: str = "float32"
     seed: int = 0
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZER_STATE_WIDTH:
             raise InputError(f"optim.rows must be one of {', '.join(OPTIMIZER_STATE_WIDTH)}, got {self.optimizer!r}")
-        if self.dtype not in DTYPE_BYTES:
-            raise InputError(f"row dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+        if self.dtype not in ROW_TYPES:
+            raise InputError(f"row dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")
+        if self.rounding not in ROUNDINGS:
+            raise InputError(f"row rounding must be one of {', '.join(ROUNDINGS)}, got {self.rounding!r}")
+        if self.rounding != "nearest" and not self.row_type.is_half:
+            raise InputError(f"row rounding must be nearest with rows of {self.dtype}, got {self.rounding!r}")
+
+    @property
+    def row_type(self) -> RowType:
+        return ROW_TYPES[self.dtype]
+
+    def weight_words(self, dim: int) -> int:
+        """Words that `dim` weights take in a record: an even number of halves, so that what follows is aligned."""
+        return dim + dim % 2 if self.row_type.is_half else dim
+
+    def record_words(self, dim: int) -> int:
+        """Words of a record of `dim` weights: weights, then optimizer state."""
+        state_words = 2 if self.row_type.is_half else 1
+        return self.weight_words(dim) + OPTIMIZER_STATE_WIDTH[self.optimizer](dim) * state_words
 
     def row_width(self, table: int) -> int:
-        """Elements in one row record of table number `table`: weights, then optimizer state."""
-        dim = self.tables[table].dim
-        return dim + OPTIMIZER_STATE_WIDTH[self.optimizer](dim)
+        """Words in one row record of table number `table`."""
+        return self.record_words(self.tables[table].dim)
 
     def row_bytes(self, table: int) -> int:
         """Bytes in one row record of table number `table`."""
-        return self.row_width(table) * DTYPE_BYTES[self.dtype]
+        return self.row_width(table) * self.row_type.word_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form; `from_json` is its inverse."""
-        return dataclasses.asdict(self)
+        """Plain JSON-able form; `from_json` is its inverse. Rounding to nearest is left out, as it was before it could
+        be chosen: so the digest of a schema stays what it was."""
+        value = dataclasses.asdict(self)
+        if self.rounding == "nearest":
+            del value["rounding"]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
@@ -172,6 +238,7 @@ class RowSchema:
             optimizer=value["optimizer"],
             dtype=value["dtype"],
             seed=value["seed"],
+            rounding=value.get("rounding", "nearest"),
         )
 
     def digest(self) -> str:

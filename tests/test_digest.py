@@ -32,6 +32,16 @@ def test_the_embedding_digest_is_the_documented_bytes() -> None:
         assert embedding_digest(store) == expected.hexdigest()
 
 
+def test_the_digest_of_half_rows_is_over_their_records() -> None:
+    schema = RowSchema(tables=(RowTable(name="t", dim=3),), optimizer="rowwise_adagrad", dtype="bfloat16")
+    rows = np.arange(6, dtype=np.uint16).reshape(1, 6)
+    with MemoryStore(schema) as store:
+        store.claim()
+        store.write(0, np.array([5]), rows)
+        expected = hashlib.sha256(b"t\0" + struct.pack("<q", 5) + rows.astype("<u2").tobytes())
+        assert embedding_digest(store) == expected.hexdigest()
+
+
 class ForgetfulStore(MemoryStore):
     """Has names of rows that are not there any more."""
 

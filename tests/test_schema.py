@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH, DataSchema, Feature, RowSchema, RowTable, Table
+from bagpipe.schema import (
+    OPTIMIZER_STATE_WIDTH,
+    ROUNDINGS,
+    ROW_TYPES,
+    DataSchema,
+    Feature,
+    RowSchema,
+    RowTable,
+    Table,
+)
 
 names = st.text(min_size=1, max_size=8)
 
@@ -73,15 +82,17 @@ def test_the_width_of_a_row(optimizer, width):
 @given(
     tables=st.lists(names, unique=True, min_size=1, max_size=4),
     optimizer=st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)),
-    dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+    dtype=st.sampled_from(sorted(ROW_TYPES)),
+    rounding=st.sampled_from(ROUNDINGS),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_a_row_schema_survives_json_and_keeps_its_digest(tables, optimizer, dtype, seed):
+def test_a_row_schema_survives_json_and_keeps_its_digest(tables, optimizer, dtype, rounding, seed):
     schema = RowSchema(
         tables=tuple(RowTable(name=name, dim=4, init_bound=0.1) for name in tables),
         optimizer=optimizer,
         dtype=dtype,
         seed=seed,
+        rounding=rounding if ROW_TYPES[dtype].is_half else "nearest",
     )
     again = RowSchema.from_json(json.loads(json.dumps(schema.to_json())))
     assert again == schema
@@ -94,6 +105,9 @@ def test_everything_that_fixes_a_rows_bytes_is_in_the_digest():
         RowSchema(tables=tables, optimizer="sgd"),
         RowSchema(tables=tables, optimizer="adam"),
         RowSchema(tables=tables, optimizer="sgd", dtype="float64"),
+        RowSchema(tables=tables, optimizer="sgd", dtype="float16"),
+        RowSchema(tables=tables, optimizer="sgd", dtype="bfloat16"),
+        RowSchema(tables=tables, optimizer="sgd", dtype="bfloat16", rounding="stochastic"),
         RowSchema(tables=tables, optimizer="sgd", seed=1),
         RowSchema(tables=(RowTable(name="t", dim=8),), optimizer="sgd"),
         RowSchema(tables=(RowTable(name="u", dim=4),), optimizer="sgd"),
@@ -102,11 +116,41 @@ def test_everything_that_fixes_a_rows_bytes_is_in_the_digest():
     assert len({schema.digest() for schema in schemas}) == len(schemas)
 
 
+def test_the_digest_of_rows_that_were_there_before_half_rows_is_what_it_was():
+    schema = RowSchema(tables=(RowTable(name="t", dim=4, rows=10),), optimizer="adam", seed=3)
+    assert schema.digest() == "914c24279b7a298fb13cf68c2d6f7c2fb59d5740fbf07005d5db574e38001b5a"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "row_bytes"),
+    [
+        # sgd, rowwise_adagrad, adagrad, adam
+        ("float32", 48, [192, 196, 384, 576]),
+        ("float64", 48, [384, 392, 768, 1152]),
+        ("float16", 48, [96, 100, 288, 480]),
+        ("bfloat16", 48, [96, 100, 288, 480]),
+        ("bfloat16", 1, [4, 8, 8, 12]),  # a zero half after an odd number of weights
+    ],
+)
+def test_bytes_of_a_record(dtype: str, dim: int, row_bytes: list[int]):
+    schemas = [
+        RowSchema(tables=(RowTable(name="t", dim=dim),), optimizer=optimizer, dtype=dtype)
+        for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam")
+    ]
+    assert [schema.row_bytes(0) for schema in schemas] == row_bytes
+    assert all(schema.row_bytes(0) == schema.row_width(0) * schema.row_type.word_bytes for schema in schemas)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ({"optimizer": "lamb"}, "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
-        ({"dtype": "bfloat16"}, "row dtype must be one of float32, float64, got 'bfloat16'"),
+        ({"dtype": "fp8"}, "row dtype must be one of float32, float64, float16, bfloat16, got 'fp8'"),
+        (
+            {"dtype": "float16", "rounding": "up"},
+            "row rounding must be one of nearest, stochastic, got 'up'",
+        ),
+        ({"rounding": "stochastic"}, "row rounding must be nearest with rows of float32, got 'stochastic'"),
     ],
 )
 def test_a_row_schema_that_cannot_be_is_refused(arguments, line):

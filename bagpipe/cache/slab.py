@@ -10,7 +10,12 @@ from torch import Tensor
 
 from bagpipe.kernels.torch_kernels import ALIGN_BYTES
 
-__all__ = ["Scratch", "Slab"]
+__all__ = ["Scratch", "Slab", "record_bytes"]
+
+
+def record_bytes(row_bytes: int) -> int:
+    """Bytes of a slot for records of so many bytes."""
+    return -(-row_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class Slab:
@@ -19,7 +24,7 @@ class Slab:
     Args:
         num_slots: slots.
         width: elements of the widest record.
-        dtype: the run's dtype.
+        dtype: of the weights (`bagpipe.kernels.records`).
         device: where the records live.
 
     Attributes:
@@ -27,9 +32,10 @@ class Slab:
     """
 
     def __init__(self, num_slots: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        align = ALIGN_BYTES // dtype.itemsize
         # Not zeroed: the pages of a large cache are touched when rows enter them.
-        self.records = torch.empty(num_slots, -(-width // align) * align, dtype=dtype, device=device)
+        self.records = torch.empty(
+            num_slots, record_bytes(width * dtype.itemsize) // dtype.itemsize, dtype=dtype, device=device
+        )
 
     def __len__(self) -> int:
         return int(self.records.shape[0])

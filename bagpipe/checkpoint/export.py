@@ -26,7 +26,9 @@ from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE, InitialWeights
+from bagpipe.kernels.records import split_record
 from bagpipe.schema import RowSchema
+from bagpipe.store.interface import WriteRequest
 
 __all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]
 
@@ -193,10 +195,9 @@ def _collect_bounded(rows: CheckpointRows, table: int, name: str, num_rows: int,
         if request.ids[0] < 0 or request.ids[-1] >= num_rows:
             outside = int(request.ids[0] if request.ids[0] < 0 else request.ids[-1])
             raise InputError(f"table {schema.tables[table].name!r} has a row {outside}, beyond its {num_rows} rows")
-        values = torch.from_numpy(request.rows)
         places = torch.from_numpy(request.ids)
-        weight[places] = values[:, :dim]
-        _put_states(states, places, values[:, dim:])
+        weight[places], values = _split(schema, request, dim)
+        _put_states(states, places, values)
     _keep(found, name, weight, states)
 
 
@@ -208,18 +209,22 @@ def _collect_unbounded(rows: CheckpointRows, table: int, name: str, found: Expor
     states = _empty_states(schema, table, len(ids))
     first = 0
     for request in rows.rows(table):
-        values = torch.from_numpy(request.rows)
-        places = torch.arange(first, first + len(values))
-        weight[places] = values[:, :dim]
-        _put_states(states, places, values[:, dim:])
-        first += len(values)
+        places = torch.arange(first, first + len(request.ids))
+        weight[places], values = _split(schema, request, dim)
+        _put_states(states, places, values)
+        first += len(request.ids)
     found.weights[f"{name}.ids"] = ids
     _keep(found, name, weight, states)
 
 
+def _split(schema: RowSchema, request: WriteRequest, dim: int) -> tuple[Tensor, Tensor]:
+    """Weights and state of stored records."""
+    return split_record(torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype]), schema, dim)
+
+
 def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Tensor]:
     """Zeros, as those of a row that was never trained."""
-    dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.dtype]
+    dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.row_type.compute]
     return {
         name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
         for name, is_scalar in _ROW_STATES[schema.optimizer]

@@ -3,7 +3,7 @@
     offset 0   id     int64     8 B
            8   table  uint32    4 B    table number of the schema
           12   step   uint32    4 B    batch it left the cache for
-          16   row    float32 or float64 [row_width], then zeros up to a multiple of 8 B
+          16   row    words of the schema [row_width], then zeros up to a multiple of 8 B
 
 Files are read by comparing their header with the one that we would have written, then mapping what follows: no header
 is ever interpreted. `numpy.load` reads them too.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
-from bagpipe.schema import DTYPE_BYTES
+from bagpipe.schema import ROW_TYPES
 
 __all__ = [
     "MAX_STEP",
@@ -47,9 +47,10 @@ NAME_DTYPE = np.dtype([("table", "<u4"), ("id", "<i8")])
 
 
 def record_dtype(row_bytes: int, dtype: str) -> np.dtype[np.void]:
-    """Of rows of `row_bytes` bytes of ``float32`` or ``float64``. Fields are aligned, so ids are searched in place."""
-    width = row_bytes // DTYPE_BYTES[dtype]
-    element = np.dtype(dtype).newbyteorder("<")
+    """Of rows of `row_bytes` bytes of a `RowSchema.dtype`. Fields are aligned, so ids are searched in place."""
+    row_type = ROW_TYPES[dtype]
+    width = row_bytes // row_type.word_bytes
+    element = np.dtype(row_type.word)
     return np.dtype(
         {
             "names": ["id", "table", "step", "row"],

@@ -1,6 +1,6 @@
 """The embedding store's interface: batched, ids in, row records out. One conformance suite covers every implementation.
 
-A *row record* is ``[weights | optimizer state]`` of one id: a fixed-width vector in the schema's dtype.
+A *row record* is ``[weights | optimizer state]`` of one id: a fixed-width vector of the schema's words.
 A store knows nothing of initial values: a row never written is simply not found.
 """
 
@@ -19,7 +19,7 @@ from bagpipe.store.fencing import Fence, Ledger
 
 __all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
 
-Rows = NDArray[Any]  # float32 or float64, [num_rows, row_width]
+Rows = NDArray[Any]  # float32, float64, or uint16 for half types, [num_rows, row_width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ReadResult:
     """Rows of one table in the order of the ids asked for.
 
     Attributes:
-        rows: ``[n, row_width]`` in the schema's dtype; rows that were not found are zero.
+        rows: ``[n, row_width]``, words of the schema; rows that were not found are zero.
         found: bool ``[n]``.
     """
 

@@ -76,7 +76,7 @@ class _IdIndex:
 class Table:
     """Rows of one table, by id."""
 
-    def __init__(self, width: int, dtype: np.dtype[np.floating]) -> None:
+    def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
         self.index = _IdIndex()
         self.rows = np.empty((len(self.index.ids), width), dtype)
 

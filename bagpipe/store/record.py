@@ -71,6 +71,7 @@ class SchemaRecord:
         theirs, ours = _parse_schema(stored.get("schema", ""), place), self.schema.to_json()
         yield "optimizer", theirs.get("optimizer"), ours["optimizer"]
         yield "dtype", theirs.get("dtype"), ours["dtype"]
+        yield "rounding", theirs.get("rounding"), ours.get("rounding")
         yield "seed", theirs.get("seed"), ours["seed"]
         their_tables, our_tables = _tables(theirs), _tables(ours)
         yield "tables", [table.get("name") for table in their_tables], [table["name"] for table in our_tables]

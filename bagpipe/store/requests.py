@@ -14,9 +14,9 @@ from bagpipe.store.interface import Rows, WriteRequest
 __all__ = ["check_read", "check_write", "row_dtype"]
 
 
-def row_dtype(schema: RowSchema) -> np.dtype[np.floating]:
-    """Element type of stored records: little-endian float32 or float64."""
-    return np.dtype(schema.dtype).newbyteorder("<")
+def row_dtype(schema: RowSchema) -> np.dtype[np.generic]:
+    """Words of stored records: little-endian float32 or float64; uint16 for half types, whose bits say nothing here."""
+    return np.dtype(schema.row_type.word)
 
 
 def check_read(schema: RowSchema, table: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -42,7 +42,7 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
     expected = (ids.shape[0], schema.row_width(request.table))
     if request.rows.shape != expected or request.rows.dtype != row_dtype(schema):
         raise ValueError(
-            f"rows of table {request.table} must be {schema.dtype} {list(expected)}, "
+            f"rows of table {request.table} must be {row_dtype(schema)} {list(expected)}, "
             f"got {request.rows.dtype} {list(request.rows.shape)}"
         )
     # Plans list ids in ascending order, so the cheap test nearly always suffices.

@@ -55,7 +55,10 @@ def _open(make_store: MakeStore, schema: RowSchema = _SCHEMA) -> Store:
 def _rows(schema: RowSchema, table: int, ids: NDArray[np.int64], salt: int = 0) -> Rows:
     """Rows that differ in every element, with the special values of floating point among them."""
     rng = np.random.default_rng([salt, table, len(ids)])
-    rows = rng.standard_normal((len(ids), schema.row_width(table))).astype(schema.dtype)
+    shape = (len(ids), schema.row_width(table))
+    if schema.row_type.is_half:
+        return rng.integers(0, 1 << 16, shape, np.dtype(schema.row_type.word))
+    rows = rng.standard_normal(shape).astype(schema.dtype)
     rows.ravel()[: 5 * len(ids) : 5] = np.resize(
         [0.0, -0.0, np.inf, -np.inf, 1e-40], len(rows.ravel()[: 5 * len(ids) : 5])
     )
@@ -87,7 +90,7 @@ def check_a_row_never_written_is_not_found(make_store: MakeStore) -> None:
 
 
 def check_rows_come_back_bit_for_bit(make_store: MakeStore) -> None:
-    for dtype in ("float32", "float64"):
+    for dtype in ("float32", "float64", "bfloat16"):
         for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
             schema = RowSchema(tables=_SCHEMA.tables, optimizer=optimizer, dtype=dtype)
             ids = np.array([3, 1, 2**40, 0], np.int64)
@@ -259,6 +262,7 @@ def check_another_schema_is_refused_with_both_values(make_store: MakeStore) -> N
         (RowSchema(tables=tables, optimizer="adam", seed=5), ("rowwise_adagrad", "adam")),
         (RowSchema(tables=tables, optimizer="rowwise_adagrad", seed=6), ("seed", "5", "6")),
         (RowSchema(tables=tables, optimizer="rowwise_adagrad", seed=5, dtype="float64"), ("float32", "float64")),
+        (RowSchema(tables=tables, optimizer="rowwise_adagrad", seed=5, dtype="float16"), ("float32", "float16")),
         (RowSchema(tables=(small, wide), optimizer="rowwise_adagrad", seed=5), ("tables", "also small")),
         (RowSchema(tables=(wide, small, also_small), optimizer="rowwise_adagrad", seed=5), ("tables",)),
         (

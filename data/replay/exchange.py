@@ -73,14 +73,14 @@ class OwnedCounts:
         return int(self.pull_now + self.pull_early + self.push_now + self.push_late)
 
 
-def rows_now(plan: CachePlan) -> NDArray[np.int64]:
-    """int64 by table: rows and row gradients sent that a step waits for (`pull_now` and `push_now`)."""
-    counts = np.zeros(plan.owners[0].fetch.table_offsets.shape[0] - 1, dtype=np.int64)
+def rows_now(plan: CachePlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64 by table each: rows, and row gradients, sent that a step waits for (`pull_now` and `push_now`)."""
+    rows, gradients = np.zeros((2, plan.owners[0].fetch.table_offsets.shape[0] - 1), dtype=np.int64)
     for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=False)):
         sent = _sent(plan, rank)
-        counts += _by_table(exchange.owned, sent[exchange.owned_pull_now[sent]])
-        counts += _by_table(consumer.unique, np.flatnonzero((consumer.owners != rank) & consumer.sync_now))
-    return counts
+        rows += _by_table(exchange.owned, sent[exchange.owned_pull_now[sent]])
+        gradients += _by_table(consumer.unique, np.flatnonzero((consumer.owners != rank) & consumer.sync_now))
+    return rows, gradients
 
 
 def _sent(plan: CachePlan, rank: int) -> NDArray[np.int32]:

@@ -190,7 +190,7 @@ def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
         cache_rows=max(1, min(setting.cache_rows, log.num_rows)),
     )
     planner = make_planner(log.tables.spec(config, setting.world_size))
-    totals = PlanTotals(log.tables.weight_bytes)
+    totals = PlanTotals(log.tables.weight_bytes, log.tables.gradient_bytes)
     with closing(log.read(watch, label)) as batches:
         for plan in plans_of(planner, batches):
             totals.add(plan)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bagpipe.config import Config
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.schema import DTYPE_BYTES, DataSchema, RowSchema, RowTable, Table
+from bagpipe.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
 
 __all__ = ["LogTables", "at_setting"]
 
@@ -59,8 +59,9 @@ class LogTables:
             rows=RowSchema(
                 tables=tuple(RowTable(name=table.name, dim=dim_of(table), rows=table.rows) for table in tables),
                 optimizer=config.optim.rows,
-                dtype=config.run.dtype,
+                dtype=config.row_dtype,
                 seed=config.run.seed,
+                rounding=config.row_rounding,
             ),
             features=tuple(features),
         )
@@ -88,7 +89,16 @@ class LogTables:
     @property
     def weight_bytes(self) -> NDArray[np.int64]:
         """int64 by table: bytes of a row's weights, as they travel between ranks."""
-        return np.array([table.dim for table in self.rows.tables], dtype=np.int64) * DTYPE_BYTES[self.rows.dtype]
+        return self._dims * self.rows.row_type.word_bytes
+
+    @property
+    def gradient_bytes(self) -> NDArray[np.int64]:
+        """int64 by table: bytes of a row's gradient, which is not narrowed."""
+        return self._dims * ROW_TYPES[self.rows.row_type.compute].word_bytes
+
+    @property
+    def _dims(self) -> NDArray[np.int64]:
+        return np.array([table.dim for table in self.rows.tables], dtype=np.int64)
 
 
 def at_setting(config: Config, *, policy: str, lookahead: int, cache_rows: int) -> Config:

@@ -19,7 +19,7 @@ class PlanTotals:
     """Add plans in order, read the attributes at any time.
 
     Args:
-        weight_bytes: int64 by table, bytes of a row as it travels between ranks.
+        weight_bytes, gradient_bytes: int64 by table, bytes of a row and of its gradient as they travel between ranks.
 
     Attributes:
         rows_unique: unique rows, summed over batches.
@@ -30,8 +30,9 @@ class PlanTotals:
             exchange_bytes_now: their bytes.
     """
 
-    def __init__(self, weight_bytes: NDArray[np.int64]) -> None:
+    def __init__(self, weight_bytes: NDArray[np.int64], gradient_bytes: NDArray[np.int64]) -> None:
         self._weight_bytes = weight_bytes
+        self._gradient_bytes = gradient_bytes
         self._resident = 0
         self.rows_unique = 0
         self.misses = np.zeros_like(weight_bytes)
@@ -50,7 +51,7 @@ class PlanTotals:
             self.rows_unique += len(plan.consumers[0].unique)
             return
         self.rows_unique += sum(len(exchange.owned) for exchange in plan.exchanges)
-        now = rows_now(plan)
+        rows, gradients = rows_now(plan)
         self.exchange_rows += OwnedCounts.of(plan).rows
-        self.exchange_rows_now += int(now.sum())
-        self.exchange_bytes_now += int(now @ self._weight_bytes)
+        self.exchange_rows_now += int(rows.sum() + gradients.sum())
+        self.exchange_bytes_now += int(rows @ self._weight_bytes + gradients @ self._gradient_bytes)

@@ -15,7 +15,8 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.rows import RowWriter
 from bagpipe.errors import InputError
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
+from bagpipe.kernels.records import host_words, split_record
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
 from tests.checkpoint.samples import SCHEMA, manifest_of, model_and_optimizer, rows_of, three_checkpoints
@@ -52,23 +53,28 @@ def test_rows_of_a_table_without_bound_come_with_their_ids(saved):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_a_bounded_table_is_whole(tmp_path, optimizer):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bounded_table_is_whole(tmp_path, optimizer, dtype):
     """Rows never trained have their initial values, and no optimizer state."""
-    schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=SCHEMA.tables[1:2])
+    schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=SCHEMA.tables[1:2], dtype=dtype)
     folder = CheckpointFolder(tmp_path)
     generation = folder.new_generation()
     where = folder.step_folder(generation, 1)
     writer = RowWriter(folder.generation_folder(generation), schema, rank=0, epoch=1)
     trained = np.array([3, 0, 499])
-    rows = np.arange(3 * schema.row_width(0), dtype=np.float32).reshape(3, -1)
-    writer.append([WriteRequest(0, trained, rows)], 1)
+    records = torch.zeros(3, schema.row_width(0), dtype=TORCH_DTYPE[dtype])
+    parts = split_record(records, schema, 4)
+    for part in parts:
+        part.copy_(torch.arange(part.numel()).view(part.shape) + 7)
+    writer.append([WriteRequest(0, trained, host_words(records))], 1)
     model, dense_optimizer = model_and_optimizer()
-    part = Part(rank=0, dense=capture(model, dense_optimizer).save(where, 0), rows=writer.seal(where, 1))
-    manifest = dataclasses.replace(manifest_of(generation, 1, (part,)), row_schema=schema.to_json())
+    sealed = Part(rank=0, dense=capture(model, dense_optimizer).save(where, 0), rows=writer.seal(where, 1))
+    manifest = dataclasses.replace(manifest_of(generation, 1, (sealed,)), row_schema=schema.to_json())
     exported = collect(folder.publish(manifest), TABLES[1:2], DENSE, max_bytes=1 << 30)
     weight = exported.weights["ebc.embedding_bags.item.weight"]
-    expected = initial_weights(schema.tables[0], np.arange(500), seed=schema.seed)
-    expected[trained] = torch.from_numpy(rows[:, :4])
+    expected = initial_weights(schema.tables[0], np.arange(500), seed=schema.seed, dtype=dtype)
+    expected[trained] = parts[0]
+    assert weight.dtype == TORCH_DTYPE[dtype]
     assert torch.equal(weight, expected)
     states = {name.rpartition(".")[2]: value for name, value in exported.states.items() if name.startswith("ebc")}
     names = {"sgd": [], "adam": ["exp_avg", "exp_avg_sq"]}.get(optimizer, ["sum"])
@@ -76,8 +82,8 @@ def test_a_bounded_table_is_whole(tmp_path, optimizer):
     for place, name in enumerate(names):
         untrained = np.delete(np.arange(500), trained)
         assert not states[name][untrained].any()
-        found = states[name][trained].reshape(3, -1).numpy()
-        assert (found == rows[:, 4 + 4 * place :][:, : found.shape[1]]).all()
+        found = states[name][trained].reshape(3, -1)
+        assert torch.equal(found, parts[1][:, 4 * place :][:, : found.shape[1]])
 
 
 def test_dense_names_are_the_models_own(saved):

@@ -76,6 +76,7 @@ _STAGES = ("--pipeline.schedule", "1f1b", "--pipeline.stages", "2", "--pipeline.
 JOBS = (
     ChaosJob(name="adagrad", flags=_flags(700, "adagrad"), weight=3),
     ChaosJob(name="adam", flags=_flags(700, "adam"), weight=3),
+    ChaosJob(name="bfloat16", flags=_flags(700, "adam", "--cache.dtype", "bfloat16"), weight=2),
     ChaosJob(name="direct", flags=_flags(0, "adagrad"), num_batches=60, weight=2),
     ChaosJob(name="adam-2", world_size=2, num_batches=60, flags=_flags(400, "adam"), weight=2),
     ChaosJob(name="direct-2", world_size=2, num_batches=40, flags=_flags(0, "adam"), weight=1),

@@ -24,8 +24,11 @@ SCHEMA = DataSchema(
 )
 
 
-@pytest.mark.parametrize("model", ["towers", "wide-deep", "dlrm"])
-def test_tables_are_the_trainers(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "dtype", "weight_bytes", "gradient_bytes"),
+    [("towers", "run", 8, 8), ("wide-deep", "bfloat16", 2, 4), ("dlrm", "run", 8, 8)],
+)
+def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, gradient_bytes: int) -> None:
     """Numbers, features and bytes are those that the model's own conversion finds."""
     from trainer.assembly import build_trainee
 
@@ -38,15 +41,17 @@ def test_tables_are_the_trainers(model: str) -> None:
     config = Config(
         model=ModelConfig(name=model, embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,)),
         optim=OptimConfig(rows="adam"),
-        cache=CacheConfig(rows=77),
+        cache=CacheConfig(rows=77, dtype=dtype),
         cacher=CacherConfig(assign="locality"),
-        run=RunConfig(dtype="float64"),
+        run=RunConfig(dtype="float64" if dtype == "run" else "float32"),
     )
     tables, trainee = LogTables.of(schema, config), build_trainee(config, schema, 2)
     assert tables.spec(config, 2) == trainee.spec
     numbers = range(len(tables))
     assert tables.row_bytes.tolist() == [trainee.rows.row_bytes(number) for number in numbers]
-    assert tables.weight_bytes.tolist() == [8 * table.dim for table in trainee.rows.tables]
+    assert tables.rows.digest() == dataclasses.replace(trainee.rows, tables=tables.rows.tables).digest()
+    assert tables.weight_bytes.tolist() == [weight_bytes * table.dim for table in trainee.rows.tables]
+    assert tables.gradient_bytes.tolist() == [gradient_bytes * table.dim for table in trainee.rows.tables]
     assert [table.name for table in tables.rows.tables] == [table.name for table in trainee.rows.tables]
 
 

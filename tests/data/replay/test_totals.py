@@ -16,7 +16,7 @@ from tests.oracle.batches import traces
 def test_totals_are_sums_over_plans(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
     weight_bytes = np.arange(1, len(spec.table_rows) + 1) * 4
-    totals = PlanTotals(weight_bytes)
+    totals = PlanTotals(weight_bytes, 2 * weight_bytes)
     plans = [plan for _, plan in plan_batches(batches, spec)]
     resident: set[tuple[int, int]] = set()
     peak = misses = unique = 0
@@ -34,7 +34,8 @@ def test_totals_are_sums_over_plans(trace: tuple[OracleSpec, list[Batch]]) -> No
     counts = [OwnedCounts.of(plan) for plan in plans]
     assert totals.exchange_rows == sum(count.rows for count in counts)
     assert totals.exchange_rows_now == sum(int(count.pull_now + count.push_now) for count in counts)
-    assert 4 * totals.exchange_rows_now <= totals.exchange_bytes_now <= weight_bytes[-1] * totals.exchange_rows_now
+    pulled, pushed = (sum(int(getattr(count, name)) for count in counts) for name in ("pull_now", "push_now"))
+    assert 4 * (pulled + 2 * pushed) <= totals.exchange_bytes_now <= weight_bytes[-1] * (pulled + 2 * pushed)
 
 
 def rows_in(consumers: object) -> set[tuple[int, int]]:
