@@ -1,18 +1,20 @@
 """A batch as the tensors torchrec models take.
 
-Rule of this file: floating-point inputs are copied into torch's own memory, which begins at multiples of 64 bytes. A
-batch's arrays begin anywhere, and matrix kernels (MKL's, oneDNN's) sum in an order that depends on where their operands
-begin: without the copy a result would depend on how the batch came here.
+Rule of this file: floating-point inputs are copied into memory that begins at multiples of 64 bytes (512 on a device).
+A batch's arrays begin anywhere, and matrix kernels (MKL's, oneDNN's) sum in an order that depends on where their
+operands begin: without the copy a result would depend on how the batch came here.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
+import numpy as np
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.batch import Batch
+from bagpipe.cache.upload import Uploader
 from bagpipe.engine import ModelInputs
 from bagpipe.schema import DataSchema
 
@@ -20,45 +22,33 @@ __all__ = ["InputMaker"]
 
 
 class InputMaker:
-    """Makes model inputs on one device.
+    """Makes model inputs.
 
     Args:
         schema: the data.
-        device, dtype: of the inputs.
     """
 
-    def __init__(self, schema: DataSchema, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, schema: DataSchema) -> None:
         self._keys = [feature.name for feature in schema.features]
         self._weighted = any(feature.weighted for feature in schema.features)
-        self._device = device
-        self._dtype = dtype
 
-    def __call__(self, batch: Batch) -> ModelInputs:
+    def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs:
         """The inputs of one batch; ``sparse`` carries its sizes as host numbers, so that nothing waits for a device."""
         offsets = batch.feature_offsets().tolist()
         sizes = [stop - start for start, stop in pairwise(offsets)]
         sparse = KeyedJaggedTensor(
             keys=self._keys,
-            values=torch.from_numpy(batch.values).to(self._device, non_blocking=True),
-            weights=self._weights(batch),
-            lengths=torch.from_numpy(batch.lengths.reshape(-1)).to(self._device, non_blocking=True),
+            values=upload.tensor(batch.values),
+            weights=self._weights(batch, upload),
+            lengths=upload.tensor(batch.lengths.reshape(-1)),
             stride=batch.num_examples,
             length_per_key=sizes,
             offset_per_key=offsets,
         )
-        dense = torch.from_numpy(batch.dense)
-        if not dense.shape[1]:
-            dense = torch.ones(batch.num_examples, 1)
-        return ModelInputs(
-            dense=self._tensor(dense), sparse=sparse, labels=self._tensor(torch.from_numpy(batch.labels))
-        )
+        dense = batch.dense if batch.dense.shape[1] else np.ones((batch.num_examples, 1), dtype=np.float32)
+        return ModelInputs(dense=upload.numbers(dense), sparse=sparse, labels=upload.numbers(batch.labels))
 
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, self._dtype, non_blocking=True, copy=True)
-
-    def _weights(self, batch: Batch) -> torch.Tensor | None:
+    def _weights(self, batch: Batch, upload: Uploader) -> Tensor | None:
         if not self._weighted:
             return None
-        if batch.weights is None:
-            return torch.ones(len(batch.values), dtype=self._dtype, device=self._device)
-        return self._tensor(torch.from_numpy(batch.weights))
+        return upload.numbers(np.ones(len(batch.values), np.float32) if batch.weights is None else batch.weights)

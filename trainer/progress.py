@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
+from bagpipe.cache.staging import Arrival, to_host
+from bagpipe.pipeline.stream import NullStreams, Streams
 from bagpipe.progress import Progress
 
 __all__ = ["ProgressReporter"]
 
-#: Reading the loss waits for the device, so it is read at most this often.
+#: How often it is shown, at most.
 INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A sum of losses on its way to the host, and the examples it is of."""
+
+    loss_sum: Arrival
+    samples: int
 
 
 class ProgressReporter:
@@ -25,10 +36,18 @@ class ProgressReporter:
         label: what the bar begins with.
         shows_loss: False where other ranks compute losses: this one's sum says nothing then.
         samples: trained before this process began; totals go on from there.
+        streams: of the model's device. From a device the loss comes when it comes: it is that of some batches before,
+            so that no batch waits for it. The last one is exact.
     """
 
     def __init__(
-        self, tensorboard_dir: str, label: str = "train", *, shows_loss: bool = True, samples: int = 0
+        self,
+        tensorboard_dir: str,
+        label: str = "train",
+        *,
+        shows_loss: bool = True,
+        samples: int = 0,
+        streams: Streams | None = None,
     ) -> None:
         self._tensorboard_dir = tensorboard_dir
         self._label = label
@@ -38,6 +57,9 @@ class ProgressReporter:
         self._last_s = 0.0
         self._last_samples = self._initial = samples
         self._totals: Callable[[], Progress] | None = None
+        self._streams = NullStreams() if streams is None else streams
+        self._asked: _Loss | None = None
+        self._loss: float | None = None
 
     def __enter__(self) -> Self:
         self._bar = tqdm(
@@ -59,7 +81,11 @@ class ProgressReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._totals is not None and error is None:
-            self._show(self._totals(), time.monotonic())
+            progress = self._totals()
+            self._asked = None
+            self._ask(progress)
+            self._look(waits=True)
+            self._show(progress, time.monotonic())
         if self._bar is not None:
             self._bar.close()
         if self._writer is not None:
@@ -69,7 +95,21 @@ class ProgressReporter:
         self._totals = totals
         now_s = time.monotonic()
         if now_s - self._last_s >= INTERVAL_S:
-            self._show(totals(), now_s)
+            progress = totals()
+            self._ask(progress)
+            self._look()
+            self._show(progress, now_s)
+
+    def _ask(self, progress: Progress) -> None:
+        """Have the loss brought to the host, unless one is on its way."""
+        if self._shows_loss and self._asked is None and progress.samples:
+            self._asked = _Loss(to_host(self._streams, progress.loss_sum), progress.samples)
+
+    def _look(self, *, waits: bool = False) -> None:
+        """Take the loss that has come."""
+        asked = self._asked
+        if asked is not None and (waits or asked.loss_sum.is_here()):
+            self._loss, self._asked = float(asked.loss_sum.get()) / asked.samples, None
 
     def _show(self, progress: Progress, now_s: float) -> None:
         if self._bar is None or progress.samples == self._last_samples:
@@ -85,9 +125,9 @@ class ProgressReporter:
             "store/rows_written": progress.rows_written,
         }
         words = [f"hits {progress.hit_rate:.1%}", f"exposed {exposed:.1%}"]
-        if self._shows_loss:
-            scalars["train/loss"] = loss = float(progress.loss_sum) / progress.samples
-            words.insert(0, f"loss {loss:.4f}")
+        if self._loss is not None:
+            scalars["train/loss"] = self._loss
+            words.insert(0, f"loss {self._loss:.4f}")
         self._bar.set_postfix_str(", ".join(words))
         if self._writer is not None:
             for name, value in scalars.items():

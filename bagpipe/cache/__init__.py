@@ -6,5 +6,6 @@
                                          └──evict / flush──> WriteRequest (store)
 
 `slots` is the bookkeeping (numpy), `rows` the slab and its lanes, `layout` and `step` turn a plan into tensors,
-`lookup` is forward and backward; the numbers are those of `bagpipe.kernels`. Nothing here imports torchrec.
+`lookup` is forward and backward; the numbers are those of `bagpipe.kernels`. `upload` and `transfer` move batches and
+rows between host and device, on a device through the memory of `staging`. Nothing here imports torchrec.
 """

@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from bagpipe.cache.slots import Slots, SlotTable
+from bagpipe.cache.transfer import CapturedRows
 from bagpipe.oracle.plan import RowList
-from bagpipe.store.interface import WriteRequest
+from bagpipe.pipeline.stream import Event, Streams
 
 __all__ = ["CapturedRows", "RowCapture", "Taker"]
 
-#: Copies rows out of slots, both ordered by table: at once on their device, to the host when the result is called.
-ReadOut = Callable[[RowList, Slots], "CapturedRows"]
-
-#: Brings copied rows to the host. Any thread, once.
-CapturedRows = Callable[[], list[WriteRequest]]
+#: Copies rows out of slots, both ordered by table; who calls the result waits until they are on the host.
+ReadOut = Callable[[RowList, Slots], CapturedRows]
 
 
 class Taker(Protocol):
@@ -53,7 +50,7 @@ class RowCapture:
         num_tables: tables.
         row_bytes: of the widest row.
         read_out: copies rows.
-        device: of the rows.
+        streams: of the rows' device.
 
     Attributes:
         lock: held while masks are looked at.
@@ -61,9 +58,7 @@ class RowCapture:
         num_left: slots not looked at yet.
     """
 
-    def __init__(
-        self, slots: SlotTable, num_tables: int, row_bytes: int, read_out: ReadOut, device: torch.device
-    ) -> None:
+    def __init__(self, slots: SlotTable, num_tables: int, row_bytes: int, read_out: ReadOut, streams: Streams) -> None:
         self.lock = threading.RLock()
         self.epoch = 1
         self.num_left = 0
@@ -71,10 +66,10 @@ class RowCapture:
         self._num_tables = num_tables
         self._row_bytes = row_bytes
         self._read_out = read_out
-        self._device = device
+        self._streams = streams
         self._taker: Taker | None = None
         self._next_slot = 0
-        self._copies: dict[int, Any] = {}  # by stream: torch.cuda.Event after its latest copy
+        self._copies: dict[object, Event] = {}  # by stream: after its latest copy
 
     def begin(self, taker: Taker | None) -> int:
         """The moment is now. Nothing of the moment before is left.
@@ -129,9 +124,10 @@ class RowCapture:
             rows = self._slots.rows_at(slots, self._num_tables)
             self._taker.take_rows(self._read_out(rows, slots), len(slots) * self._row_bytes)
             self._slots.pending[slots] = False
-            if self._device.type == "cuda":
-                stream = torch.cuda.current_stream(self._device)
-                self._copies[stream.cuda_stream] = stream.record_event()
+            stream = self._streams.here()
+            copied = stream.record()
+            if copied is not None:
+                self._copies[stream.key] = copied
 
     def _take_names(self, slots: Slots) -> None:
         slots = slots[self._slots.named[slots]]
@@ -141,7 +137,7 @@ class RowCapture:
 
     def _await_copies(self) -> None:
         if self._copies:
-            stream = torch.cuda.current_stream(self._device)
-            for name, copied in self._copies.items():
-                if name != stream.cuda_stream:
-                    stream.wait_event(copied)
+            stream = self._streams.here()
+            for key, copied in self._copies.items():
+                if key != stream.key:
+                    stream.wait(copied)

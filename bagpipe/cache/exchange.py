@@ -43,8 +43,8 @@ class RowExchange:
     def __init__(self, cache: RowCache, peers: Peers) -> None:
         self._cache = cache
         self._peers = peers
-        self._rows = [[self._scratch() for _ in cache.schema.tables] for _ in range(_BATCHES_HELD)]
-        self._given = self._scratch()
+        self._rows = [[self._row_scratch() for _ in cache.schema.tables] for _ in range(_BATCHES_HELD)]
+        self._given = self._row_scratch()
         self._taken = [[self._scratch() for _ in cache.schema.tables] for _ in (_NOW, _LATE)]
         self._arrived: list[list[Tensor]] = [[], []]
 
@@ -76,7 +76,8 @@ class RowExchange:
         given = self._given.take(sum(part.given), dim)
         self._cache.gather(part.slot_index, dim, given)
         taken = self._weights(context, run)[part.first : part.end]
-        self._peers.exchange("pull", taken, given, part.taken, part.given)
+        # As bytes: not every process group knows every type of half rows.
+        self._peers.exchange("pull", taken.view(torch.uint8), given.view(torch.uint8), part.taken, part.given)
 
     def _weights(self, context: StepContext, run: RunContext) -> Tensor:
         """``[U, dim]``: where the run's rows arrive. The same memory whenever it is asked for the same batch."""
@@ -148,6 +149,9 @@ class RowExchange:
         for run, taken in zip(context.runs, self._arrived[which], strict=True):
             part = _part(run, which)
             self._cache.apply(part.owned, [Terms(vectors=taken, sums=part.sums)], settings)
+
+    def _row_scratch(self) -> Scratch:
+        return Scratch(self._cache.row_dtype, self._cache.device)
 
     def _scratch(self) -> Scratch:
         return Scratch(self._cache.dtype, self._cache.device)

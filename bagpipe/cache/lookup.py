@@ -31,6 +31,7 @@ class ActiveRun:
     Attributes:
         context: index tensors.
         rows: the unique rows, as they were when the batch began.
+        dtype: of the vectors and their gradients; the rows' own may be narrower.
         kernels: what reads them.
         gradients: what backward delivered, one entry per lookup of the run: gradient of its vectors ``[G, dim]``, and
             the per-id weights it was looked up with (None: the run has none).
@@ -39,6 +40,7 @@ class ActiveRun:
 
     context: RunContext
     rows: RowView
+    dtype: torch.dtype
     kernels: Kernels
     gradients: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     closed: bool = False
@@ -91,7 +93,7 @@ def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
 def _weights_gradient(run: ActiveRun, gradient: Tensor) -> Tensor:
     """``[n]``: gradient of the per-id weights, the product of each id's row with the gradient of its bag."""
     context = run.context
-    rows = run.rows.gathered().index_select(0, context.inverse)
+    rows = run.rows.gathered().index_select(0, context.inverse).to(run.dtype)
     per_bag_order = rows.mul_(gradient.index_select(0, _present(context.bags))).sum(1)
     out = torch.empty_like(per_bag_order)
     return out.index_copy_(0, _present(context.bag_order).long(), per_bag_order)

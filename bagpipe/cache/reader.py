@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Protocol
 
 import torch
@@ -57,6 +57,14 @@ class Column:
     dim: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A run's pooled vectors, or those of one of its segments (`segment` is its position in the run)."""
+
+    run: int
+    segment: int | None = None
+
+
 class BatchReader:
     """One collection's way to the batch.
 
@@ -80,6 +88,7 @@ class BatchReader:
         self._feature_names = tuple(feature_names)
         self._feature_numbers = {name: position for position, name in enumerate(feature_names)}
         self._needed = {column.feature for column in columns}
+        self._parts = _parts(self)
         self._ids_checked = False
 
     def bind(self, cache: RowCache) -> None:
@@ -110,6 +119,23 @@ class BatchReader:
         weights = self._weights(step, run, inputs, starts) if run.lookup.weighted else None
         return lookup(step.runs[run.index], weights)
 
+    def pooled(self, inputs: JaggedInput) -> Tensor:
+        """``[num_examples, sum of dims]`` of all columns, in their order, differentiable; pooled collections only.
+
+        Raises:
+            JobError, InputError: see `begin`.
+        """
+        step, starts = self.begin(inputs)
+        pooled = [self.vectors(step, run, inputs, starts) for run in self.runs]
+        # `split` has one backward for all its parts; slices would each allocate a gradient of the whole run.
+        segments = {
+            part.run: torch.split(pooled[part.run], self.runs[part.run].dim, dim=1)
+            for part in self._parts
+            if part.segment is not None
+        }
+        parts = [pooled[part.run] if part.segment is None else segments[part.run][part.segment] for part in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
     def _weights(self, step: ActiveStep, run: LookupRun, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
         """``[n]`` per-id weights of a run, segment after segment, differentiable."""
         weights = inputs.weights_or_none()
@@ -121,7 +147,7 @@ class BatchReader:
             weights.narrow(0, starts[ref.feature], size)
             for ref, size in zip(refs, active.context.segment_sizes, strict=True)
         ]
-        return torch.cat(parts).to(active.rows.records.dtype)
+        return torch.cat(parts).to(active.dtype)
 
     def _check(self, context: StepContext, inputs: JaggedInput) -> dict[int, int]:
         """Keys, examples and number of ids: host values only, so nothing waits for an accelerator."""
@@ -158,3 +184,15 @@ class BatchReader:
                     f"embedding input has other ids for feature {self._feature_names[feature]!r} than the batch: "
                     "ids must reach the collection unchanged (hash them in the data schema, not in the model)"
                 )
+
+
+def _parts(reader: BatchReader) -> tuple[_Part, ...]:
+    """The output's columns as parts of the runs: whole runs where a run's segments follow each other in order."""
+    parts: list[_Part] = []
+    for run, columns in groupby(reader.columns, key=lambda column: column.run):
+        segments = [column.segment for column in columns]
+        if segments == list(range(reader.runs[run].num_segments)):
+            parts.append(_Part(run=run))
+        else:
+            parts.extend(_Part(run=run, segment=segment) for segment in segments)
+    return tuple(parts)

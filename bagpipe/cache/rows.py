@@ -12,7 +12,7 @@ Rows are dirty from their update until they are handed out to be written; a clea
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,18 +21,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.capture import CapturedRows, RowCapture
+from bagpipe.cache.capture import RowCapture
 from bagpipe.cache.lookup import ActiveRun, ActiveStep, gradient_terms
 from bagpipe.cache.slab import Scratch, Slab
-from bagpipe.cache.slots import Slots, SlotTable, row_tables
+from bagpipe.cache.slots import SlotTable, row_tables
 from bagpipe.cache.step import RunContext, StepContext
-from bagpipe.cache.upload import SlotRows
+from bagpipe.cache.transfer import CapturedRows, RowTransfer
+from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import JobError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import open_kernels
-from bagpipe.kernels.torch_kernels import gather, scatter
+from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
+from bagpipe.pipeline.stream import Streams, open_streams
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
 
@@ -71,34 +73,50 @@ class RowCache:
         schema: tables, optimizer, dtype and seed.
         num_slots: rows it can hold; 0 (direct mode): as many as the plans ask for.
         device: where the rows live.
+        streams: of the device, for all that works on the rows; default: those of its kind.
+        prefetch_depth: batches whose rows may be on their way to their slots.
+        kernels: for the schema and the device; default: what `open_kernels` chooses.
 
     Attributes:
+        streams: as given.
         slots: which slot holds which row.
+        dtype, row_dtype: of vectors and gradients; of the records, whose weights may be narrower.
         kernels: what computes on the rows.
         current: the batch being computed, read by the embedding modules.
         capture: copies rows for checkpoints.
     """
 
-    def __init__(self, schema: RowSchema, num_slots: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        schema: RowSchema,
+        num_slots: int,
+        device: torch.device | str = "cpu",
+        *,
+        streams: Streams | None = None,
+        prefetch_depth: int = 4,
+        kernels: Kernels | None = None,
+    ) -> None:
         self.schema = schema
         self.device = torch.device(device)
-        self.dtype = TORCH_DTYPE[schema.dtype]
+        self.streams: Streams = open_streams(str(device)) if streams is None else streams
+        self.dtype = TORCH_DTYPE[schema.row_type.compute]
+        self.row_dtype = TORCH_DTYPE[schema.dtype]
         self.slots = SlotTable(num_slots)
         self.current: ActiveStep | None = None
         self._fixed = num_slots > 0
-        self.kernels: Kernels = open_kernels(schema, self.device)
+        self.kernels: Kernels = open_kernels(schema, self.device) if kernels is None else kernels
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
-        self._slab = Slab(num_slots, max(self._widths, default=1), self.dtype, self.device)
-        self._gathered = [Scratch(self.dtype, self.device) for _ in schema.tables]  # per run; there are no more runs
-        self._staging = Scratch(self.dtype, torch.device("cpu"))
+        self._slab = Slab(num_slots, max(self._widths, default=1), self.row_dtype, self.device)
+        self._gathered = [Scratch(self.row_dtype, self.device) for _ in schema.tables]  # per run; no more than tables
+        self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
         self.capture = RowCapture(
             self.slots,
             len(schema.tables),
-            max(self._widths, default=1) * self.dtype.itemsize,
-            self._copy_out,
-            self.device,
+            max(self._widths, default=1) * self.row_dtype.itemsize,
+            self._transfer.copy_out,
+            self.streams,
         )
 
     def statistics(self) -> CacheStatistics:
@@ -111,6 +129,21 @@ class RowCache:
             evicted=self._evicted,
             evicted_dirty=self._evicted_dirty,
             updated=self._updated,
+        )
+
+    def uploads(self, num_areas: int) -> Uploads:
+        """Uploads of batches that read these rows, for one lane.
+
+        Args:
+            num_areas: batches whose copies may be under way.
+        """
+        return open_uploads(
+            self.streams,
+            self.device,
+            self.dtype,
+            num_areas=num_areas,
+            names=self.kernels.needs_names,
+            max_terms=self.kernels.max_terms,
         )
 
     @property
@@ -166,19 +199,7 @@ class RowCache:
         self.slots.claim(owner.fetch, owner.fetch_slots)
         requests = self.fetch_requests(owner, skip_new=skip_new)
         by_table = {table: result for (table, _), result in zip(requests, results, strict=True)}
-        tables = row_tables(owner.fetch)
-        for first_table, end_table, first, end in self._width_runs(owner.fetch):
-            block = slice(first, end)
-            stored = [
-                result.rows if result.found.all() else result.rows[result.found]
-                for table, result in by_table.items()
-                if first_table <= table < end_table
-            ]
-            hit = found[block]
-            slots = owner.fetch_slots[block]
-            width = self._widths[first_table]
-            self._insert_stored(slots[hit], stored, width)
-            self._insert_initial(slots[~hit], tables[block][~hit], owner.fetch.ids[block][~hit], first_table)
+        self._transfer.put(self.kernels, owner.fetch, owner.fetch_slots, found, by_table)
         self._inserted += len(found)
         self._initialised += int(len(found) - np.count_nonzero(found))
 
@@ -193,22 +214,6 @@ class RowCache:
             found[found] = np.concatenate(answers)  # rows are grouped by table on both sides, in the same order
         return found
 
-    def _insert_stored(self, slots: Slots, parts: Sequence[NDArray[np.generic]], width: int) -> None:
-        if not len(slots):
-            return
-        if self.device.type == "cpu":
-            staging = self._staging.take(len(slots), width)
-        else:  # the copy to the device may still be under way when the next one is staged
-            staging = torch.empty(len(slots), width, dtype=self.dtype, pin_memory=True)
-        np.concatenate(parts, out=staging.numpy())
-        scatter(self._slab.records, self._index(slots), staging.to(self.device, non_blocking=True))
-
-    def _insert_initial(self, slots: Slots, tables: NDArray[np.int32], ids: NDArray[np.int64], table: int) -> None:
-        if not len(slots):
-            return
-        dim = self.schema.tables[table].dim
-        self.kernels.initialise(self._slab.records, self._index(slots), self._index(tables), self._index(ids), dim)
-
     # ---- slots -> store ------------------------------------------------------------------------------------------
 
     def evict(self, owner: OwnerPlan) -> list[WriteRequest]:
@@ -217,13 +222,16 @@ class RowCache:
         Raises:
             JobError: a slot does not hold the row the plan says.
         """
-        return self.evict_in_epoch(owner)[0]
+        return self.evict_in_epoch(owner)[0]()
 
-    def evict_in_epoch(self, owner: OwnerPlan) -> tuple[list[WriteRequest], int]:
-        """`evict`, and the epoch of the capture in which the rows left: they are older than its moment, or not."""
+    def evict_in_epoch(self, owner: OwnerPlan) -> tuple[CapturedRows, int]:
+        """`evict`, not waiting for the rows to be on the host: they are when what is returned first has been called.
+
+        Second is the epoch of the capture in which the rows left: they are older than its moment, or not.
+        """
         slots = owner.evict_slots
         if not len(slots):
-            return [], self.capture.epoch
+            return list, self.capture.epoch
         self.slots.check(owner.evict, slots)
         tables = row_tables(owner.evict)
         with self.capture.lock:
@@ -231,11 +239,11 @@ class RowCache:
             epoch = self.capture.epoch
             dirty = self.slots.dirty[slots]
             offsets = np.searchsorted(tables[dirty], np.arange(len(self._widths) + 1)).astype(np.int64)
-            copied = self._copy_out(RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]), slots[dirty])
+            copied = self._transfer.copy_out(RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]), slots[dirty])
             self.slots.release(slots)
         self._evicted += len(slots)
         self._evicted_dirty += int(np.count_nonzero(dirty))
-        return copied(), epoch
+        return copied, epoch
 
     def flush(self, chunk_rows: int = FLUSH_CHUNK_ROWS) -> Generator[list[WriteRequest], None, None]:
         """All dirty rows, by table and id, at most `chunk_rows` at a time. They stay in the cache.
@@ -246,40 +254,15 @@ class RowCache:
         dirty = self.slots.dirty_slots()
         for first in range(0, len(dirty), chunk_rows):
             slots = dirty[first : first + chunk_rows]
-            yield self._read_out(self.slots.rows_at(slots, len(self._widths)), slots)
+            with self.capture.lock:
+                copied = self._transfer.copy_out(self.slots.rows_at(slots, len(self._widths)), slots)
+            yield copied()
             self.slots.mark_clean(slots)
 
     def clear(self) -> None:
         """Forget all rows; JobError if updated rows would be lost."""
         self.slots.clear()
         self.current = None
-
-    def _read_out(self, rows: RowList, slots: Slots) -> list[WriteRequest]:
-        return self._copy_out(rows, slots)()
-
-    def _copy_out(self, rows: RowList, slots: Slots) -> CapturedRows:
-        """Copy the rows, which are ordered by table, on their device; what is returned brings them to the host."""
-        blocks = [
-            (run, gather(self._slab.records, self._index(slots[run[2] : run[3]]), self._widths[run[0]]))
-            for run in self._width_runs(rows)
-        ]
-        copied = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
-
-        def requests() -> list[WriteRequest]:
-            if copied is not None:
-                copied.synchronize()
-            found = []
-            for (first_table, end_table, first, _), block in blocks:
-                host = block.cpu().numpy()
-                for table in range(first_table, end_table):
-                    start, stop = int(rows.table_offsets[table]), int(rows.table_offsets[table + 1])
-                    if start < stop:
-                        found.append(
-                            WriteRequest(table=table, ids=rows.ids[start:stop], rows=host[start - first : stop - first])
-                        )
-            return found
-
-        return requests
 
     # ---- the batch being computed --------------------------------------------------------------------------------
 
@@ -305,7 +288,7 @@ class RowCache:
                 for run, rows in zip(context.runs, weights, strict=True)
             ]
         runs = tuple(
-            ActiveRun(context=run, rows=rows, kernels=self.kernels)
+            ActiveRun(context=run, rows=rows, dtype=self.dtype, kernels=self.kernels)
             for run, rows in zip(context.runs, views, strict=True)
         )
         self.current = ActiveStep(context=context, runs=runs)
@@ -359,22 +342,7 @@ class RowCache:
         """
         self.capture.before_change(rows.slots)
         if len(rows.rows):
-            self.kernels.update(self._slab.records, rows.slot_index, terms, settings)
+            self.kernels.update(self._slab.records, rows.slot_index, terms, settings, rows.names)
         self.slots.mark_dirty(rows.slots)
         with self._count_lock:  # with several ranks, two lanes update rows
             self._updated += len(rows.rows)
-
-    # ---- helpers ------------------------------------------------------------------------------------------------
-
-    def _index(self, array: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self.device, non_blocking=True)
-
-    def _width_runs(self, rows: RowList) -> Iterator[tuple[int, int, int, int]]:
-        """(first table, end table, first row, end row) of consecutive tables with equal weights and record width."""
-        first = 0
-        for end in range(1, len(self._widths) + 1):
-            if end == len(self._widths) or self.schema.tables[end].dim != self.schema.tables[first].dim:
-                start, stop = int(rows.table_offsets[first]), int(rows.table_offsets[end])
-                if start < stop:
-                    yield first, end, start, stop
-                first = end

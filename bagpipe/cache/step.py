@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,7 +26,6 @@ from bagpipe.cache.serve import RunExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
-from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.sums import HostSums, Int32, RowSums
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
@@ -91,17 +89,16 @@ def prepare_step(
     consumer: ConsumerPlan,
     exchange: ExchangePlan | None = None,
     *,
-    dtype: str,
-    device: torch.device,
+    upload: Uploader,
 ) -> StepContext:
-    """Turn one batch's plan into index tensors on `device`.
+    """Turn one batch's plan into index tensors.
 
     Args:
         layout: the model's runs.
         batch: the rank's examples.
         consumer: what it reads for them.
         exchange: what it gives to and takes from the other ranks; None if there are none.
-        dtype: the run's dtype, ``float32`` or ``float64``.
+        upload: makes the tensors; they may be used when its batch is complete.
 
     Raises:
         JobError: the plan has a different number of occurrences than the batch.
@@ -113,7 +110,6 @@ def prepare_step(
         raise JobError(
             f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
         )
-    upload = Uploader(device, TORCH_DTYPE[dtype])
     runs = tuple(_run_context(run, layout, batch, consumer, exchange, ends, upload) for run in layout.runs)
     return StepContext(
         batch_index=batch.index,

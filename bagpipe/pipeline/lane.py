@@ -1,6 +1,11 @@
 """`Lane`: the thread of one lane. It walks its steps for batch after batch, waits, acts, and says how far it is.
 
 per step:  requirements, hazards ──Board.wait──> events ──Stream.wait──> handler(index) ──> event, trace, Board.advance
+
+Two things say that an action is done. The board: its handler has returned, and left on the host what it leaves there.
+Its event, where there are streams: so has the device. A lane waits for both, each in its own way (`pipeline.stream`): a
+lane of the device only has its stream wait for the event, so what it waits for here is little, and a trace shows the
+stream's own waits as gaps (`pipeline.device_times`).
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Callable
 from bagpipe.errors import JobError
 from bagpipe.pipeline.board import Aborted, Board
 from bagpipe.pipeline.compile import LanePlan, Step
+from bagpipe.pipeline.device_times import NoTimes
 from bagpipe.pipeline.report import LaneReport, StepTimes
 from bagpipe.pipeline.stream import Event, Stream
 from bagpipe.pipeline.trace import Trace
@@ -27,7 +33,10 @@ class EndOfBatches(Exception):
 
 
 class EventRing:
-    """The latest events of one op: that of its action n is at ``n % size``. Written by the op's lane, read by any."""
+    """The latest events of one op: that of its action n is at ``n % size``. Written by the op's lane, read by any.
+
+    Empty where an action is done when it returns: on a CPU.
+    """
 
     def __init__(self, actions_per_batch: int) -> None:
         self._events: list[Event | None] = [None] * (_EVENT_BATCHES * actions_per_batch)
@@ -55,6 +64,7 @@ class Lane:
         stream: Stream,
         rings: list[EventRing],
         trace: Trace | None,
+        times: NoTimes,
         steps: StepTimes,
         on_batch: Callable[[int], None] | None,
         must_stop: Callable[[], bool],
@@ -71,6 +81,7 @@ class Lane:
         self._board = board
         self._rings = rings
         self._trace = trace
+        self._times = times
         self._steps = steps
         self._on_batch = on_batch
         self._must_stop = must_stop
@@ -93,6 +104,11 @@ class Lane:
         finally:
             self._board.leave()
             self._left(self._number)
+
+    def finish(self) -> None:
+        """All lanes have ended: wait for the stream."""
+        self.stream.synchronize()
+        self._times.resolve()
 
     def report(self, op_names: tuple[str, ...]) -> LaneReport:
         waits_s = {name: ns / 1e9 for name, ns in zip(op_names, self._waits_ns, strict=True) if ns}
@@ -140,7 +156,7 @@ class Lane:
         event = self._rings[op].get(need - 1, board.done[op])
         if event is not None:
             start_ns = time.monotonic_ns()
-            self.stream.wait(event)  # blocks a host lane until the device is there
+            self.stream.wait(event)  # blocks a host lane until a lane of the device is there
             self._waited(op, need - 1, start_ns)
         return True
 
@@ -152,6 +168,7 @@ class Lane:
 
     def _act(self, step: Step, batch: int) -> None:
         index = batch * step.units + step.unit
+        self._times.begin()
         start_ns = time.monotonic_ns()
         try:
             step.handler(index)
@@ -160,6 +177,7 @@ class Lane:
                 raise
             self._board.finish(batch)
             return
+        self._times.note(step.text, index)
         event = self.stream.record() if self.stream.records else None
         end_ns = time.monotonic_ns()
         if event is not None:

@@ -15,7 +15,7 @@ class LaneReport:
 
     Attributes:
         busy_s: inside handlers. On a device lane that is the time to enqueue, not the device's.
-        wait_s: waiting for other lanes.
+        wait_s: waiting for other lanes. A lane of a device waits on the device, which is not counted: a trace shows it.
         waits_s: `wait_s` by what was waited for (``0X_PUT``), in the order the waits came.
         actions: handlers called.
     """

@@ -23,10 +23,11 @@ from collections.abc import Callable, Mapping
 from bagpipe.errors import JobError
 from bagpipe.pipeline.board import NO_END, Board
 from bagpipe.pipeline.compile import CompiledLoop, LanePlan, compile_loop
+from bagpipe.pipeline.device_times import DeviceTimes, NoTimes
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.lane import EndOfBatches, EventRing, Lane
 from bagpipe.pipeline.report import Report, StepTimes
-from bagpipe.pipeline.stream import NullStreams, Streams
+from bagpipe.pipeline.stream import NullStreams, Origin, Streams
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.loop import Loop
@@ -55,7 +56,7 @@ class Runner:
             lane,
             after the step's other requirements are met, so the source has read the batch.
         streams: streams of the lanes; default: host lanes only.
-        trace: records every action and wait.
+        trace: records every action and wait; on a device also when it did the actions.
         on_batch: called with the batch number after a batch's sink, in the sink's lane.
         agree: with several ranks: this rank's wish to stop -> what all ranks do. Called in the source's lane, once
             before each batch, so that no rank reads a batch that another does not.
@@ -168,14 +169,15 @@ class Runner:
         self._start_ns = time.monotonic_ns()
         self._board.end = NO_END if num_batches is None else self._first_batch + num_batches
         rings = [EventRing(actions) for actions in self._compiled.op_actions]
-        self._lanes = [self._make_lane(number, plan, rings) for number, plan in enumerate(self._compiled.lanes)]
+        origin = self._streams.origin() if self._trace is not None else None
+        self._lanes = [self._make_lane(number, plan, rings, origin) for number, plan in enumerate(self._compiled.lanes)]
         threads = [threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True) for lane in self._lanes]
         self._live(threads)
         self._end_ns = time.monotonic_ns()
         if self._board.error is not None:
             raise self._board.error
         for lane in self._lanes:
-            lane.stream.synchronize()
+            lane.finish()
         self._end_ns = time.monotonic_ns()
         return self.snapshot()
 
@@ -194,16 +196,20 @@ class Runner:
             peak_waiting=board.peak_waiting,
         )
 
-    def _make_lane(self, number: int, plan: LanePlan, rings: list[EventRing]) -> Lane:
+    def _make_lane(self, number: int, plan: LanePlan, rings: list[EventRing], origin: Origin | None) -> Lane:
+        stream, trace = self._streams.stream(plan.resource), self._trace
         return Lane(
             number=number,
             plan=plan,
             first_turn=self._compiled.first_turn,
             first_batch=self._first_batch,
             board=self._board,
-            stream=self._streams.stream(plan.resource),
+            stream=stream,
             rings=rings,
-            trace=self._trace,
+            trace=trace,
+            times=NoTimes()
+            if trace is None or origin is None
+            else DeviceTimes(trace, plan.resource.name, stream, origin),
             steps=self._steps,
             on_batch=self._on_batch,
             must_stop=self._must_stop,

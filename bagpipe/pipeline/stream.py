@@ -1,28 +1,37 @@
-"""Streams and events, and the null object for machines without a device. The only place that knows of CUDA streams.
+"""Streams, events and staging memory, and the null object for machines without a device.
 
     lane A (device)  handler enqueues work ──> record() -> Event ─┐
     lane B (device)  wait(Event): B's later work waits, the thread does not
     lane C (host)    wait(Event): the thread waits until A's work is done
+    lane D (host)    what it enqueues (uploads) goes to a stream of its own; record() -> Event, for device lanes:
+                     a host lane that waits for D has what D left on the host, and its own stream waits, not its thread
 
-A *host* lane's action is done when its handler returns, so it has no events: what its handler gave to the device (index
-tensors, model inputs) is waited for. On a CPU every lane is such a lane. Handlers run with their lane's stream current.
-What a handler allocates on one stream and another lane's handler uses must be kept alive by the handlers until the
-edges between them say it is free, or be given to `keep_for_current_stream`.
+So waiting is transitive: whoever waits for a lane, through whichever lanes, waits for that lane's uploads too. No
+stream is ever waited for as a whole before the end of a run. On a CPU every lane is a host lane, an action is done when
+its handler returns, and there are no events. Handlers run with their lane's stream current. What a handler allocates
+on one stream and another lane's handler uses must be kept alive by the handlers until the edges between them say it is
+free, or be given to `keep_for_current_stream`.
+
+CUDA's are in `bagpipe.pipeline.cuda_stream`. All lanes have the same priority: the exchange and the row kernels of one
+batch compete with the dense step of another, and which of them to prefer is a question for measurements on a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bagpipe.errors import InputError
 from bagpipe.schedule.program import Resource
 
 __all__ = [
-    "CudaStreams",
     "Event",
+    "Mark",
     "NullStreams",
+    "Origin",
     "RecordingStreams",
     "Stream",
     "Streams",
@@ -38,9 +47,34 @@ class Event(Protocol):
         """Block the calling thread until the work before the point is done."""
         ...
 
+    def query(self) -> bool:
+        """Whether it is done."""
+        ...
+
+
+class Mark(Protocol):
+    """A point in a stream's work that knows its time, once the work before it is done."""
+
+    def after_s(self, earlier: Mark) -> float:
+        """Seconds since another mark of the same device; both are done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A mark, and when it was by the machine's monotonic clock."""
+
+    mark: Mark
+    at_ns: int
+
 
 class Stream(Protocol):
     """One lane's stream. All methods are called by the lane's own thread, except `synchronize`."""
+
+    @property
+    def key(self) -> object:
+        """The same for all objects that stand for one stream."""
+        ...
 
     @property
     def records(self) -> bool:
@@ -55,8 +89,12 @@ class Stream(Protocol):
         """A point after everything enqueued so far; None when there is nothing to wait for."""
         ...
 
+    def mark(self) -> Mark | None:
+        """The same with its time; None where actions are done when they return."""
+        ...
+
     def wait(self, event: Event) -> None:
-        """The lane's later work starts after the event."""
+        """The lane's later work starts after the event; see the module for what the thread does."""
         ...
 
     def synchronize(self) -> None:
@@ -65,10 +103,32 @@ class Stream(Protocol):
 
 
 class Streams(Protocol):
-    """Gives every lane its stream."""
+    """One device's. Gives every lane its stream.
+
+    Attributes:
+        is_async: work is enqueued, not done, when a call returns: host memory that it reads or writes is staged
+            (`bagpipe.cache.staging`).
+    """
+
+    is_async: bool
 
     def stream(self, resource: Resource) -> Stream:
         """Called once per lane by the thread that starts the run; the stream follows that thread's current work."""
+        ...
+
+    def here(self) -> Stream:
+        """The stream that is current in the calling thread. Waiting for an event, the thread goes on."""
+        ...
+
+    def memory(self, num_bytes: int) -> Any:
+        """Host memory that the device can copy from and to by itself: a uint8 tensor ``[num_bytes]``.
+
+        It is given to somebody else only when nobody holds it and the copies that were enqueued are done.
+        """
+        ...
+
+    def origin(self) -> Origin | None:
+        """A mark of now, to place others by; None where there are none. Waits for the calling thread's stream."""
         ...
 
 
@@ -76,11 +136,15 @@ class HostStream:
     """The stream of a lane whose actions are done when they return."""
 
     records = False
+    key: object = None
 
     def current(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def record(self) -> Event | None:
+        return None
+
+    def mark(self) -> Mark | None:
         return None
 
     def wait(self, event: Event) -> None:
@@ -93,120 +157,166 @@ class HostStream:
 class NullStreams:
     """No device: every lane is a host lane."""
 
+    is_async = False
+
     def stream(self, resource: Resource) -> Stream:
         return HostStream()
 
+    def here(self) -> Stream:
+        return HostStream()
 
-class CudaStreams:
-    """One CUDA stream for every lane; ``gpu`` and ``copy`` lanes only enqueue. torch is imported on first use."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def stream(self, resource: Resource) -> Stream:
-        return _CudaStream(self._device) if resource.on_device else _CudaHostStream(self._device)
-
-
-class _CudaStream:
-    records = True
-
-    def __init__(self, device: str) -> None:
+    def memory(self, num_bytes: int) -> Any:
         import torch
 
-        self._cuda: Any = torch.cuda
-        self._stream: Any = self._cuda.Stream(device)
-        # Parameters and cache rows were initialised on the caller's stream.
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def current(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self._cuda.stream(self._stream)
-        return context
-
-    def record(self) -> Event | None:
-        # A fresh event each time: re-recording one while another thread waits for it would move the point it means.
-        event: Event = self._stream.record_event()
-        return event
-
-    def wait(self, event: Event) -> None:
-        self._stream.wait_event(event)
-
-    def synchronize(self) -> None:
-        self._stream.synchronize()
-
-
-class _CudaHostStream(_CudaStream):
-    """A host lane beside a device: its uploads are done before its action counts as done."""
-
-    def record(self) -> Event | None:
-        self._stream.synchronize()
+    def origin(self) -> Origin | None:
         return None
 
-    def wait(self, event: Event) -> None:
-        event.synchronize()
+
+def _keep_on_cuda(tensor: Any) -> None:
+    import torch
+
+    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+#: Kind of device -> how memory is kept for the current stream.
+_KEEP: dict[str, Callable[[Any], None]] = {"cuda": _keep_on_cuda}
 
 
 def keep_for_current_stream(tensor: Any) -> None:
     """The calling lane uses a tensor of another lane's stream: its memory is not given away before that is done."""
-    if tensor.is_cuda:
-        import torch
-
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    keep = _KEEP.get(tensor.device.type)
+    if keep is not None:
+        keep(tensor)
 
 
 class RecordingStreams:
     """Device streams for tests, without a device: every call is logged as (lane, what, event name).
 
+    Work is done at once, as on a CPU, but everything that treats a device otherwise takes these for one.
+
     Attributes:
         log: list of ``(lane, "record" | "wait" | "host-wait" | "synchronize", event)`` in the order of the calls;
-            events
-            are named ``lane#n``.
+            events are named ``lane#n``. A thread that is no lane is called ``main``.
     """
+
+    is_async = True
 
     def __init__(self) -> None:
         self.log: list[tuple[str, str, str]] = []  # list.append is atomic
+        self._local = threading.local()
+        self._main = _RecordingStream(Resource(name="main", kind="gpu"), self)
 
     def stream(self, resource: Resource) -> Stream:
-        return _RecordingStream(resource, self.log)
+        return _RecordingStream(resource, self)
+
+    def here(self) -> Stream:
+        return _Here(getattr(self._local, "stream", self._main))
+
+    def memory(self, num_bytes: int) -> Any:
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def origin(self) -> Origin | None:
+        return None
+
+    @contextmanager
+    def current(self, stream: _RecordingStream) -> Iterator[None]:
+        """Makes the stream current in the calling thread."""
+        before = getattr(self._local, "stream", self._main)
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedEvent:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    """Stands for work that is always done."""
+
+    name: str
+    holds_threads: bool
 
     def synchronize(self) -> None:
-        """A recorded event stands for work that is always done."""
+        """The work is done."""
+
+    def query(self) -> bool:
+        return True
 
 
 class _RecordingStream:
-    def __init__(self, resource: Resource, log: list[tuple[str, str, str]]) -> None:
-        self.records = resource.on_device
+    records = True
+
+    def __init__(self, resource: Resource, streams: RecordingStreams) -> None:
+        self.key: object = resource.name
+        self.log = streams.log
+        self.on_device = resource.on_device
         self._lane = resource.name
-        self._log = log
+        self._streams = streams
         self._count = 0
 
     def current(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return self._streams.current(self)
 
     def record(self) -> Event | None:
-        if not self.records:
-            return None
-        event = _RecordedEvent(f"{self._lane}#{self._count}")
+        return self.record_for(holds_threads=self.on_device)
+
+    def record_for(self, *, holds_threads: bool) -> Event:
+        event = _RecordedEvent(f"{self._lane}#{self._count}", holds_threads)
         self._count += 1
-        self._log.append((self._lane, "record", event.name))
+        self.log.append((self._lane, "record", event.name))
         return event
 
+    def mark(self) -> Mark | None:
+        return None
+
     def wait(self, event: Event) -> None:
-        what = "wait" if self.records else "host-wait"
-        self._log.append((self._lane, what, getattr(event, "name", "?")))
-        event.synchronize()
+        holds = not self.on_device and getattr(event, "holds_threads", True)
+        self.log.append((self._lane, "host-wait" if holds else "wait", getattr(event, "name", "?")))
+        if holds:
+            event.synchronize()
 
     def synchronize(self) -> None:
-        self._log.append((self._lane, "synchronize", ""))
+        self.log.append((self._lane, "synchronize", ""))
 
 
-_BY_DEVICE: Mapping[str, Callable[[str], Streams]] = {
+class _Here:
+    """A recording stream as whoever enqueues on it sees it, whatever lane it belongs to."""
+
+    records = True
+
+    def __init__(self, stream: _RecordingStream) -> None:
+        self.key = stream.key
+        self._stream = stream
+
+    def current(self) -> AbstractContextManager[Any]:
+        return self._stream.current()
+
+    def record(self) -> Event | None:
+        return self._stream.record_for(holds_threads=True)
+
+    def mark(self) -> Mark | None:
+        return None
+
+    def wait(self, event: Event) -> None:
+        self._stream.log.append((str(self.key), "wait", getattr(event, "name", "?")))
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+
+def _open_cuda(device: str) -> Streams:
+    from bagpipe.pipeline.cuda_stream import CudaStreams
+
+    return CudaStreams(device)
+
+
+_BY_DEVICE: dict[str, Callable[[str], Streams]] = {
     "cpu": lambda device: NullStreams(),
-    "cuda": CudaStreams,
+    "cuda": _open_cuda,
 }
 
 

@@ -15,9 +15,14 @@ from pathlib import Path
 
 from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "device_lane"]
 
 _Note = tuple[str, str, int, int, int, str]
+
+
+def device_lane(lane: str) -> str:
+    """The row of what a device did for a lane."""
+    return f"{lane} (device)"
 
 
 class Trace:
@@ -61,18 +66,26 @@ class Trace:
             text = f"{head}{index}{colon}{peer}" if index >= 0 else name
             yield Span(lane=lane, name=text, start_ns=start_ns, end_ns=end_ns, category=category)
 
+    def _rows(self, lanes: Iterable[str]) -> Iterator[str]:
+        """The lanes, each followed by its device's row where there is one."""
+        noted = {note[0] for note in list(self._notes)}
+        for lane in lanes:
+            yield lane
+            if device_lane(lane) in noted:
+                yield device_lane(lane)
+
     def write(self, path: str | os.PathLike[str], *, process: str = "bagpipe", lanes: Iterable[str] = ()) -> None:
         """Write the trace file, whole or not at all.
 
         Args:
             path: the file; its folder must exist.
             process: name shown for the process; with spans dropped, their number is added.
-            lanes: the order to show lanes in.
+            lanes: the order to show lanes in; what a device did for one is shown below it.
         """
         target = Path(path)
         partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         name = f"{process} ({self.dropped} later spans not kept)" if self.dropped else process
-        events = trace_events(self.spans(), process=name, process_id=os.getpid(), lanes=lanes)
+        events = trace_events(self.spans(), process=name, process_id=os.getpid(), lanes=self._rows(lanes))
         try:
             with partial.open("w", encoding="utf-8") as file:
                 file.writelines(trace_json_lines(events))

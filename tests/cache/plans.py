@@ -20,6 +20,7 @@ from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.requests import row_dtype
 
 
 def row_list(ids_by_table: Sequence[NDArray[np.int64]]) -> RowList:
@@ -112,7 +113,7 @@ class DictStore:
     def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         results = []
         for table, ids in requests:
-            rows = np.zeros((len(ids), self.schema.row_width(table)), dtype=self.schema.dtype)
+            rows = np.zeros((len(ids), self.schema.row_width(table)), dtype=row_dtype(self.schema))
             found = np.array([(table, int(row_id)) in self.rows for row_id in ids], dtype=np.bool_)
             for place in np.flatnonzero(found):
                 rows[place] = self.rows[table, int(ids[place])]
@@ -142,6 +143,7 @@ class Job:
         schema = self.cache.schema
         num_tables = len(schema.tables)
         resident: dict[tuple[int, int], int] = {}
+        uploads = self.cache.uploads(2)
         for batch in batches:
             plan = consumer_plan(batch, self.layout.features, num_tables, lambda n: np.zeros(n, dtype=np.int32))
             tables = np.repeat(np.arange(num_tables), np.diff(plan.unique.table_offsets)).tolist()
@@ -159,7 +161,8 @@ class Job:
             self.cache.insert(owner, results, skip_new=False)
             slots = np.array([resident[key] for key in keys], dtype=np.int32)
             plan = dataclasses.replace(plan, slots=slots)
-            context = prepare_step(self.layout, batch, plan, dtype=schema.dtype, device=self.cache.device)
+            with uploads.batch() as upload:
+                context = prepare_step(self.layout, batch, plan, upload=upload)
             self.cache.begin(context)
             yield context
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from bagpipe.cache.capture import CapturedRows, RowCapture
 from bagpipe.cache.slots import FREE, Slots, SlotTable
 from bagpipe.oracle.plan import RowList
+from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
 
 NUM_SLOTS, NUM_TABLES = 12, 3
@@ -24,7 +24,7 @@ class Toy:
     def __init__(self) -> None:
         self.slots = SlotTable(NUM_SLOTS)
         self.values = np.zeros(NUM_SLOTS, np.int64)
-        self.capture = RowCapture(self.slots, NUM_TABLES, 8, self.read_out, torch.device("cpu"))
+        self.capture = RowCapture(self.slots, NUM_TABLES, 8, self.read_out, NullStreams())
         self.rows: dict[Row, int] = {}
         self.names: list[Row] = []
         self.next_id = 0

@@ -19,6 +19,7 @@ from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
+from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError, PeerError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.plan import FeatureRef
@@ -84,7 +85,7 @@ def cache_of(plan: RankPlan, num_slots: int) -> RowCache:
 
 
 def context_of(plan: RankPlan) -> StepContext:
-    return prepare_step(LAYOUT, plan.batch, plan.consumer, plan.exchange, dtype="float64", device=CPU)
+    return prepare_step(LAYOUT, plan.batch, plan.consumer, plan.exchange, upload=Uploader(CPU, torch.float64))
 
 
 @settings(max_examples=40)
@@ -156,7 +157,7 @@ def test_plans_of_one_rank_are_refused() -> None:
     rng = np.random.default_rng(0)
     batch = random_batch(rng, num_examples=3, num_ids=NUM_IDS, max_length=2)
     (plan,) = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=1)
-    context = prepare_step(LAYOUT, plan.batch, plan.consumer, dtype="float64", device=CPU)
+    context = prepare_step(LAYOUT, plan.batch, plan.consumer, upload=Uploader(CPU, torch.float64))
     with pytest.raises(JobError, match="was planned for one rank, there are several"):
         RowExchange(cache_of(plan, 40), local_peers(1)[0]).early(context)
     with pytest.raises(JobError, match="was planned for several ranks, and no rank gave its rows"):

@@ -13,6 +13,7 @@ from bagpipe.batch import Batch
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import ActiveRun, gradient_terms, lookup
 from bagpipe.cache.step import prepare_step
+from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowView
 from bagpipe.kernels.torch_kernels import TorchKernels
@@ -49,12 +50,14 @@ def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tens
     features = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(SEGMENT_TABLES)]
     layout = build_layout(tables, features, [lookup_of_tables] * 2)
     plan = consumer_plan(batch, layout.features, 2, lambda n: np.arange(n, dtype=np.int32))
-    (run,) = prepare_step(layout, batch, plan, dtype="float64", device=torch.device("cpu")).runs
+    (run,) = prepare_step(layout, batch, plan, upload=Uploader(torch.device("cpu"), torch.float64)).runs
     ids, offsets = torch.from_numpy(run.local.rows.ids), run.local.rows.table_offsets
     rows = [weights[table].detach()[ids[offsets[table] : offsets[table + 1]]] for table in range(2)]
     schema = RowSchema(tables=tuple(tables), optimizer="sgd", dtype="float64")
     view = RowView(records=torch.cat(rows), slot_index=None, dim=DIM)
-    return ActiveRun(context=run, rows=view, kernels=TorchKernels(schema, torch.device("cpu")))
+    return ActiveRun(
+        context=run, rows=view, dtype=view.records.dtype, kernels=TorchKernels(schema, torch.device("cpu"))
+    )
 
 
 def reference(mode: TableLookup, batch: Batch, weights: Sequence[Tensor], per_id: Tensor | None) -> Tensor:

@@ -20,14 +20,16 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slots import FREE
 from bagpipe.errors import JobError
 from bagpipe.kernels import torch_kernels
-from bagpipe.kernels.initial import initial_weights
-from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
+from bagpipe.kernels.interface import RowNames, RowStep
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
+from bagpipe.kernels.records import host_words, open_records
 from bagpipe.oracle.plan import FeatureRef, OwnerPlan
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import ReadResult
 from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
 
+CPU = torch.device("cpu")
 LR, EPS = 0.1, 1e-6
 TABLES = (
     RowTable(name="small", dim=4, init_bound=0.5),
@@ -42,7 +44,8 @@ LAYOUT = build_layout(TABLES, FEATURES, LOOKUPS)
 
 
 def schema_of(optimizer: str, dtype: str = "float64") -> RowSchema:
-    return RowSchema(tables=TABLES, optimizer=optimizer, dtype=dtype, seed=11)
+    rounding = "stochastic" if dtype == "bfloat16" else "nearest"
+    return RowSchema(tables=TABLES, optimizer=optimizer, dtype=dtype, seed=11, rounding=rounding)
 
 
 def batches(count: int, seed: int = 0) -> list[Batch]:
@@ -126,13 +129,64 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
         np.testing.assert_allclose(record[: TABLES[table].dim], expected_row, rtol=1e-12, atol=1e-12)
 
 
+def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int, int], bytes]:
+    """Records after training on sums of rows, one row after the other: float32 values, rounded after each step."""
+    records = open_records(schema, CPU)
+    rows: dict[tuple[int, int], Tensor] = {}
+    for batch in data:
+        starts = batch.feature_offsets()
+        totals: dict[tuple[int, int], Tensor] = {}
+        for ref in FEATURES:
+            dim = TABLES[ref.table].dim
+            ids = batch.values[starts[ref.feature] : starts[ref.feature + 1]].tolist()
+            lengths = batch.lengths[ref.feature].tolist()
+            if ref.table == 3:
+                lengths = [1] * len(ids)  # a sequence: each id is a vector
+            for row_id in ids:
+                if (ref.table, row_id) not in rows:
+                    row = torch.zeros(1, schema.row_width(ref.table), dtype=TORCH_DTYPE[schema.dtype])
+                    start = initial_weights(TABLES[ref.table], np.array([row_id]), seed=schema.seed)
+                    row[:, :dim] = start.to(row.dtype)
+                    rows[ref.table, row_id] = row
+            place = 0
+            for length in lengths:
+                bag, place = ids[place : place + length], place + length
+                vector = torch.zeros(dim)
+                for row_id in bag:
+                    vector = vector + rows[ref.table, row_id][0, :dim].float()
+                vector.requires_grad_()
+                loss_of([vector]).backward()
+                for row_id in bag:
+                    total = totals.setdefault((ref.table, row_id), torch.zeros(1, dim))
+                    total += vector.grad
+        for (table, row_id), gradient in totals.items():
+            row, dim = rows[table, row_id], TABLES[table].dim
+            values = records.opened(row, dim)
+            ROW_OPTIMIZERS[schema.optimizer].apply(values, gradient, LR, EPS, batch.index + 1)
+            names = RowNames(tables=torch.tensor([table], dtype=torch.int32), ids=torch.tensor([row_id]))
+            records.closed(values, row, dim, names, batch.index + 1)
+    return {key: host_words(row).tobytes() for key, row in rows.items()}
+
+
+@pytest.mark.parametrize("optimizer", list(ROW_OPTIMIZERS))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtype: str) -> None:
+    """Bit for bit; float16 to the nearest, bfloat16 stochastically; odd dimensions among them."""
+    data = batches(3)
+    layout = build_layout(TABLES, FEATURES, (*[TableLookup()] * 3, TableLookup(mode="none")))
+    job = new_job(optimizer, dtype, layout=layout)
+    train(job, data)
+    rows = {key: record.tobytes() for key, record in job.finish().items()}
+    assert rows == plain_half_rows(job.cache.schema, data)
+
+
 # ---- the same bits whatever the placement ----------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     optimizer=st.sampled_from(list(ROW_OPTIMIZERS)),
-    dtype=st.sampled_from(["float32", "float64"]),
+    dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16"]),
     slot_seed=st.integers(0, 2**32),
     num_slots=st.sampled_from([0, 60, 200]),
     num_spare_slots=st.integers(0, 30),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.serve import RunExchange
 from bagpipe.cache.step import prepare_step
+from bagpipe.cache.upload import Uploader
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.schema import RowTable
 from tests.cache.plans import consumer_plan, random_batch
@@ -29,7 +30,7 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
     batch = random_batch(rng, num_examples=num_examples, num_ids=NUM_IDS, max_length=3)
     plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
     contexts = [
-        prepare_step(LAYOUT, p.batch, p.consumer, p.exchange, dtype="float32", device=torch.device("cpu"))
+        prepare_step(LAYOUT, p.batch, p.consumer, p.exchange, upload=Uploader(torch.device("cpu"), torch.float32))
         for p in plans
     ]
     for number in range(len(LAYOUT.runs)):
@@ -72,7 +73,9 @@ def test_golden() -> None:
         sync_now = np.array([homes[row].sync_now for row in rows_of(plan)], np.bool_)
         consumers.append(dataclasses.replace(plan, owners=owners, sync_now=sync_now))
     exchange = exchange_plan(0, consumers, homes, 1)
-    context = prepare_step(layout, batches[0], consumers[0], exchange, dtype="float32", device=torch.device("cpu"))
+    context = prepare_step(
+        layout, batches[0], consumers[0], exchange, upload=Uploader(torch.device("cpu"), torch.float32)
+    )
     run = context.runs[0]
     parts = run.exchange
     assert isinstance(parts, RunExchange)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
 from bagpipe.cache.step import RunContext, prepare_step
+from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.schema import RowTable
@@ -31,7 +32,7 @@ def layout_of(segment_tables: list[int], lookup: TableLookup) -> StepLayout:
 
 def prepare(batch: Batch, layout: StepLayout) -> RunContext:
     plan = consumer_plan(batch, layout.features, 1 + max(ref.table for ref in layout.features), slots)
-    (run,) = prepare_step(layout, batch, plan, dtype="float64", device=CPU).runs
+    (run,) = prepare_step(layout, batch, plan, upload=Uploader(CPU, torch.float64)).runs
     return run
 
 
@@ -85,7 +86,7 @@ def test_second_run_counts_from_its_own_start() -> None:
     features = [FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)]
     layout = build_layout(tables, features, [TableLookup(), TableLookup(mode="none")])
     plan = consumer_plan(batch, layout.features, 2, slots)
-    context = prepare_step(layout, batch, plan, dtype="float32", device=CPU)
+    context = prepare_step(layout, batch, plan, upload=Uploader(CPU, torch.float32))
     second = context.runs[1]
     assert (second.local.rows.table_offsets.tolist(), second.local.rows.ids.tolist()) == ([0, 0, 2], [1, 2])
     assert second.local.slots.tolist() == [1, 2]
@@ -140,4 +141,4 @@ def test_plan_of_another_batch() -> None:
     layout = layout_of([0], TableLookup())
     plan = consumer_plan(make_batch([[1, 1]], [3, 4]), layout.features, 1, slots)
     with pytest.raises(JobError, match="the plan has 2 id occurrences, the batch has 3"):
-        prepare_step(layout, make_batch([[1, 2]], [3, 4, 5]), plan, dtype="float32", device=CPU)
+        prepare_step(layout, make_batch([[1, 2]], [3, 4, 5]), plan, upload=Uploader(CPU, torch.float32))

@@ -25,6 +25,16 @@ def test_a_trace_file_names_lanes_and_holds_spans(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "trace.json"]
 
 
+def test_what_a_device_did_is_shown_below_its_lane(tmp_path: Path) -> None:
+    trace = Trace()
+    for lane in ("compute", "compute (device)", "net-out"):
+        trace.note(lane, "0F", 0, 1, 2)
+    trace.write(tmp_path / "trace.json", lanes=("copy", "compute", "net-out"))
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert names == ["copy", "compute", "compute (device)", "net-out"]
+
+
 def test_a_full_trace_counts_what_it_drops(tmp_path: Path) -> None:
     trace = Trace(capacity=2)
     for index in range(5):

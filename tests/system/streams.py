@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -10,38 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
-from bagpipe.client.step import PlanSpan, Step
 from bagpipe.errors import StoreError
-from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.planner import make_planner
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
 
-__all__ = ["FailingStore", "ForgetfulStore", "fresh_batches", "planned"]
-
-
-def planned(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[Step]:
-    """Steps of batches, planned as they are asked for."""
-    planner = make_planner(spec)
-    waiting: list[Batch] = []
-
-    def step() -> Step:
-        plan, batch = planner.plan(), waiting.pop(0)
-        return Step(
-            batch=batch,
-            consumer=plan.consumers[0],
-            owner=plan.owners[0],
-            num_global_examples=batch.num_examples,
-            span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
-        )
-
-    for batch in batches:
-        planner.push(batch)
-        waiting.append(batch)
-        if planner.is_ready:
-            yield step()
-    while waiting:
-        yield step()
+__all__ = ["FailingStore", "ForgetfulStore", "fresh_batches"]
 
 
 def fresh_batches(count: int, *, num_examples: int, num_features: int, num_dense: int = 0) -> Iterator[Batch]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from bagpipe.batch import Batch
+from bagpipe.cache.upload import Uploader
 from tests.trainer.schemas import schema_of
 from trainer.inputs import InputMaker
 
@@ -17,8 +18,8 @@ def test_inputs_carry_the_batch() -> None:
         lengths=np.array([[1, 0], [0, 2]], dtype=np.int32),
         labels=np.array([1, 0], dtype=np.float32),
     )
-    maker = InputMaker(schema_of(4, 4, dense=0, weighted=True), torch.device("cpu"), torch.float64)
-    inputs = maker(batch)
+    maker = InputMaker(schema_of(4, 4, dense=0, weighted=True))
+    inputs = maker(batch, Uploader(torch.device("cpu"), torch.float64))
     assert inputs.dense.tolist() == [[1.0], [1.0]]  # no dense columns: one constant
     assert inputs.dense.dtype == inputs.labels.dtype == torch.float64
     assert inputs.sparse.to_dict()["f1"].to_dense()[1].tolist() == [8, 9]
@@ -39,7 +40,7 @@ def test_numbers_lie_where_torch_puts_them_wherever_the_batch_lies(offset: int) 
         labels=dense[:, 0],
         weights=dense.reshape(-1)[:33],
     )
-    inputs = InputMaker(schema_of(4, dense=7, weighted=True), torch.device("cpu"), torch.float32)(batch)
+    inputs = InputMaker(schema_of(4, dense=7, weighted=True))(batch, Uploader(torch.device("cpu"), torch.float32))
     for tensor in (inputs.dense, inputs.labels, inputs.sparse.weights()):
         assert tensor.data_ptr() % 64 == 0
     dense[:] = 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,22 +8,14 @@ import torch
 from torch import nn
 
 from bagpipe.config import CacheConfig, Config, DataConfig, RunConfig
-from bagpipe.errors import CapacityError, InputError
+from bagpipe.errors import CapacityError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.step_program import step_program
 from bagpipe.stages.pipeline import Mesh
 from bagpipe.stages.staged import StagedModel, StageModule, StageValue
-from trainer.job import check_supported, run_job
+from trainer.job import run_job
 from trainer.pipelines import StagedJob, has_losses
 from trainer.ranks import Ranks
-
-
-def test_settings_of_later_versions_are_refused_not_ignored() -> None:
-    check_supported(Config())
-    with pytest.raises(InputError, match=r"cache.dtype"):
-        check_supported(
-            Config(run=RunConfig(dtype="float64"), cache=dataclasses.replace(Config().cache, dtype="float32"))
-        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""Staging: host memory that a device copies from and to by itself, so that no thread waits for a copy.
+
+    to the device    StagingRing.take() ─> Area ─filled─> one copy, enqueued ─> area.sent(event)     used in turn
+    from the device  HostCopy(tensor): memory of its own, the copy enqueued, an event                 used once
+
+Rules of this file: *an area is filled only when its last copy is done*, and *a copy's memory is its holder's*. Rings
+are as long as the schedule lets batches be under way, so the wait for an area's event is over before it begins: it is
+there for whoever uses a ring otherwise. Areas grow to what a batch needs, and stay. Memory for copies from the device
+is from the streams, which give it again when nobody holds it: a batch's rows may be on their way to the store and into
+a checkpoint's journal at once, and the latter has no schedule.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bagpipe.pipeline.stream import Event, Streams
+
+__all__ = ["ALIGN_BYTES", "Area", "Arrival", "Here", "HostCopy", "StagingRing", "empty_view", "to_host"]
+
+#: Tensors begin at multiples of this in an area, as those that torch allocates on a device do: matrix kernels are
+#: chosen by where their operands begin, and results must not depend on how a batch came here.
+ALIGN_BYTES = 512
+
+#: Areas grow in steps of this, so that batches of about one size need about one size.
+_STEP_BYTES = 1 << 20
+
+
+class Area:
+    """One piece of staging memory.
+
+    Attributes:
+        memory: uint8 ``[num_bytes]``, on the host.
+        copied: after the latest copy out of it; None: there was none.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.copied: Event | None = None
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+
+class StagingRing:
+    """Areas used in turn by one lane, or under one lock.
+
+    Args:
+        streams: of the device.
+        num_areas: how many; batches under way at most.
+
+    Attributes:
+        num_waits: times an area's copy was not done yet when it was to be filled again.
+    """
+
+    def __init__(self, streams: Streams, num_areas: int) -> None:
+        if num_areas < 1:
+            raise ValueError(f"num_areas must be at least 1, got {num_areas}")
+        self.num_waits = 0
+        self._streams = streams
+        self._areas: list[Area | None] = [None] * num_areas
+        self._next = 0
+        self._area_bytes = _STEP_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory of all areas."""
+        return sum(len(area) for area in self._areas if area is not None)
+
+    def take(self) -> Area:
+        """The next area, free to be filled. Its size is what batches have needed so far."""
+        number, self._next = self._next, (self._next + 1) % len(self._areas)
+        area = self._areas[number]
+        if area is not None and area.copied is not None:
+            if not area.copied.query():
+                self.num_waits += 1
+                area.copied.synchronize()
+            area.copied = None
+        if area is None or len(area) < self._area_bytes:
+            self._areas[number] = area = Area(self._streams.memory(self._area_bytes))
+        return area
+
+    def need(self, num_bytes: int) -> None:
+        """A batch needed so many bytes: areas taken from now on have them, and a quarter more."""
+        if num_bytes > self._area_bytes:
+            self._area_bytes = -(-(num_bytes + num_bytes // 4) // _STEP_BYTES) * _STEP_BYTES
+
+
+class Arrival(Protocol):
+    """A tensor that comes to the host."""
+
+    def is_here(self) -> bool:
+        """Whether it can be read without waiting."""
+        ...
+
+    def get(self) -> Tensor:
+        """The tensor, in host memory; blocks until it is there."""
+        ...
+
+
+class Here:
+    """A tensor that is on the host already: itself, so it changes if it is written to."""
+
+    def __init__(self, streams: Streams, tensor: Tensor) -> None:
+        self._tensor = tensor.detach()
+
+    def is_here(self) -> bool:
+        return True
+
+    def get(self) -> Tensor:
+        return self._tensor
+
+
+class HostCopy:
+    """A copy of a device's tensor, made on the current stream. The tensor may be changed or freed on that stream."""
+
+    def __init__(self, streams: Streams, tensor: Tensor) -> None:
+        num_bytes = prod(tensor.shape) * tensor.itemsize
+        self._host: Tensor = streams.memory(num_bytes).view(tensor.dtype).view(tensor.shape)
+        self._host.copy_(tensor.detach(), non_blocking=True)
+        self._copied = streams.here().record()
+
+    def is_here(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def get(self) -> Tensor:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
+
+
+_ARRIVALS: dict[bool, type[Here] | type[HostCopy]] = {False: Here, True: HostCopy}
+
+
+def to_host(streams: Streams, tensor: Tensor) -> Arrival:
+    """Bring a tensor to the host; nothing waits, and on a CPU nothing is copied."""
+    return _ARRIVALS[streams.is_async](streams, tensor)
+
+
+def empty_view(memory: Tensor, first_byte: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of `shape` and `dtype` that begins at a byte of uint8 `memory`."""
+    num_bytes = prod(shape) * dtype.itemsize
+    return memory[first_byte : first_byte + num_bytes].view(dtype).view(shape)

@@ -1,0 +1,153 @@
+"""Staging memory on modelled copies: an area is not filled before its copy is done, and what has come stays."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bagpipe.cache.staging import ALIGN_BYTES, HostCopy, StagingRing, empty_view, to_host
+from bagpipe.pipeline.stream import HostStream, NullStreams
+
+
+@dataclass(eq=False)
+class Copy:
+    """An event that happens when a thread waits for it, or the test says so."""
+
+    done: bool = False
+    num_waits: int = 0
+
+    def synchronize(self) -> None:
+        self.num_waits += 1
+        self.done = True
+
+    def query(self) -> bool:
+        return self.done
+
+
+class CopyStream(HostStream):
+    records = True
+
+    def __init__(self) -> None:
+        self.copies: list[Copy] = []
+
+    def record(self) -> Copy:
+        self.copies.append(Copy())
+        return self.copies[-1]
+
+
+@dataclass
+class LateStreams(NullStreams):
+    """Nothing enqueued is done before somebody waits for it."""
+
+    is_async = True
+    current: CopyStream = field(default_factory=CopyStream)
+    num_allocated: int = 0
+
+    def here(self) -> CopyStream:
+        return self.current
+
+    def memory(self, num_bytes: int) -> Tensor:
+        self.num_allocated += num_bytes
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+@given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 5 << 20)), max_size=30))
+def test_an_area_is_never_filled_before_its_copy_is_done(num_areas: int, batches: list[tuple[bool, int]]) -> None:
+    """`batches`: whether the oldest copy is done by then, and the bytes needed."""
+    ring = StagingRing(LateStreams(), num_areas)
+    under_way: list[tuple[int, Copy]] = []
+    for oldest_is_done, num_bytes in batches:
+        if oldest_is_done and under_way:
+            under_way[0][1].done = True
+        area = ring.take()
+        for address, copy in under_way:
+            assert copy.done or address != area.memory.data_ptr()
+        under_way = [(address, copy) for address, copy in under_way if not copy.done]
+        assert len(under_way) < num_areas
+        ring.need(num_bytes)
+        copy = Copy()
+        area.copied = copy
+        under_way.append((area.memory.data_ptr(), copy))
+
+
+def test_a_ring_as_long_as_the_batches_under_way_never_waits() -> None:
+    """As the schedule has it: batch b is staged when the copy of batch b - 3 is known to be done."""
+    ring = StagingRing(LateStreams(), 3)
+    copies = [Copy() for _ in range(20)]
+    for batch, copy in enumerate(copies):
+        if batch >= 3:
+            copies[batch - 3].done = True
+        ring.take().copied = copy
+    assert ring.num_waits == 0
+    assert not any(copy.num_waits for copy in copies)
+
+
+def test_areas_grow_once_and_stay() -> None:
+    streams = LateStreams()
+    ring = StagingRing(streams, 2)
+    sizes = []
+    for num_bytes in (100, 3 << 20, 3 << 20, 2 << 20, 100, 3 << 20):
+        sizes.append(len(ring.take()))
+        ring.need(num_bytes)
+    assert sizes == [1 << 20, 1 << 20, *[4 << 20] * 4]  # a quarter more than was needed, in whole steps
+    assert ring.num_bytes == 8 << 20
+    assert streams.num_allocated == 2 * (1 << 20) + 8 * (1 << 20)
+
+
+def test_a_ring_has_areas() -> None:
+    with pytest.raises(ValueError, match="num_areas must be at least 1, got 0"):
+        StagingRing(NullStreams(), 0)
+
+
+def test_a_copy_is_here_when_its_event_has_happened() -> None:
+    streams = LateStreams()
+    there = torch.arange(6, dtype=torch.float64).view(2, 3).t()
+    arrival = to_host(streams, there)
+    (copy,) = streams.current.copies
+    assert not arrival.is_here()
+    assert copy.num_waits == 0
+    there.zero_()  # later work of the same stream
+    assert arrival.get().tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert copy.num_waits == 1
+    assert arrival.is_here()
+
+
+def test_copies_have_memory_of_their_own() -> None:
+    """Rows on their way to the store, to a journal and to a checkpoint are held by each for as long as it likes."""
+    streams = LateStreams()
+    arrivals = [HostCopy(streams, torch.full((4,), float(batch))) for batch in range(50)]
+    assert [arrival.get()[3].item() for arrival in arrivals] == list(range(50))
+
+
+def test_on_a_cpu_a_tensor_is_where_it_is() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    arrival = to_host(NullStreams(), tensor)
+    assert arrival.is_here()
+    assert arrival.get().data_ptr() == tensor.data_ptr()
+    assert not arrival.get().requires_grad
+
+
+def test_an_arrival_may_be_read_in_another_thread() -> None:
+    arrival = to_host(LateStreams(), torch.ones(2))
+    found: list[list[float]] = []
+    reader = threading.Thread(target=lambda: found.append(arrival.get().tolist()))
+    reader.start()
+    reader.join()
+    assert found == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (5,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64, torch.bfloat16])
+def test_views_of_staging_memory(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    memory = torch.zeros(3 * ALIGN_BYTES, dtype=torch.uint8)
+    view = empty_view(memory, ALIGN_BYTES, shape, dtype)
+    assert (view.shape, view.dtype) == (shape, dtype)
+    view.fill_(1)
+    assert not memory[:ALIGN_BYTES].any()
+    assert not memory[2 * ALIGN_BYTES :].any()

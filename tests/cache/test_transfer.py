@@ -1,0 +1,82 @@
+"""Rows in and out of slots, directly and through staging: the same records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bagpipe.cache.slab import Slab
+from bagpipe.cache.transfer import RowTransfer
+from bagpipe.kernels.open import open_kernels
+from bagpipe.oracle.plan import RowList
+from bagpipe.pipeline.stream import NullStreams, RecordingStreams, Streams
+from bagpipe.schema import RowSchema, RowTable
+from bagpipe.store.interface import ReadResult
+
+CPU = torch.device("cpu")
+#: Two widths: tables 0 and 1 go together.
+SCHEMA = RowSchema(
+    tables=tuple(RowTable(name=f"t{n}", dim=dim, rows=None, init_bound=0.1) for n, dim in enumerate((4, 4, 8))),
+    optimizer="adagrad",
+)
+ROWS = RowList(table_offsets=np.array([0, 2, 3, 5]), ids=np.array([5, 6, 5, 1, 2]))
+SLOTS = np.array([9, 3, 0, 7, 1], dtype=np.int32)
+
+
+class Half:
+    """A slab with the rows in it, three of them from the store."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.slab = Slab(10, 16, torch.float32, CPU)
+        self.slab.records.zero_()
+        self.transfer = RowTransfer(SCHEMA, self.slab, streams, CPU, prefetch_depth=2)
+        found = np.array([True, False, True, True, False])
+        results = {
+            0: ReadResult(np.arange(16, dtype=np.float32).reshape(2, 8), np.array([True, False])),
+            1: ReadResult(np.full((1, 8), 3, np.float32), np.array([True])),
+            2: ReadResult(np.full((1, 16), 4, np.float32), np.array([True])),  # the other was not asked for
+        }
+        self.transfer.put(open_kernels(SCHEMA, CPU), ROWS, SLOTS, found, results)
+
+
+@pytest.fixture(params=[NullStreams, RecordingStreams])
+def half(request: pytest.FixtureRequest) -> Half:
+    return Half(request.param())
+
+
+def test_rows_are_put_where_the_plan_says(half: Half) -> None:
+    records = half.slab.records
+    assert records[9, :8].tolist() == list(range(8))
+    assert records[0, :8].tolist() == [3] * 8
+    assert records[7].tolist() == [4] * 16
+    for slot, dim in ((3, 4), (1, 8)):  # initial weights, state of zeros
+        assert records[slot, :dim].abs().max() <= 0.1
+        assert records[slot, :dim].all()
+        assert not records[slot, dim:].any()
+    assert not records[[2, 4, 5, 6, 8]].any()
+
+
+def test_staging_changes_no_bit() -> None:
+    assert torch.equal(Half(NullStreams()).slab.records, Half(RecordingStreams()).slab.records)
+
+
+def test_rows_that_leave_are_what_they_were(half: Half) -> None:
+    copied = half.transfer.copy_out(ROWS, SLOTS)
+    expected = half.slab.records.clone()
+    half.slab.records.fill_(-1)  # their slots are others' now
+    for _ in range(2):  # the store's, and a journal's
+        requests = copied()
+        assert [(request.table, request.ids.tolist()) for request in requests] == [(0, [5, 6]), (1, [5]), (2, [1, 2])]
+        for request, slots, width in zip(requests, ([9, 3], [0], [7, 1]), (8, 8, 16), strict=True):
+            np.testing.assert_array_equal(request.rows, expected[slots, :width].numpy())
+
+
+def test_no_rows_are_no_work() -> None:
+    streams = RecordingStreams()
+    half = Half(streams)
+    before = list(streams.log)
+    nothing = RowList(table_offsets=np.zeros(4, np.int64), ids=np.zeros(0, np.int64))
+    half.transfer.put(open_kernels(SCHEMA, CPU), nothing, SLOTS[:0], np.zeros(0, np.bool_), {})
+    assert half.transfer.copy_out(nothing, SLOTS[:0])() == []
+    assert streams.log == before
