@@ -1,0 +1,115 @@
+"""Small jobs whose rows leave the cache and come back, for tests of races."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bagpipe.batch import Batch
+from bagpipe.checkpoint.recorder import Recorder
+from bagpipe.checkpoint.scribe import Places
+from bagpipe.pipeline.stream import Stream, Streams
+from bagpipe.schedule.program import Resource
+from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.store.memory import MemoryStore
+from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from tests.store.fences import take_over
+
+__all__ = ["Deaf", "batches", "recorded_job", "settings"]
+
+NUM_FEATURES = 3
+NUM_EXAMPLES = 6
+NUM_IDS = 60
+
+SCHEMA = DataSchema(
+    label="label",
+    dense=("age", "price"),
+    features=tuple(Feature(name=f"f{number}", table=f"f{number}") for number in range(NUM_FEATURES)),
+    tables=tuple(Table(name=f"f{number}", rows=NUM_IDS) for number in range(NUM_FEATURES)),
+)
+
+
+def settings(**values: object) -> PlainSettings:
+    """By default the smallest cache that does, so that rows go and come with every batch."""
+    defaults: dict[str, object] = {
+        "cache_rows": 24, "lookahead": 3, "prefetch_depth": 2, "read_ahead": 3, "dim": 4, "bottom_mlp": (),
+        "top_mlp": (), "rows": "adagrad",
+    }  # fmt: skip
+    return PlainSettings(schema=SCHEMA, **{**defaults, **values})  # type: ignore[arg-type]
+
+
+def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
+    """Skewed ids; bags of none, one or two, or all of one."""
+    rng = np.random.default_rng(1)
+    made = []
+    for index in range(count):
+        lengths = rng.integers(0, 3, (NUM_FEATURES, NUM_EXAMPLES)).astype(np.int32)
+        lengths = np.ones_like(lengths) if one_hot else lengths
+        # Half of them of a few hot rows.
+        hottest = np.where(rng.random(int(lengths.sum())) < 0.5, 4, NUM_IDS)
+        ids = (rng.random(len(hottest)) * hottest).astype(np.int64)
+        made.append(
+            Batch(
+                index=index,
+                dense=rng.random((NUM_EXAMPLES, 2), dtype=np.float32),
+                values=ids,
+                lengths=lengths,
+                labels=rng.integers(0, 2, NUM_EXAMPLES).astype(np.float32),
+            )
+        )
+    return made
+
+
+@contextmanager
+def recorded_job(folder: Path, every: int) -> Iterator[tuple[PlainJob, list[int]]]:
+    """A job that makes checkpoints, and the steps of those that were made."""
+    name, steps = uuid.uuid4().hex, []
+
+    def place(step: int) -> Path:
+        path = folder / str(step)
+        path.mkdir(exist_ok=True)
+        return path
+
+    recorder = Recorder(
+        every=every,
+        places=Places(generation=folder, step=place),
+        on_part=lambda step, epoch, part: steps.append(step),
+    )
+    with PlainJob(settings(), make_store=lambda rows: MemoryStore(rows, name=name, num_buckets=8)) as job:
+        job.store.claim()
+        take_over(job.store)
+        job.engine.claim = lambda: False
+        job.engine.recorder = recorder
+        recorder.bind(job.engine)
+        with recorder:
+            yield job, steps
+
+
+class Deaf:
+    """Streams of which one lane does not wait for another's work. Its thread waits, so the host's order stays.
+
+    Args:
+        inner: watched streams.
+        lane: that does not wait.
+        source: the other one.
+    """
+
+    def __init__(self, inner: Streams, lane: str, source: str) -> None:
+        self.is_async = inner.is_async
+        self.memory, self.origin, self.here = inner.memory, inner.origin, inner.here
+        self._inner = inner
+        self._lane = lane
+        self._source = source
+
+    def stream(self, resource: Resource) -> Stream:
+        stream: Any = self._inner.stream(resource)
+        if resource.name == self._lane:
+            wait = stream.wait
+            stream.wait = lambda event: wait(replace(event, event=None) if event.lane == self._source else event)
+        return stream  # type: ignore[no-any-return]
