@@ -17,7 +17,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
@@ -66,7 +65,6 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
         self._device = device
         self._names = [column.name for column in reader.columns]
         self._dims = [column.dim for column in reader.columns]
-        self._parts = _parts(reader)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors ``[num_examples, sum of dims]``.
@@ -74,18 +72,7 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
         Raises:
             InputError: `features` is not the batch that the cache has begun.
         """
-        reader = self.reader
-        step, starts = reader.begin(features)
-        pooled = [reader.vectors(step, run, features, starts) for run in reader.runs]
-        # `split` has one backward for all its parts; slices would each allocate a gradient of the whole run.
-        segments = {
-            part.run: torch.split(pooled[part.run], reader.runs[part.run].dim, dim=1)
-            for part in self._parts
-            if part.segment is not None
-        }
-        parts = [pooled[part.run] if part.segment is None else segments[part.run][part.segment] for part in self._parts]
-        values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return KeyedTensor(keys=self._names, length_per_key=self._dims, values=values)
+        return KeyedTensor(keys=self._names, length_per_key=self._dims, values=self.reader.pooled(features))
 
     def embedding_bag_configs(self) -> list[Any]:
         return self._configs
@@ -178,14 +165,6 @@ class Converted:
             raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
         for reader in self.readers:
             reader.bind(cache)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A run's pooled vectors, or those of one of its segments (`segment` is its position in the run)."""
-
-    run: int
-    segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,15 +328,3 @@ def _columns(
                 )
             )
     return columns
-
-
-def _parts(reader: BatchReader) -> tuple[_Part, ...]:
-    """The output's columns as parts of the runs: whole runs where a run's segments follow each other in order."""
-    parts: list[_Part] = []
-    for run, columns in groupby(reader.columns, key=lambda column: column.run):
-        segments = [column.segment for column in columns]
-        if segments == list(range(reader.runs[run].num_segments)):
-            parts.append(_Part(run=run))
-        else:
-            parts.extend(_Part(run=run, segment=segment) for segment in segments)
-    return tuple(parts)

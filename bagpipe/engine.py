@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
+from bagpipe.cache.upload import Uploader
 from bagpipe.client.step import Step
+from bagpipe.dense.work import DenseWork, EagerWork
 from bagpipe.peers.interface import Peers
 from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks
 from bagpipe.phases.guard import NonFinite
 from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
 from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.runner import Runner
-from bagpipe.pipeline.stream import Streams
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.stages.pipeline import DensePipeline
@@ -89,12 +90,11 @@ class Engine:
     Args:
         model: called as ``model(dense, sparse)``; its embedding modules read from `cache`.
         layout: how a batch is read (`Converted.layout`).
-        cache: the rows.
+        cache: the rows; its streams are those of the lanes.
         store: open, its schema checked.
         optimizer: of the dense part.
-        prepare: makes a batch's model inputs; called in the data lane.
+        prepare: makes a batch's model inputs of what it uploads; called in the data lane.
         settings: numbers.
-        streams: streams of the lanes (default: the host).
         trace: records every action.
         on_batch: called after every batch, in the compute lane, with a function that gives the totals so far.
         peers: the other ranks; None: there are none.
@@ -107,6 +107,8 @@ class Engine:
         settle: with several ranks that skip batches (`EngineSettings.nonfinite`): makes the dense gradients the sums
             over all ranks, and says whether any rank's batch is bad (`DenseParallel.settle`).
         wake: called when a phase has failed: ends the wait for a step that may never come (`RemoteSteps.interrupt`).
+        dense: how forward and backward of the dense part are done; with a `pipeline`, which has its own way, only its
+            precision counts. Default: the model's own forward, as it is.
     """
 
     def __init__(
@@ -117,9 +119,8 @@ class Engine:
         cache: RowCache,
         store: Store,
         optimizer: torch.optim.Optimizer,
-        prepare: Callable[[Batch], ModelInputs],
+        prepare: Callable[[Batch, Uploader], ModelInputs],
         settings: EngineSettings,
-        streams: Streams | None = None,
         trace: Trace | None = None,
         on_batch: Callable[[Callable[[], Progress]], None] | None = None,
         peers: Peers | None = None,
@@ -129,6 +130,7 @@ class Engine:
         known: KnownRows | None = None,
         settle: Callable[[bool], bool] | None = None,
         wake: Callable[[], object] | None = None,
+        dense: DenseWork | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -137,7 +139,6 @@ class Engine:
         self.optimizer = optimizer
         self.prepare = prepare
         self.settings = settings
-        self.streams = streams
         self.trace = trace
         self.on_batch = on_batch
         self.peers = peers
@@ -149,6 +150,7 @@ class Engine:
         self.known = known
         self.settle = settle
         self.wake = wake
+        self.dense: DenseWork = dense if dense is not None else EagerWork(model)
         #: Of the phase under way.
         self.runner: Runner | None = None
 
@@ -191,7 +193,8 @@ class Engine:
 
         Args:
             steps: what to score.
-            on_scores: called with logits and labels ``[num_examples]`` of every batch, in order, in the compute lane.
+            on_scores: called with logits and labels ``[num_examples]`` of every batch, on the host, in order: in the
+                compute lane when they have come there, the last ones by the caller.
         """
         self.model.eval()
         phase = Evaluation if self.peers is None else EvaluationOfRanks

@@ -14,17 +14,19 @@ import torch
 
 from bagpipe.cache.rows import RowCache
 from bagpipe.config import Config
+from bagpipe.dense.work import DenseWork, EagerWork
 from bagpipe.embedding import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
 from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.open import open_kernels
 from bagpipe.models import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.peers.interface import StageLinks
-from bagpipe.pipeline.stream import open_streams
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schema import DataSchema, RowSchema
 from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
+from trainer.dense import dense_work, precision_of
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 from trainer.pipelines import StagedJob, stage_model
@@ -42,6 +44,7 @@ class Trainee:
         converted: the model, not bound to a cache yet.
         rows: the bytes of its rows, for the store.
         spec: what the cacher is asked to plan for.
+        dense: how its dense part is computed.
         stages: the dense part in stages; None: it is trained whole.
     """
 
@@ -50,6 +53,7 @@ class Trainee:
     converted: Converted
     rows: RowSchema
     spec: OracleSpec
+    dense: DenseWork
     stages: StagedJob | None = None
 
     @property
@@ -68,9 +72,18 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
     model = build_model(data, config.model)
     converted = convert(model, data, device=torch.device(config.run.device), dtype=config.run.dtype)
     rows = RowSchema(
-        tables=converted.row_tables, optimizer=config.optim.rows, dtype=config.run.dtype, seed=config.run.seed
+        tables=converted.row_tables,
+        optimizer=config.optim.rows,
+        dtype=config.row_dtype,
+        seed=config.run.seed,
+        rounding=config.row_rounding,
     )
     stages = stage_model(converted.model, data, config, world_size)
+    dense = (
+        dense_work(converted.model, data, config, world_size)
+        if stages is None
+        else EagerWork(converted.model, precision_of(config.run))
+    )
     spec = OracleSpec(
         table_rows=tuple(table.rows for table in converted.row_tables),
         features=converted.features,
@@ -81,7 +94,7 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
         assign=config.cacher.assign,
         example_shares=stages.mesh.example_shares if stages is not None else (),
     )
-    return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec, stages=stages)
+    return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec, dense=dense, stages=stages)
 
 
 def build_engine(
@@ -118,7 +131,8 @@ def build_engine(
             links=links,
             reduce=reduce,
         )
-    cache = RowCache(trainee.rows, config.cache.rows, device)
+    kernels = open_kernels(trainee.rows, device, config.run.kernels)
+    cache = RowCache(trainee.rows, config.cache.rows, device, kernels=kernels)
     trainee.converted.bind(cache)
     return Engine(
         model=trainee.converted.model,
@@ -126,7 +140,7 @@ def build_engine(
         cache=cache,
         store=store,
         optimizer=dense_optimizer(trainee.converted.model.parameters(), config.optim),
-        prepare=InputMaker(trainee.data, device, TORCH_DTYPE[config.run.dtype]),
+        prepare=InputMaker(trainee.data),
         settings=EngineSettings(
             prefetch_depth=config.cache.prefetch_depth,
             read_ahead=config.cache.read_ahead,
@@ -134,7 +148,7 @@ def build_engine(
             eps=config.optim.eps,
             nonfinite="skip" if config.run.nonfinite == "skip" else "stop",
         ),
-        streams=open_streams(str(device)),
         trace=trace,
         pipeline=pipeline,
+        dense=trainee.dense,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,6 @@ from bagpipe.client.step import Step
 from bagpipe.config import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
-from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.outputs import check_folder, check_writable
 from bagpipe.peers.dense import DenseParallel
@@ -33,6 +32,7 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.checkpoints import Checkpoints
+from trainer.devices import BatchSize, check_device, check_memory, cuda_devices, free_bytes, memory_need
 from trainer.metrics import BinaryMetrics
 from trainer.pipelines import check_ranks, has_losses, open_stages
 from trainer.progress import ProgressReporter
@@ -42,7 +42,7 @@ from trainer.result import Result
 from trainer.services import open_services
 from trainer.totals import RankTotals, combine, totals_of
 
-__all__ = ["OpenJob", "check_supported", "open_job", "run_job"]
+__all__ = ["OpenJob", "open_job", "run_job"]
 
 #: Lanes of the trace from the first to touch a batch to the last: before those that compute, and after; with several
 #: ranks.
@@ -81,22 +81,6 @@ class OpenJob:
     def spec(self) -> OracleSpec:
         """What the cacher is asked to plan for."""
         return self.trainee.spec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unsupported:
-    """A configuration this version cannot run; refused rather than ignored."""
-
-    words: str
-    test: Callable[[Config], object]
-
-
-_UNSUPPORTED = (
-    _Unsupported(
-        words="cache.dtype: rows of another type than run.dtype are not supported yet",
-        test=lambda c: c.cache.dtype if c.cache.dtype not in ("run", c.run.dtype) else "",
-    ),
-)
 
 
 def run_job(config: Config, *, place: Membership | None = None, result_path: str = "") -> Result:
@@ -139,6 +123,7 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
                 label,
                 shows_loss=has_losses(parts.trainee.stages, ranks.rank),
                 samples=carried.get("samples", 0),
+                streams=parts.engine.cache.streams,
             )
             parts.engine.on_batch = shown.enter_context(reporter)
         trained = parts.engine.train(_steps(parts), first_batch=checkpoints.first_batch, carried=carried)
@@ -188,20 +173,11 @@ def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:
     return (*before, *compute, *((reduce,) if reduce in pipeline.step.program.lanes else ()), *after)
 
 
-def check_supported(config: Config) -> None:
-    """Raise InputError for settings that are read but cannot be honoured yet."""
-    for unsupported in _UNSUPPORTED:
-        value = unsupported.test(config)
-        if value:
-            raise InputError(f"{unsupported.words}, leave it unset (got {value})")
-
-
 def _check(config: Config, place: Membership | None, result_path: str) -> None:
     """Everything that can be refused before anything is opened."""
-    check_supported(config)
     rank = place.rank if place is not None else 0
     check_ranks(config.pipeline, place.world_size if place is not None else 1)
-    _check_device(config)
+    check_device(config.run.device, cuda_devices)
     if config.checkpoint.dir:
         check_folder(config.checkpoint.dir, "checkpoint.dir")
     files = {"--result": result_path if rank == 0 else "", "run.trace": path_of_rank(config.run.trace, rank)}
@@ -212,17 +188,6 @@ def _check(config: Config, place: Membership | None, result_path: str) -> None:
     for key, path in folders.items():
         if path:
             check_folder(path, key)
-
-
-def _check_device(config: Config) -> None:
-    device = config.run.device
-    if not device.startswith("cuda"):
-        return
-    if not torch.cuda.is_available():
-        raise InputError(f"run.device is {device}, but this machine has no usable CUDA device")
-    number, count = torch.device(device).index or 0, torch.cuda.device_count()
-    if number >= count:
-        raise InputError(f"run.device is {device}, but this machine has {count} CUDA devices")
 
 
 def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None = None) -> OpenJob:
@@ -254,6 +219,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         )
     )
     trainee = build_trainee(config, source.schema, ranks.world_size)
+    _check_memory(trainee, ranks.world_size)
     if ranks.rank:
         # The models are equal by now. Left alone, dropout would leave out the same places on every rank.
         torch.manual_seed(config.run.seed + ranks.rank)
@@ -298,6 +264,18 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         held=held,
         continued=is_there and not config.checkpoint.dir,
     )
+
+
+def _check_memory(trainee: Trainee, world_size: int) -> None:
+    """Whether the cache fits the device, beside the model that is there already."""
+    config, parameters = trainee.config, trainee.converted.model.parameters()
+    batch = BatchSize(
+        num_ids=-(-config.data.batch_size // world_size) * len(trainee.data.features),
+        read_ahead=config.cache.read_ahead,
+        dense_bytes=sum(parameter.nbytes for parameter in parameters),
+    )
+    device = config.run.device
+    check_memory(memory_need(trainee.rows, config.cache.rows, batch), free_bytes(device), device)
 
 
 def _facts(trainee: Trainee, source: RemoteSteps, ranks: Ranks) -> JobFacts:

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from bagpipe.config import Config, PipelineConfig
+from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense.precision import Precision
+from bagpipe.dense.stage import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models import num_dense_inputs
@@ -31,6 +35,7 @@ from bagpipe.stages.pipeline import Mesh, held_stages
 from bagpipe.stages.split import find_dense_parts, split_parts
 from bagpipe.stages.staged import StagedModel
 from bagpipe.stages.trace import batch_dependent_modules
+from trainer.dense import precision_of
 
 __all__ = ["StagedJob", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
@@ -64,10 +69,13 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     if pipeline.microbatches > 1:
         _check_apart(batch_dependent_modules(model), pipeline.microbatches)
     schedule, num_ranks = check_ranks(pipeline, world_size)
-    parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
-    staged = split_parts(parts, stages=_partition(parts, pipeline, is_chain=schedule.linear))
+    precision = precision_of(config.run)
+    staged = _split(model, data, config, precision, is_chain=schedule.linear)
     if pipeline.microbatches > 1:
-        _check_apart(mixing_operators(staged), pipeline.microbatches)
+        # By comparing numbers: in the parameters' dtype, as autocast's roundings could be taken for mixing.
+        full = Precision(device_type=precision.device_type)
+        plain = staged if precision == full else _split(model, data, config, full, is_chain=schedule.linear)
+        _check_apart(mixing_operators(plain), pipeline.microbatches)
     step = step_program(
         staged.graph(pipeline.microbatches),
         staged.source_edges,
@@ -77,7 +85,17 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         replicas=world_size // num_ranks or 1,
         recompute=pipeline.recompute,
     )
+    if config.run.compile:
+        check_compiler(torch.device(config.run.device))
+    staged = prepared(staged, precision, compiles=config.run.compile)
     return StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
+
+
+def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precision, *, is_chain: bool) -> StagedModel:
+    """The stages' modules, and values between them of the dtypes they have in this precision."""
+    with precision.autocast():
+        parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
+    return split_parts(parts, stages=_partition(parts, config.pipeline, is_chain=is_chain))
 
 
 def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedule, int]:

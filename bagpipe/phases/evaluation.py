@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.exchange import RowExchange
+from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.cache.step import StepContext
 from bagpipe.client.step import Step
+from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.phases.phase import Phase
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class Evaluation(Phase):
     def __init__(self, engine: Engine, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__(engine, steps)
         self.on_scores = on_scores
+        # Bounded: a batch is read when the one `read_ahead` before it is done, and its scores have come then.
+        self._arriving: deque[tuple[Arrival, Arrival]] = deque()
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {"X_READ": self.read, "X_GET": self.get, "X_PUT": self.replace, "F": self.score}
@@ -35,17 +40,31 @@ class Evaluation(Phase):
         self.put(b)
 
     def score(self, b: int) -> None:
-        """Scores are those of the first head."""
+        """Scores are those of the first head, in the dtype of the parameters: no two are equal by rounding only."""
+        flight = self.flights[b]
+        self.begin(flight.context)
+        inputs = flight.inputs
+        if inputs is None:  # few models take an empty batch
+            return
         with torch.no_grad():
-            scored = self.forward(b)
-            if scored is not None:
-                heads, labels = scored
-                self.loss(b, heads, labels)
-                self.add_loss(b)
-                self.on_scores(heads[0], labels)
+            heads = as_heads(self.engine.model(inputs.dense, inputs.sparse))
+            flight.loss_sum = total_loss(heads, inputs.labels)
+            self.add_loss(b)
+            self._arriving.append((self._to_host(heads[0]), self._to_host(inputs.labels)))
+        while self._arriving and all(arrival.is_here() for arrival in self._arriving[0]):
+            self._give_scores()
 
     def end(self) -> None:
-        """Nothing changed, so there is nothing to write back."""
+        """Nothing changed, so there is nothing to write back; the last scores are still to come."""
+        while self._arriving:
+            self._give_scores()
+
+    def _to_host(self, tensor: Tensor) -> Arrival:
+        return to_host(self.cache.streams, tensor)
+
+    def _give_scores(self) -> None:
+        logits, labels = self._arriving.popleft()
+        self.on_scores(logits.get(), labels.get())
 
 
 class EvaluationOfRanks(Evaluation):

@@ -5,24 +5,26 @@
 Sums tell: a NaN or an infinity among the terms makes a sum NaN or infinite. Only a sum that is not finite is looked at
 more closely, as finite terms may overflow.
 
-On a CUDA device the sums are left there, so that no lane waits for them; they are looked at when they have arrived,
-and always before what came after them is written to the store or into a checkpoint (`check`). So the step that goes
-wrong may be done on the device, and is lost with the job. To skip a batch its sums must be waited for.
+On a device the sums are looked at when they have come to the host, so that no lane waits for them, and always before
+what came after them is written to the store or into a checkpoint (`check`). So the step that goes wrong may be done on
+the device, and is lost with the job. To skip a batch its sums must be waited for.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bagpipe.cache.lookup import ActiveRun
+from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stream import Streams
 
 __all__ = ["Guard", "NonFinite"]
 
@@ -43,24 +45,25 @@ class _Verdict:
 
     batch: int
     what: str
-    total: Tensor  # pinned
-    arrived: Any  # torch.cuda.Event
+    total: Arrival
 
 
 class Guard:
     """One rank's.
 
     Args:
-        device: of the model.
+        streams: of the model's device.
         rank: of this process, for messages; None: there is only one.
         skips: a bad batch is left out; otherwise the job ends.
+        hint: what else may help, for messages.
     """
 
-    def __init__(self, device: torch.device, *, rank: int | None = None, skips: bool = False) -> None:
+    def __init__(self, streams: Streams, *, rank: int | None = None, skips: bool = False, hint: str = "") -> None:
         self.skips = skips
-        self._device = device
+        self._streams = streams
+        self._hint = hint
         self._place = "" if rank is None else f" of rank {rank}"
-        self._verdicts: deque[_Verdict] = deque()
+        self._verdicts: list[_Verdict] = []
         self._lock = threading.Lock()
 
     def is_bad(
@@ -88,13 +91,14 @@ class Guard:
         suspects = [*_suspects(loss, parameters, runs)]
         if not suspects:
             return False
-        sums = torch.stack([suspect.terms.sum().to(torch.float64) for suspect in suspects])
-        if self._device.type == "cuda" and not self.skips:
-            self._send(batch, suspects, sums)
+        total = torch.stack([suspect.terms.sum().to(torch.float64) for suspect in suspects]).sum()
+        arrival = to_host(self._streams, total)
+        if not self.skips and not arrival.is_here():
+            what = f"{suspects[0].what}, or a gradient," if len(suspects) > 1 else suspects[0].what
+            with self._lock:
+                self._verdicts.append(_Verdict(batch, what, arrival))
             return False
-        if bool(torch.isfinite(sums).all()):
-            return False
-        return self._judge(batch, suspects)
+        return not _is_finite(arrival) and self._judge(batch, suspects)
 
     def check(self) -> None:
         """Look at the sums that have arrived from the device. From any thread.
@@ -103,9 +107,12 @@ class Guard:
             JobError: as `is_bad`.
         """
         with self._lock:
-            while self._verdicts and self._verdicts[0].arrived.query():
-                verdict = self._verdicts.popleft()
-                if not bool(torch.isfinite(verdict.total)):
+            # Lanes' sums do not arrive in the order in which the lanes have sent them: one may hold up no other.
+            verdicts, self._verdicts = self._verdicts, []
+            for verdict in verdicts:
+                if not verdict.total.is_here():
+                    self._verdicts.append(verdict)
+                elif not _is_finite(verdict.total):
                     raise self._error(verdict.batch, verdict.what)
 
     def _judge(self, batch: int, suspects: Sequence[_Suspect]) -> bool:
@@ -119,17 +126,12 @@ class Guard:
     def _error(self, batch: int, what: str) -> JobError:
         return JobError(
             f"batch {batch}{self._place}: {what} is not finite; nothing of this batch was stored "
-            "(run.nonfinite = skip leaves such batches out)"
+            f"(run.nonfinite = skip leaves such batches out{self._hint})"
         )
 
-    def _send(self, batch: int, suspects: Sequence[_Suspect], sums: Tensor) -> None:
-        total = torch.empty((), dtype=torch.float64, pin_memory=True)
-        total.copy_(sums.sum(), non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        what = f"{suspects[0].what}, or a gradient," if len(suspects) > 1 else suspects[0].what
-        with self._lock:
-            self._verdicts.append(_Verdict(batch, what, total, arrived))
+
+def _is_finite(total: Arrival) -> bool:
+    return math.isfinite(total.get().item())
 
 
 def _suspects(

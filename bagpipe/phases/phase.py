@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.step import StepContext, prepare_step
+from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.client.step import Step
 from bagpipe.crash_points import reach
+from bagpipe.dense.work import DensePass
 from bagpipe.errors import InputError, LostRowError
 from bagpipe.peers.interface import Peers, Wish
 from bagpipe.pipeline.report import Report
@@ -28,15 +30,12 @@ from bagpipe.pipeline.signals import StopOnSignals
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.schedule.loop import Loop
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
-from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.interface import ReadResult
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine, ModelInputs
 
-__all__ = ["Flight", "Phase", "summed_loss"]
-
-#: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
-WRITE_DEPTH = 4
+__all__ = ["WRITE_DEPTH", "Flight", "Phase"]
 
 #: How long lanes may stay inside a handler after an error: the store's default deadline of 30 s, and as much again.
 _GRACE_S = 60.0
@@ -47,6 +46,7 @@ class Flight:
     """One batch on its way through the lanes; no inputs if this rank has none of its examples.
 
     Attributes:
+        writes: what is to be written back, when it has come from the device.
         epoch: of the logs that its write-back belongs to.
         is_skipped: its loss or gradients are not finite, on some rank, so that it changes nothing.
     """
@@ -55,17 +55,12 @@ class Flight:
     context: StepContext
     inputs: ModelInputs | None
     results: list[ReadResult] = field(default_factory=list)
-    writes: list[WriteRequest] = field(default_factory=list)
-    loss: Tensor | None = None
+    writes: CapturedRows = list
+    work: DensePass | None = None
     loss_sum: Tensor | None = None
     runs: tuple[ActiveRun, ...] = ()
     epoch: int = 0
     is_skipped: bool = False
-
-
-def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The binary cross-entropy of ``[num_examples]`` logits and labels, summed."""
-    return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
 
 
 class Phase(ABC):
@@ -90,6 +85,8 @@ class Phase(ABC):
         self.flights: dict[int, Flight] = {}
         self.next_step: Step | None = None
         self.read_ahead = engine.settings.read_ahead
+        # A batch is read when the one `read_ahead` before it is done: its area is free again.
+        self.uploads = engine.cache.uploads(self.read_ahead + 1)
         self.input_error: InputError | None = None
         self.runner: Runner | None = None
         self.skip_new = False
@@ -111,7 +108,7 @@ class Phase(ABC):
             self.loop(),
             self.handlers(),
             hazards,
-            streams=self.engine.streams,
+            streams=self.cache.streams,
             trace=self.engine.trace,
             on_batch=self._done,
             agree=self.agree if peers is not None else None,
@@ -216,15 +213,9 @@ class Phase(ABC):
             raise EndOfBatches
         # The data lane waited for the end of batch b - read_ahead on the device, so nothing there uses these any more.
         self.flights.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
-        context = prepare_step(
-            engine.layout,
-            step.batch,
-            step.consumer,
-            step.exchange,
-            dtype=engine.cache.schema.dtype,
-            device=engine.cache.device,
-        )
-        inputs = engine.prepare(step.batch) if step.batch.num_examples else None
+        with self.uploads.batch() as upload:
+            context = prepare_step(engine.layout, step.batch, step.consumer, step.exchange, upload=upload)
+            inputs = engine.prepare(step.batch, upload) if step.batch.num_examples else None
         self.flights[b] = Flight(step=step, context=context, inputs=inputs)
         if engine.trace is not None:
             span = step.span
@@ -269,28 +260,6 @@ class Phase(ABC):
     def begin(self, context: StepContext) -> None:
         """The batch's rows are here: the embedding modules may read them."""
         self.cache.begin(context)
-
-    def forward(self, b: int) -> tuple[tuple[Tensor, ...], Tensor] | None:
-        """Logits of every head and labels, ``[num_examples]``; None without examples: few models take an empty batch.
-
-        A model gives logits or a tuple of them; all are taken for logits of the labels.
-        """
-        flight = self.flights[b]
-        self.begin(flight.context)
-        if flight.inputs is None:
-            return None
-        logits: Tensor | tuple[Tensor, ...] = self.engine.model(flight.inputs.dense, flight.inputs.sparse)
-        heads = logits if isinstance(logits, (tuple, list)) else (logits,)
-        return tuple(head.reshape(-1) for head in heads), flight.inputs.labels
-
-    def loss(self, b: int, heads: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """The heads' losses added up: the mean over the global batch, of which this rank's examples are a part."""
-        total = summed_loss(heads[0], labels)
-        for head in heads[1:]:
-            total = total + summed_loss(head, labels)
-        flight = self.flights[b]
-        flight.loss_sum = total.detach()
-        return total / flight.step.num_global_examples
 
     def add_loss(self, b: int) -> None:
         """The batch counts."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from bagpipe.client.step import Step
-from bagpipe.phases.phase import WRITE_DEPTH, summed_loss
+from bagpipe.dense.loss import summed_loss
+from bagpipe.phases.phase import WRITE_DEPTH
 from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.schedule.loop import Loop
 from bagpipe.schedule.pipelined import pipelined
@@ -48,6 +49,7 @@ class PipelinedTraining(Training):
             self.head_loss,
             before_batch=self.before_batch,
             loss_sums=self._seat_sums(carried),
+            loss_scale=self.precision.loss_scale,
         )
 
     def loop(self) -> Loop:
@@ -82,13 +84,16 @@ class PipelinedTraining(Training):
     def unpool(self, source: int, b: int) -> None:
         self.runtime.unpool(source, b)
         current = self.cache.current
-        self.guard.is_bad(b, runs=() if current is None else current.runs)
+        runs = () if current is None else current.runs
+        self.precision.unscale_rows(runs)
+        self.guard.is_bad(b, runs=runs)
 
     def before_batch(self, seat: Seat, b: int, loss_sum: Tensor) -> None:
         self.recorder.before_seat(seat.stage, seat.number, b, loss_sum)
 
     def optimize(self, stage: int, b: int) -> None:
         self.guard.is_bad(b, parameters=self.pipeline.staged.parameters_of(stage))
+        self.precision.unscale_parameters(parameter for _, parameter in self.pipeline.staged.parameters_of(stage))
         self.pipeline.optimize(stage)
 
     def head_loss(self, head: int, logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.phases.guard import Guard
 from bagpipe.phases.phase import Phase
+from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import WriteRequest
 
 if TYPE_CHECKING:
@@ -45,11 +46,25 @@ class Training(Phase):
         self.recorder = engine.recorder if engine.recorder is not None else NoRecorder()
         peers = engine.peers
         self.guard = Guard(
-            engine.cache.device,
+            engine.cache.streams,
             rank=None if peers is None else peers.rank,
             skips=engine.settings.nonfinite == "skip",
+            hint=engine.dense.precision.hint,
         )
+        self.precision = engine.dense.precision
         self.buffers: dict[str, Tensor] = {}
+
+    def run(self) -> PhaseResult:
+        # Before the step and after the sums over ranks, which may still be on their way when the backward is over, and
+        # whose own hook is there already.
+        hook = self.engine.optimizer.register_step_pre_hook(self._unscale)
+        try:
+            return super().run()
+        finally:
+            hook.remove()
+
+    def _unscale(self, *_: object) -> None:
+        self.precision.unscale_parameters(self.engine.model.parameters())
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {
@@ -79,21 +94,26 @@ class Training(Phase):
         self.recorder.before_forward(b, self.loss_sum)
         if self.guard.skips:
             self.buffers = {name: buffer.clone() for name, buffer in self.engine.model.named_buffers()}
-        scored = self.forward(b)
-        self.flights[b].loss = None if scored is None else self.loss(b, *scored)
+        flight = self.flights[b]
+        self.begin(flight.context)
+        if flight.inputs is not None:  # few models take an empty batch
+            flight.work = self.engine.dense.forward(flight.inputs, flight.step.num_global_examples)
+            flight.loss_sum = flight.work.loss_sum
 
     def backward(self, b: int) -> None:
         flight = self.flights[b]
-        if flight.loss is not None:
-            flight.loss.backward()  # type: ignore[no-untyped-call]
+        work, flight.work = flight.work, None
+        if work is not None:
+            work.backward()
         current = self.cache.current
+        runs = () if current is None else current.runs
+        self.precision.unscale_rows(runs)
         flight.is_skipped = self.guard.is_bad(
             b,
-            loss=flight.loss,
+            loss=None if work is None else work.loss,
             parameters=self.engine.model.named_parameters(),
-            runs=() if current is None else current.runs,
+            runs=runs,
         )
-        flight.loss = None
         if not self.guard.skips:
             self.add_loss(b)
 
@@ -134,8 +154,9 @@ class Training(Phase):
 
     def store(self, b: int) -> None:
         flight = self.flights[b]
-        self.write(flight.writes, flight.epoch, b)
-        flight.writes = []
+        # On a device the lane has waited for the eviction by now, so the rows are here.
+        self.write(flight.writes(), flight.epoch, b)
+        flight.writes = list
 
     def write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
         """Write rows back that left the cache in an epoch for a batch."""

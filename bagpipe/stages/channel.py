@@ -123,9 +123,8 @@ class Channel:
         slot.users -= 1
         if not slot.users:
             del self._slots[index]
-        if self._device.type == "cuda":
-            for tensor in slot.tensors:
-                keep_for_current_stream(tensor)
+        for tensor in slot.tensors:
+            keep_for_current_stream(tensor)
         return slot.tensors
 
     def send(self, index: int) -> None:

@@ -185,6 +185,7 @@ class DensePipeline:
         *,
         before_batch: BeforeBatch | None = None,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
+        loss_scale: float = 1.0,
     ) -> StageRuntime:
         """What executes the actions of one phase; see `StageRuntime`."""
         return StageRuntime(
@@ -199,6 +200,7 @@ class DensePipeline:
             seed=self._seed,
             before_batch=before_batch,
             loss_sums=loss_sums,
+            loss_scale=loss_scale,
         )
 
     def optimize(self, stage: int) -> None:

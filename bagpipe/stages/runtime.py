@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from bagpipe.errors import JobError
 from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.graph import partner
 from bagpipe.schedule.loop import Template
@@ -58,6 +59,7 @@ class StageRuntime:
         seed: of the stages' random numbers.
         before_batch: see `SeatRunner`; called in the seats' lanes.
         loss_sums: by seat, what to go on counting from.
+        loss_scale: what every gradient is multiplied by.
 
     Raises:
         JobError: several processes and no links between them.
@@ -78,6 +80,7 @@ class StageRuntime:
         before_batch: BeforeBatch | None = None,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
+        loss_scale: float = 1.0,
     ) -> None:
         if links is None and step.num_processes > 1:
             raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
@@ -123,6 +126,7 @@ class StageRuntime:
                     device=self._device,
                     seed=seed,
                     before_batch=before_batch,
+                    loss_scale=loss_scale,
                 )
                 self._runners[seat.number].loss_sum += loss_sums.get(seat.number, 0.0)
         self._sources = {source.number: source for source in step.sources if source.process == process}
@@ -173,7 +177,9 @@ class StageRuntime:
         for other in others:
             for parameter, twin in zip(own, other, strict=True):
                 if twin.grad is not None:
-                    parameter.grad = twin.grad if parameter.grad is None else parameter.grad.add_(twin.grad)
+                    # Of another lane, which does not wait for this one. And not given to the lane that makes the step.
+                    keep_for_current_stream(twin.grad)
+                    parameter.grad = twin.grad.clone() if parameter.grad is None else parameter.grad.add_(twin.grad)
                     twin.grad = None
 
     def loss_sums(self) -> Mapping[int, Tensor]:

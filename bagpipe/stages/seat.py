@@ -80,6 +80,7 @@ class SeatRunner:
         loss: of a head.
         device, seed: of its random numbers.
         before_batch: called before the first forward of every batch, which alone may change buffers.
+        loss_scale: what every gradient is multiplied by: where the backward of a loss begins.
 
     Attributes:
         peak_live: most micro-batches between F and B, or W, at a time.
@@ -102,6 +103,7 @@ class SeatRunner:
         device: torch.device,
         seed: int,
         before_batch: BeforeBatch | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
         self.seat = seat
         self.module = module
@@ -118,6 +120,7 @@ class SeatRunner:
         self._device = device
         self._seed = seed
         self._before_batch = before_batch
+        self._loss_scale = loss_scale
         self._batch = -1
         self._live: dict[int, _Live] = {}
         self._split: SplitBackward | None = None
@@ -224,7 +227,7 @@ class SeatRunner:
     def _graph(self, live: _Live, outputs: dict[int, Tensor], total: Tensor | None, given: StageBatch) -> Graph:
         roots = [outputs[number] for number in self._graded]
         if total is not None:
-            roots.append(total / given.num_global_examples)
+            roots.append(total / given.num_global_examples * self._loss_scale)
         return Graph([leaf for leaf in live.leaves.values() if leaf.requires_grad], roots)
 
     def _take_gradients(self, index: int) -> list[Tensor]:

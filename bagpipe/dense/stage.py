@@ -1,0 +1,63 @@
+"""`DenseStage`: a stage of a model under autocast, compiled when it is first called if that is asked for.
+
+Each stage enters autocast itself, in the thread of its lane; so a model in stages computes what the whole model does,
+and what flows between its stages has the dtype that the operators of the whole model would see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor, nn
+
+from bagpipe.dense.compiled import Compiler
+from bagpipe.dense.precision import Precision
+from bagpipe.stages.staged import StagedModel
+
+__all__ = ["DenseStage", "prepared"]
+
+
+class DenseStage(nn.Module):
+    """A module as a stage of one rank. Has the parameters and buffers of `inner`, and none of its own.
+
+    Args:
+        inner: the module.
+        precision: what it computes in.
+        compiler: of its forward; None: operator by operator.
+    """
+
+    def __init__(self, inner: nn.Module, precision: Precision, compiler: Compiler | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+        self.training = inner.training
+        self._precision = precision
+        self._compiler = compiler
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
+        with self._precision.autocast():
+            outputs: tuple[Tensor, ...]
+            outputs = self.inner(*inputs) if self._compiler is None else self._compiler(self.inner, *inputs)
+        return outputs
+
+
+def prepared(staged: StagedModel, precision: Precision, *, compiles: bool = False) -> StagedModel:
+    """The same model, its source and stages under autocast, its stages compiled if asked.
+
+    The source is not compiled: what it does is done by the kernels of rows.
+
+    Args:
+        staged: made of the model's graph as it is under this autocast, so that its values' dtypes fit.
+        precision: what it computes in.
+        compiles: whether to compile.
+    """
+    if precision.autocast_dtype is None and not compiles:
+        return staged
+    return dataclasses.replace(
+        staged,
+        source=DenseStage(staged.source, precision),
+        stages=tuple(
+            dataclasses.replace(stage, module=DenseStage(stage.module, precision, Compiler() if compiles else None))
+            for stage in staged.stages
+        ),
+    )

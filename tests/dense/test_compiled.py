@@ -1,0 +1,65 @@
+"""Compiling: once for every number of examples, the same bits as without where the backend keeps them, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bagpipe.dense import compiled
+from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense.precision import Precision
+from bagpipe.dense.stage import prepared
+from bagpipe.dense.work import EagerWork, SplitWork
+from bagpipe.errors import InputError
+from tests.dense.small import SIZES, model_of, train, whole
+
+CPU = torch.device("cpu")
+
+
+def test_one_code_for_each_number_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last, smaller batch changes neither the code of the others nor the results; names stay the model's."""
+    shapes: list[tuple[int, ...]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        shapes.append(tuple(torch.as_tensor(inputs[-1]).shape))
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    model = model_of("dlrm")
+    expected = train(model, EagerWork(model), (*SIZES, *SIZES))
+    model = model_of("dlrm")
+    losses, state = train(
+        model, SplitWork(prepared(whole(model), Precision(), compiles=True), Precision()), (*SIZES, *SIZES)
+    )
+    assert len(shapes) == len(set(SIZES))
+    assert losses == expected[0]
+    assert state.keys() == expected[1].keys()
+    assert all(torch.equal(state[name], value) for name, value in expected[1].items())
+
+
+def test_only_inductor_is_told_not_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = compiled._options()
+    assert options == {"deterministic": True}
+    assert options.keys() <= set(torch._inductor.list_options())
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    assert compiled._options() is None
+
+
+def test_no_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    check_compiler(CPU)
+    monkeypatch.setenv("CXX", "a-compiler-of-ours")
+    with pytest.raises(InputError, match=r"^run.compile needs a C\+\+ compiler \(a-compiler-of-ours\) on PATH"):
+        check_compiler(CPU)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"^run.compile needs a C\+\+ compiler \(g\+\+ or "):
+        check_compiler(CPU)
+
+
+def test_no_triton_is_refused_on_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"^run.compile needs triton for run.device cuda:0"):
+        check_compiler(torch.device("cuda:0"))

@@ -1,0 +1,22 @@
+"""Recordings as far as a CPU has them: memory that stays, work that is done again."""
+
+from __future__ import annotations
+
+import torch
+
+from bagpipe.dense.graphs import RepeatedCalls
+
+
+def test_a_replay_writes_the_same_memory_from_what_the_inputs_hold_then() -> None:
+    given = torch.ones(3)
+    recording = RepeatedCalls().record(lambda: [given * 2, given.sum()])
+    double, total = recording.outputs
+    assert torch.isnan(double).all()
+    assert torch.isnan(total), "recording gives no results"
+    recording.replay()
+    assert double.tolist() == [2, 2, 2]
+    given.fill_(5)
+    recording.replay()
+    assert double.tolist() == [10, 10, 10]
+    assert float(total) == 15
+    assert recording.outputs[0] is double

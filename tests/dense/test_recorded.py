@@ -1,0 +1,132 @@
+"""`RecordedWork` over recordings that a CPU can replay: the bits of the eager way, and no traces of recording."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.dense.graphs import Recording, RepeatedCalls, Work
+from bagpipe.dense.precision import Precision
+from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.stage import prepared
+from bagpipe.dense.work import EagerWork
+from bagpipe.errors import InputError
+from tests.dense.small import BFLOAT16, SIZES, inputs_of, model_of, train, whole
+
+
+class Counted(RepeatedCalls):
+    """Counts recordings."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def record(self, work: Work) -> Recording:
+        self.recorded += 1
+        return super().record(work)
+
+
+class AsMade(RepeatedCalls):
+    """Gives out the very tensors that the work has made, as a CUDA graph does; for one replay."""
+
+    def record(self, work: Work) -> Recording:
+        return cast(Recording, SimpleNamespace(outputs=tuple(work()), replay=lambda: None))
+
+
+class Extended(nn.Module):
+    """Another model behind a batch norm or a dropout of its dense inputs, with a parameter that nothing uses."""
+
+    def __init__(self, inner: nn.Module, first: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.inner = inner
+        self.idle = nn.Parameter(torch.ones(2))
+
+    def forward(self, dense: Tensor, sparse: Any) -> Tensor:
+        logits: Tensor = self.inner(self.first(dense), sparse)
+        return logits
+
+
+def recorded(
+    model: nn.Module, precision: Precision | None = None, *, copies: bool = False, graphs: Any = None
+) -> RecordedWork:
+    used = precision or Precision()
+    staged = prepared(whole(model, used), used)
+    return RecordedWork(staged, used, graphs or RepeatedCalls(), full_batch=SIZES[0], copies=copies)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("dlrm", BFLOAT16), ("towers", Precision(loss_scale=64)), ("wide-deep", Precision())],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_replays_give_the_bits_of_the_eager_way(name: str, precision: Precision) -> None:
+    model = model_of(name)
+    expected = train(model, EagerWork(model, precision))
+    model = model_of(name)
+    losses, state = train(model, recorded(model, precision, copies=name == "towers"))
+    assert losses == expected[0]
+    assert all(torch.equal(state[key], value) for key, value in expected[1].items())
+
+
+def test_a_full_batch_is_recorded_once_for_each_share_and_the_last_never() -> None:
+    model, graphs = model_of("dlrm"), Counted()
+    work = recorded(model, graphs=graphs)
+    train(model, work, (*SIZES, *SIZES))
+    assert graphs.recorded == 1
+    for share in (6, 5):  # of ranks, where a full batch cannot be shared equally
+        work.forward(inputs_of(share), num_global_examples=SIZES[0]).backward()
+    assert graphs.recorded == 3
+
+
+def test_recording_leaves_no_trace() -> None:
+    """Running means move once for each batch, and what nothing uses has no gradient."""
+    model = Extended(model_of("dlrm"), nn.BatchNorm1d(3))
+    expected = train(model, EagerWork(model))[1]
+    model = Extended(model_of("dlrm"), nn.BatchNorm1d(3))
+    work = recorded(model)
+    state = train(model, work)[1]
+    assert int(state["first.num_batches_tracked"]) == len(SIZES)
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+    work.forward(inputs_of(SIZES[0]), num_global_examples=SIZES[0]).backward()
+    assert model.idle.grad is None
+
+
+class Offset(nn.Module):
+    """Adds the sum of two parameters, which thus get one gradient, to what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, dense: Tensor) -> Tensor:
+        return dense + (self.one + self.other)
+
+
+def test_gradients_have_memory_of_their_own_and_their_parameters_strides() -> None:
+    model = Extended(model_of("dlrm"), Offset())
+    work = recorded(model, graphs=AsMade())
+    work.forward(inputs_of(SIZES[0]), num_global_examples=SIZES[0]).backward()
+    graded = [p for p in work._parameters if p.grad is not None]
+    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in graded)
+    assert len({p.grad.untyped_storage().data_ptr() for p in graded if p.grad is not None}) == len(graded)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_gradients_of_values_outlive_the_next_batch_only_as_copies(copies: bool) -> None:
+    model = model_of("dlrm")
+    work = recorded(model, copies=copies)
+    under_way = cast(Any, work.forward(inputs_of(SIZES[0]), num_global_examples=SIZES[0]))
+    seen: list[Tensor] = []
+    under_way.values[under_way.recorded.graded[0]].register_hook(seen.append)
+    under_way.backward()
+    memory = {tensor.data_ptr() for tensor in under_way.recorded.recording.outputs}
+    assert (seen[0].data_ptr() in memory) is not copies
+
+
+def test_a_model_that_draws_random_numbers_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^run.cuda_graph is not possible for a model that draws random numbers"):
+        recorded(Extended(model_of("dlrm"), nn.Dropout(0.5)))

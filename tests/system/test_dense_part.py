@@ -1,0 +1,184 @@
+"""Autocast, loss scale, recordings and compiled code in whole jobs: direct mode's bits, whatever is asked for."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bagpipe.config import Config
+from bagpipe.dense import compiled
+from bagpipe.dense.graphs import RepeatedCalls
+from bagpipe.errors import JobError
+from bagpipe.store.embedded import EmbeddedServer
+from tests.system import programs
+from tests.system.jobs import change, run_job
+from tests.system.programs import run_forked
+from tests.system.rank_threads import run_ranks
+from tests.system.recording import recorded
+from tests.system.resumed import JOB, digests
+
+MakeConfig = Callable[..., Config]
+
+STAGES = {"pipeline__schedule": "zb-h1", "pipeline__stages": 2, "pipeline__microbatches": 4}
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run.cuda_graph` with what stands for CUDA's graphs on a CPU."""
+    monkeypatch.setattr("trainer.dense.open_graphs", lambda device: RepeatedCalls())
+
+
+def smallest(config: Config) -> Config:
+    """Rows leave the cache all the time."""
+    return change(config, cache__rows=90)
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("autocast", "stages"), [("float16", {}), ("bfloat16", STAGES)], ids=["whole", "staged"])
+def test_autocast_keeps_direct_modes_bits(clicks: MakeConfig, autocast: str, stages: dict[str, object]) -> None:
+    plain = change(clicks(), **stages)
+    config = change(plain, run__autocast=autocast)
+    direct, cached = run_job(change(config, cache__rows=0)), run_job(smallest(config))
+    assert cached.digests == direct.digests
+    full = run_job(plain)
+    assert full.digests != direct.digests
+    assert direct.losses == pytest.approx(full.losses, rel=2e-2)
+    for tensors in (cached.dense, *cached.state.values()):
+        assert {value.dtype for value in tensors.values()} == {torch.float32}
+    assert {records.dtype.str for _, records in cached.rows.values()} == {"<f4"}
+
+
+def test_one_micro_batch_through_stages_is_the_whole_model_under_autocast(clicks: MakeConfig) -> None:
+    config = change(clicks("ragged", "wide-deep"), run__autocast="bfloat16")
+    staged = change(config, pipeline__schedule="1f1b", pipeline__stages=2)
+    assert run_job(staged).digests == run_job(config).digests
+
+
+def test_ranks_under_autocast_keep_direct_modes_bits(clicks: MakeConfig) -> None:
+    config = change(clicks(), run__autocast="float16")
+    direct, cached = run_ranks(change(config, cache__rows=0), 2), run_ranks(smallest(config), 2)
+    assert (cached.dense_digest, cached.embedding_digest) == (direct.dense_digest, direct.embedding_digest)
+
+
+def test_what_is_held_out_is_scored_in_full_precision(clicks: MakeConfig) -> None:
+    """Seven bits would make many scores equal: a bfloat16 job is scored as its parameters say."""
+    config = change(clicks(eval_fraction=0.3), run__autocast="bfloat16")
+    ranks = run_ranks(config, 2)
+    logits = torch.tensor([*ranks.scores[0], *ranks.scores[1]])
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+# ---- loss scale ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", [{}, STAGES], ids=["whole", "staged"])
+def test_a_loss_scale_changes_no_bit(clicks: MakeConfig, stages: dict[str, object]) -> None:
+    config = change(clicks("weighted"), **stages)
+    assert run_job(change(config, run__loss_scale=1024)).digests == run_job(config).digests
+
+
+def test_a_loss_scale_changes_no_bit_on_ranks(clicks: MakeConfig) -> None:
+    plain, scaled = (run_ranks(change(clicks(), run__loss_scale=scale), 2) for scale in (1, 1024))
+    assert (plain.dense_digest, plain.embedding_digest) == (scaled.dense_digest, scaled.embedding_digest)
+
+
+@pytest.mark.parametrize("stages", [{}, STAGES], ids=["whole", "staged"])
+def test_a_scale_that_is_too_large_is_named(clicks: MakeConfig, stages: dict[str, object]) -> None:
+    config = change(clicks(), run__autocast="float16", run__loss_scale=2**24, **stages)
+    with pytest.raises(JobError, match=r"^batch 0: .*not finite.*run\.loss_scale = 1.67772e\+07: a smaller one may do"):
+        run_job(config)
+
+
+# ---- recordings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("replays")
+@pytest.mark.parametrize("autocast", ["off", "bfloat16"])
+def test_recordings_give_the_eager_ways_bits(clicks: MakeConfig, autocast: str) -> None:
+    config = change(clicks("mixed", "deepfm"), run__autocast=autocast)
+    recorded = change(config, run__cuda_graph=True)
+    eager = run_job(config)
+    assert run_job(smallest(recorded)).digests == run_job(change(recorded, cache__rows=0)).digests == eager.digests
+
+
+@pytest.mark.usefixtures("replays")
+def test_recordings_of_ranks_give_the_eager_ways_bits(clicks: MakeConfig) -> None:
+    """Row gradients travel while the next batch is replayed."""
+    eager, recorded = (run_ranks(change(smallest(clicks()), run__cuda_graph=on), 2) for on in (False, True))
+    assert (eager.dense_digest, eager.embedding_digest) == (recorded.dense_digest, recorded.embedding_digest)
+
+
+# ---- resuming, compiling ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("replays")
+@pytest.mark.parametrize(
+    "asked",
+    [{"run__autocast": "float16"}, {"run__autocast": "bfloat16", "run__cuda_graph": True}],
+    ids=["eager", "replayed"],
+)
+def test_a_job_goes_on_with_the_same_bits(clicks: MakeConfig, tmp_path: Path, asked: dict[str, object]) -> None:
+    config = smallest(change(clicks("sum", "wide-deep"), **asked))
+    job = recorded(change(config, data__limit=12 * 10), tmp_path)
+    job.run()
+    job.config = config
+    end = job.run()
+    assert end.first_batch == 10
+    assert end.digests == recorded(config, tmp_path, every=0).run().digests
+
+
+def test_traced_code_keeps_the_bits(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as for inductor, but run by torch's own operators: what is computed stays what the model says."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    config = change(clicks(), **STAGES)
+    traced = run_job(smallest(change(config, run__compile=True)))
+    plain = run_job(config)
+    assert traced.digests == plain.digests
+    assert [*traced.dense] == [*plain.dense]
+
+
+# torch's inductor imports what torch itself calls out of date.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("autocast", ["off", "bfloat16"])
+def test_compiled_code_keeps_direct_modes_bits(clicks: MakeConfig, autocast: str) -> None:
+    plain = change(clicks(eval_fraction=0.3), run__autocast=autocast)
+    config = change(plain, run__compile=True)
+    direct, cached = run_job(change(config, cache__rows=0)), run_job(smallest(config))
+    assert cached.digests == direct.digests
+    assert cached.losses == pytest.approx(run_job(plain).losses, rel=1e-4 if autocast == "off" else 2e-2)
+
+
+def ends_alike(folder: Path, server: EmbeddedServer, arguments: list[str]) -> bool:
+    """Whether a job that is stopped after 13 batches and goes on ends as one that is not; each compiles for itself."""
+    found = []
+    for name in ("at-once", "resumed"):
+        (folder / name).mkdir()
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / name / "code")}
+        job = ["--checkpoint.dir", str(folder / name / "checkpoints"), "--store.url", server.url, *arguments]
+        job = [*JOB, *job, "--store.namespace", uuid.uuid4().hex, "--result", str(folder / name / "result.json")]
+        if name == "resumed":
+            assert run_forked([*job, "--run.steps", "13"], folder, own).code == 0
+        assert run_forked(job, folder, own).code == 0
+        found.append(folder / name / "result.json")
+    assert json.loads(found[1].read_text())["resumed_from"] == 13
+    return digests(found[0]) == digests(found[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.redis
+@pytest.mark.multiproc
+def test_a_compiled_job_goes_on_with_the_same_bits(
+    tmp_path: Path, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "TIMEOUT_S", 300.0)  # inductor's first code takes a minute on a busy machine
+    assert ends_alike(tmp_path, server, ["--run.compile", "true"])

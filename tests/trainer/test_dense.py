@@ -1,0 +1,71 @@
+"""How a configuration's dense part is computed, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from bagpipe.config import Config, ModelConfig, RunConfig
+from bagpipe.dense.precision import Precision
+from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
+from bagpipe.embedding import convert
+from bagpipe.errors import InputError
+from bagpipe.models import build_model
+from tests.trainer.schemas import schema_of
+from trainer.dense import dense_work, precision_of
+
+DATA = schema_of(None, None, dense=2)
+CONFIG = Config(model=ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,)))
+
+
+def work_of(model: nn.Module | None = None, **run: Any) -> DenseWork:
+    config = dataclasses.replace(CONFIG, run=RunConfig(**run))
+    built = model if model is not None else convert(build_model(DATA, CONFIG.model), DATA).model
+    return dense_work(built, DATA, config, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ({}, Precision()),
+        ({"autocast": "bfloat16"}, Precision(autocast_dtype=torch.bfloat16)),
+        ({"autocast": "float16"}, Precision(autocast_dtype=torch.float16, loss_scale=4096.0)),
+        ({"autocast": "float16", "loss_scale": 1}, Precision(autocast_dtype=torch.float16)),
+        ({"device": "cuda:1", "loss_scale": 8}, Precision(device_type="cuda", loss_scale=8.0)),
+    ],
+)
+def test_precision(run: dict[str, Any], expected: Precision) -> None:
+    assert precision_of(RunConfig(**run)) == expected
+    assert work_of(**(run | {"device": "cpu"})).precision.loss_scale == expected.loss_scale
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [({}, EagerWork), ({"compile": True}, SplitWork), ({"compile": True, "cuda_graph": True}, RecordedWork)],
+)
+def test_ways(run: dict[str, Any], kind: type[DenseWork]) -> None:
+    assert type(work_of(**run)) is kind
+
+
+class Counting(nn.Module):
+    """Its forward depends on the numbers it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        logits: Tensor = self.layer(dense)
+        return logits if logits.sum() > 0 else -logits
+
+
+@pytest.mark.parametrize("key", ["compile", "cuda_graph"])
+def test_a_model_that_cannot_be_taken_apart_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match=rf"^run\.{key} needs a model whose lookups can be told from its dense part: "):
+        work_of(Counting(), **{key: True})

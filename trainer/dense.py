@@ -1,0 +1,70 @@
+"""A job's way to compute its dense part, from its configuration.
+
+run.{autocast,loss_scale} ─> Precision        run.compile, run.cuda_graph ─> lookups and one dense stage ─> DenseWork
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bagpipe.config import Config, RunConfig
+from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense.graphs import open_graphs
+from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
+from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.stage import prepared
+from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
+from bagpipe.errors import InputError
+from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.models import num_dense_inputs
+from bagpipe.schema import DataSchema
+from bagpipe.stages.split import find_dense_parts, split_parts
+from bagpipe.stages.staged import StagedModel
+
+__all__ = ["dense_work", "precision_of"]
+
+
+def precision_of(run: RunConfig) -> Precision:
+    """What a run computes its dense part in."""
+    return Precision(
+        device_type=torch.device(run.device).type,
+        autocast_dtype=AUTOCAST_DTYPES[run.autocast],
+        loss_scale=float(run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast]),
+    )
+
+
+def dense_work(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> DenseWork:
+    """How a model without stages is trained.
+
+    Args:
+        model: its embedding collections converted.
+        data: columns of the data.
+        config: the job.
+        world_size: its ranks.
+
+    Raises:
+        InputError: it is to be compiled or recorded, and its lookups cannot be told from the rest, or nothing can
+            compile here, or its forward draws random numbers.
+    """
+    run = config.run
+    precision = precision_of(run)
+    if not (run.compile or run.cuda_graph):
+        return EagerWork(model, precision)
+    if run.compile:
+        check_compiler(torch.device(run.device))
+    staged = prepared(_in_one_stage(model, data, run, precision), precision, compiles=run.compile)
+    if not run.cuda_graph:
+        return SplitWork(staged, precision)
+    graphs = open_graphs(torch.device(run.device))
+    return RecordedWork(staged, precision, graphs, full_batch=config.data.batch_size, copies=world_size > 1)
+
+
+def _in_one_stage(model: nn.Module, data: DataSchema, run: RunConfig, precision: Precision) -> StagedModel:
+    key = "run.compile" if run.compile else "run.cuda_graph"
+    try:
+        with precision.autocast():
+            parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[run.dtype])
+        return split_parts(parts, stages=1)
+    except InputError as error:
+        raise InputError(f"{key} needs a model whose lookups can be told from its dense part: {error}") from None
