@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format suite browser search chaos soak setup clean
+.PHONY: help train test check format suite browser search chaos soak gpu setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -27,8 +27,9 @@ check: setup ## ruff, formatting, mypy --strict
 	$(PY) -m mypy
 
 # Two halves: tests side by side, then those whose deadlines others would push. 5: there are none in this half.
+suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
 	$(PY) -m pytest -m "alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
 
 browser: setup ## a headless browser for the report's test, where the machine has none and npm can fetch one
@@ -42,6 +43,10 @@ chaos: setup ## kill, rob and fool small jobs, and compare how they end (ARGS="-
 
 soak: setup ## one long job whose memory, descriptors and threads must stay flat (SOAK_S seconds, default an hour)
 	$(PY) -m bagpipe.testing.soak --seconds $(SOAK_S) $(ARGS)
+
+# Not after `setup`: an interpreter that has torch for the card is used as it is, on a machine without the internet too.
+gpu: ## tests on a CUDA device, then benchmarks/gpu (PYTHON= an interpreter with torch; ARGS=--rehearse: on the CPU)
+	@$(or $(PYTHON),python3) tools/gpu.py $(if $(PYTHON),--this-python) $(ARGS)
 
 format: setup ## format and fix what ruff can
 	$(PY) -m ruff check --fix .

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bagpipe.schema import ROW_TYPES
+
 __all__ = [
     "CacheConfig",
     "CacherConfig",
@@ -71,12 +73,16 @@ class CacheConfig:
     Attributes:
         rows: rows per rank; 0 is direct mode: fetch a batch's rows, train, write all back.
         prefetch_depth: batches fetched from the store ahead of the one being trained.
-        dtype: number type of the cached rows; run (the same as run.dtype), float32 or float64.
+        dtype: number type of the rows' weights, in the cache and the store; run: the same as run.dtype. float16 and
+            bfloat16 halve them, beside optimizer state in float32, and need run.dtype float32.
+        rounding: how an updated weight becomes float16 or bfloat16 again; stochastic: up or down, at odds that keep the
+            mean; nearest: updates too small to change a weight are lost.
     """
 
     rows: int = 100_000
     prefetch_depth: int = 4
     dtype: str = "run"
+    rounding: str = "stochastic"
 
     @property
     def read_ahead(self) -> int:
@@ -224,6 +230,14 @@ class RunConfig:
         peer_timeout_s: deadline of one exchange between ranks; longer than any honest stall of one of them.
         nonfinite: a batch whose loss or a gradient is NaN or infinite ends the job (stop), or is left out on all ranks
             and counted (skip); either way it changes nothing that is stored.
+        autocast: dtype of the dense part's matrix products: off (run.dtype), bfloat16 or float16. Parameters, optimizer
+            state, rows and losses stay float32, and evaluation is done in it.
+        loss_scale: what the loss is multiplied by before the backward, and gradients are divided by after it; 0: 4096
+            with float16 (see `bagpipe.dense.precision`), else 1.
+        kernels: what computes on rows: auto (Triton's kernels on a CUDA device that has them, else torch's operations),
+            torch or triton. The order of a row's sums is the same.
+        compile: compile the dense part with torch.compile; results differ from those without in rounding.
+        cuda_graph: replay a CUDA graph of the dense part's forward and backward (not with stages).
     """
 
     seed: int = 0
@@ -236,6 +250,11 @@ class RunConfig:
     dir: str = ""
     peer_timeout_s: float = 120.0
     nonfinite: str = "stop"
+    kernels: str = "auto"
+    autocast: str = "off"
+    loss_scale: int = 0
+    compile: bool = False
+    cuda_graph: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,3 +271,13 @@ class Config:
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def row_dtype(self) -> str:
+        """Of the rows' weights: `RowSchema.dtype`."""
+        return self.run.dtype if self.cache.dtype == "run" else self.cache.dtype
+
+    @property
+    def row_rounding(self) -> str:
+        """`RowSchema.rounding`. It is chosen for half rows alone: there is none of others."""
+        return self.cache.rounding if ROW_TYPES[self.row_dtype].is_half else "nearest"

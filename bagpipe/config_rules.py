@@ -17,18 +17,22 @@ from bagpipe.errors import InputError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.stages import chain
-from bagpipe.schema import DTYPE_BYTES, OPTIMIZER_STATE_WIDTH
+from bagpipe.schema import OPTIMIZER_STATE_WIDTH, ROUNDINGS, ROW_TYPES
 
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
 
 DATA_FORMATS = ("avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic")
 DURABILITIES = ("memory", "everysec", "always")  # as in bagpipe.store.durability
 NONFINITE = ("stop", "skip")
+KERNELS = ("auto", "torch", "triton")  # as in bagpipe.kernels.open
+AUTOCAST = ("off", "bfloat16", "float16")  # as in bagpipe.dense.precision
+#: 2^24 is 2^8 beyond float16's largest number: more can only overflow.
+LOSS_SCALES = (0, *(2**exponent for exponent in range(25)))
 POLICIES = ("belady-window", "paper")
 ASSIGNMENTS = ("contiguous", "locality")
 MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers")
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
-DTYPES = tuple(DTYPE_BYTES)
+DTYPES = ("float32", "float64")
 POWERS_OF_TWO = tuple(2**exponent for exponent in range(17))
 
 
@@ -65,7 +69,8 @@ RULES: tuple[Rule, ...] = (
     _one_of("oracle.policy", POLICIES),
     _at_least("cache.rows", 0),
     _at_least("cache.prefetch_depth", 1),
-    _one_of("cache.dtype", ("run", *DTYPES)),
+    _one_of("cache.dtype", ("run", *ROW_TYPES)),
+    _one_of("cache.rounding", ROUNDINGS),
     Rule(
         "store.namespace",
         "1 to 200 letters, digits or any of _.:/@+=-",  # the rule of bagpipe.store.keys: braces mark the bucket
@@ -118,6 +123,9 @@ RULES: tuple[Rule, ...] = (
     _at_least("run.steps", 0),
     _at_least("run.threads", 1),
     _one_of("run.nonfinite", NONFINITE),
+    _one_of("run.kernels", KERNELS),
+    _one_of("run.autocast", AUTOCAST),
+    Rule("run.loss_scale", "0 or a power of two up to 2**24", lambda value: value in LOSS_SCALES),
     Rule("run.peer_timeout_s", "more than 0", lambda value: value > 0),
 )
 
@@ -134,6 +142,13 @@ def _path_problem(config: Config) -> str | None:
     if config.data.format == "synthetic" or config.data.path:
         return None
     return f"{config.data.format} needs data.path, a file or folder, got none"
+
+
+def _row_dtype_problem(config: Config) -> str | None:
+    rows, run = config.cache.dtype, config.run.dtype
+    if rows == "run" or ROW_TYPES[rows].compute == run:
+        return None
+    return f"{rows} needs run.dtype {ROW_TYPES[rows].compute}, got {run}"
 
 
 def _durability_problem(config: Config) -> str | None:
@@ -168,6 +183,26 @@ def _nonfinite_problem(config: Config) -> str | None:
     )
 
 
+def _autocast_problem(config: Config) -> str | None:
+    if config.run.autocast == "off" or config.run.dtype == "float32":
+        return None
+    return f"{config.run.autocast} needs run.dtype float32, got {config.run.dtype}"
+
+
+def _cuda_graph_problem(config: Config) -> str | None:
+    if not config.run.cuda_graph:
+        return None
+    if not config.run.device.startswith("cuda"):
+        return f"needs run.device cuda, got {config.run.device}"
+    pipeline = config.pipeline
+    if pipeline.schedule != "none" or pipeline.microbatches > 1:
+        return (
+            f"is not possible with stages or micro-batches (pipeline.schedule {pipeline.schedule}, "
+            f"pipeline.microbatches {pipeline.microbatches})"
+        )
+    return None
+
+
 def _schedule_problem(config: Config) -> str | None:
     pipeline = config.pipeline
     if pipeline.schedule not in DENSE_SCHEDULES:
@@ -188,12 +223,15 @@ def _peer_problem(config: Config) -> str | None:
 
 PAIR_RULES: tuple[PairRule, ...] = (
     PairRule("data.format", _path_problem),
+    PairRule("cache.dtype", _row_dtype_problem),
     PairRule("store.durability", _durability_problem),
     PairRule("checkpoint.every", _every_problem),
     PairRule("checkpoint.resume", _resume_problem),
     PairRule("pipeline.stages", _stages_problem),
     PairRule("pipeline.schedule", _schedule_problem),
     PairRule("run.nonfinite", _nonfinite_problem),
+    PairRule("run.autocast", _autocast_problem),
+    PairRule("run.cuda_graph", _cuda_graph_problem),
     PairRule("run.peer_timeout_s", _peer_problem),
 )
 

@@ -6,6 +6,7 @@ proxy.FaultyProxy(url)                      a connection on which answers are lo
 disk.SmallDisk(folder, num_bytes=…)         a disk that fills up
 clock.ClockJump(folder)                     a wall clock that jumps
 zygote.Zygote(modules, folder)              forks programs from one process that has imported them
+races.watch()                               races between streams, found without a device
 faults.FaultSchedule(seed=…)                which faults, when: pure
 chaos, soak                                 whole jobs under faults; one job for hours
 """

@@ -19,7 +19,6 @@ from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config import Config
 from bagpipe.engine import ModelInputs
-from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.interface import RowStep
 from cacher.embedded import EmbeddedCacher
 from trainer.assembly import build_trainee
@@ -59,19 +58,17 @@ class ResidentModel:
             self._model = trainee.converted.model.train()
             self._optimizer = dense_optimizer(self._model.parameters(), config.optim)
             self._optim = config.optim
-            prepare = InputMaker(source.schema, device, TORCH_DTYPE[config.run.dtype])
+            prepare, uploads = InputMaker(source.schema), self._cache.uploads(1)
             self._batches: list[_Batch] = []
             for step in source.steps("train", trainee.spec, max_steps=batches.stop):
                 # Every fetched row is new in a cache that never evicts: it gets its initial value, no store is read.
                 owner = replace(step.owner, fetch_new=step.owner.fetch_new | True)
                 self._cache.insert(owner, [], skip_new=True)
                 if step.batch.index in batches:
-                    context = prepare_step(
-                        trainee.converted.layout, step.batch, step.consumer, dtype=config.run.dtype, device=device
-                    )
-                    self._batches.append(
-                        _Batch(context=context, inputs=prepare(step.batch), num_examples=step.num_global_examples)
-                    )
+                    with uploads.batch() as upload:
+                        context = prepare_step(trainee.converted.layout, step.batch, step.consumer, upload=upload)
+                        inputs = prepare(step.batch, upload)
+                    self._batches.append(_Batch(context=context, inputs=inputs, num_examples=step.num_global_examples))
 
     def run(self) -> Sequence[float]:
         """Seconds of each batch, computed in order."""

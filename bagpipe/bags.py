@@ -1,0 +1,186 @@
+"""`CachedBags`: embedding bags whose rows live in a `RowCache`, for models without torchrec. Needs torch alone.
+
+    DataSchema ──CachedBags──> row_tables, features, layout      (what oracle, cache and store are made for)
+    Batch ──PlainInputs──> dense, HostBags, labels ──> CachedBags ──> [num_examples, sum of dims]
+
+The rows were planned from the batch's ids, so a forward needs none of them: ids stay on the host, and only
+per-id weights go to the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bagpipe.batch import Batch
+from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
+from bagpipe.cache.reader import BatchReader, Column, JaggedInput
+from bagpipe.cache.rows import RowCache
+from bagpipe.cache.upload import Uploader
+from bagpipe.engine import ModelInputs
+from bagpipe.errors import InputError
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.schema import DataSchema, RowTable, Table
+
+__all__ = ["CachedBags", "HostBags", "PlainInputs"]
+
+#: Tables without pooling are summed, as by the models of `bagpipe.models`.
+_MODES: dict[str, Mode] = {"sum": "sum", "mean": "mean", "none": "sum"}
+
+
+class HostBags:
+    """A batch's sparse part in the shape that `BatchReader` takes. Ids and lengths are on the host.
+
+    Args:
+        batch: the batch.
+        names: of its features.
+        weights: ``[num_occurrences]`` per-id weights on the model's device; None: there are none.
+    """
+
+    def __init__(self, batch: Batch, names: Sequence[str], weights: Tensor | None = None) -> None:
+        self._names = list(names)
+        self._values = torch.from_numpy(batch.values)
+        self._lengths = torch.from_numpy(batch.lengths.reshape(-1))
+        self._weights = weights
+        self._num_examples = batch.num_examples
+
+    def keys(self) -> list[str]:
+        return self._names
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def lengths(self) -> Tensor:
+        return self._lengths
+
+    def weights_or_none(self) -> Tensor | None:
+        return self._weights
+
+    def stride(self) -> int:
+        return self._num_examples
+
+    def variable_stride_per_key(self) -> bool:
+        return False
+
+
+class PlainInputs:
+    """Makes the inputs of ``model(dense, sparse)``, `sparse` being `HostBags`; for `Engine.prepare`.
+
+    Args:
+        schema: the data.
+    """
+
+    def __init__(self, schema: DataSchema) -> None:
+        self._names = [feature.name for feature in schema.features]
+        self._weighted = any(feature.weighted for feature in schema.features)
+
+    def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs:
+        dense = batch.dense if batch.dense.shape[1] else np.ones((batch.num_examples, 1), np.float32)
+        return ModelInputs(
+            dense=upload.numbers(dense),
+            sparse=HostBags(batch, self._names, self._weights(batch, upload)),
+            labels=upload.numbers(batch.labels),
+        )
+
+    def _weights(self, batch: Batch, upload: Uploader) -> Tensor | None:
+        if not self._weighted:
+            return None
+        return upload.numbers(np.ones(len(batch.values), np.float32) if batch.weights is None else batch.weights)
+
+
+class CachedBags(nn.Module):
+    """One pooled vector per feature and example, from the batch begun in a cache.
+
+    Rows are no parameters of it: the cache updates them, and the store keeps them.
+
+    Args:
+        schema: the data. A table with a vocabulary starts uniform in ``±sqrt(1 / rows)``, one without in
+            `RowTable.init_bound`'s default.
+        embedding_dim: of tables that name no dimension.
+
+    Attributes:
+        row_tables: cached tables by table number, those that are read alike side by side; for `RowSchema.tables`.
+        features: occurrence segments, sorted by table number; for `OracleSpec.features`.
+        layout: how a batch is read; for `Engine`.
+        dims: of each feature's vector, in the schema's order.
+
+    Raises:
+        InputError: a feature is weighted, and a table has another pooling than sum.
+    """
+
+    def __init__(self, schema: DataSchema, embedding_dim: int) -> None:
+        super().__init__()
+        weighted = any(feature.weighted for feature in schema.features)
+        groups: dict[tuple[Mode, int], list[Table]] = {}
+        for table in schema.tables:
+            groups.setdefault((_MODES[table.pooling], table.dim or embedding_dim), []).append(table)
+        members = [(mode, dim, table) for (mode, dim), tables in groups.items() for table in tables]
+        self.row_tables = tuple(_row_table(table, dim) for _, dim, table in members)
+        self.features = tuple(
+            FeatureRef(feature=position, table=number)
+            for number, (_, _, table) in enumerate(members)
+            for position, feature in enumerate(schema.features)
+            if feature.table == table.name
+        )
+        lookups = [TableLookup(mode=mode, weighted=weighted) for mode, _, _ in members]
+        self.layout: StepLayout = build_layout(self.row_tables, self.features, lookups)
+        names = [feature.name for feature in schema.features]
+        columns = _columns(self.layout, names)
+        self.dims = tuple(column.dim for column in columns)
+        self._reader = BatchReader(number=0, feature_names=names, layout=self.layout, columns=columns)
+
+    def spec(self, *, num_slots: int, lookahead: int) -> OracleSpec:
+        """What one rank's steps are planned for."""
+        return OracleSpec(
+            table_rows=tuple(table.rows for table in self.row_tables),
+            features=self.features,
+            num_slots=num_slots,
+            lookahead=lookahead,
+        )
+
+    def bind(self, cache: RowCache) -> None:
+        """Read from `cache` from now on.
+
+        Raises:
+            InputError: the cache was made for other tables.
+        """
+        if cache.schema.tables != self.row_tables:
+            expected, got = ([table.name for table in tables] for tables in (self.row_tables, cache.schema.tables))
+            raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
+        self._reader.bind(cache)
+
+    def forward(self, sparse: JaggedInput) -> Tensor:
+        """``[num_examples, sum(dims)]``, feature after feature in the schema's order.
+
+        Raises:
+            JobError, InputError: see `BatchReader.begin`.
+        """
+        return self._reader.pooled(sparse)
+
+
+def _row_table(table: Table, dim: int) -> RowTable:
+    if table.rows is None:
+        return RowTable(name=table.name, dim=dim)
+    return RowTable(name=table.name, dim=dim, rows=table.rows, init_bound=math.sqrt(1 / table.rows))
+
+
+def _columns(layout: StepLayout, names: Sequence[str]) -> list[Column]:
+    """The features in the batch's order, each with the place of its segment."""
+    columns = []
+    for place, ref in enumerate(layout.features):
+        run = next(run for run in layout.runs if run.first_segment <= place < run.end_segment)
+        columns.append(
+            Column(
+                name=names[ref.feature],
+                feature_name=names[ref.feature],
+                feature=ref.feature,
+                run=run.index,
+                segment=place - run.first_segment,
+                dim=run.dim,
+            )
+        )
+    return sorted(columns, key=lambda column: column.feature)

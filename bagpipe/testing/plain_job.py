@@ -1,0 +1,199 @@
+"""A whole training job in this process, without torchrec, servers or a cacher: oracle, engine, DLRM, and a store.
+
+    batches ──plan_steps──> steps ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
+
+For tests and measurements on machines where little is installed. Everything but the model is what the trainer uses.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bagpipe.bags import CachedBags, PlainInputs
+from bagpipe.batch import Batch
+from bagpipe.cache.rows import RowCache
+from bagpipe.client.step import PlanSpan, Step
+from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.dlrm import PlainDLRM
+from bagpipe.engine import Engine, EngineSettings, Progress
+from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.open import open_kernels
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.planner import make_planner
+from bagpipe.pipeline.trace import Trace
+from bagpipe.progress import PhaseResult
+from bagpipe.schema import ROW_TYPES, DataSchema, RowSchema
+from bagpipe.store.interface import Store
+from bagpipe.store.memory import MemoryStore
+
+__all__ = ["PlainJob", "PlainSettings", "plan_steps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainSettings:
+    """What is trained, and how.
+
+    Attributes:
+        schema: of the data.
+        device: as torch names it.
+        cache_rows: 0: direct mode.
+        lookahead, prefetch_depth, read_ahead: batches.
+        dim: weights of a row, where a table names no dimension.
+        bottom_mlp, top_mlp: of the model.
+        rows, rows_lr, eps: row optimizer. The dense one is SGD with `dense_lr`.
+        dtype: of the run.
+        row_dtype: of the rows' weights, as cache.dtype; half rows are rounded stochastically.
+        kernels: as run.kernels.
+        seed: of dense and of row initial values.
+    """
+
+    schema: DataSchema
+    device: str = "cpu"
+    cache_rows: int = 0
+    lookahead: int = 8
+    prefetch_depth: int = 4
+    read_ahead: int = 8
+    dim: int = 8
+    bottom_mlp: tuple[int, ...] = (16,)
+    top_mlp: tuple[int, ...] = (16,)
+    rows: str = "sgd"
+    rows_lr: float = 0.1
+    eps: float = 1e-8
+    dense_lr: float = 0.1
+    dtype: str = "float32"
+    row_dtype: str = "run"
+    kernels: str = "auto"
+    seed: int = 0
+
+
+def plan_steps(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[Step]:
+    """Steps of one rank, planned as they are asked for; `spec.lookahead` batches are read ahead.
+
+    Raises:
+        CapacityError: a batch does not fit the cache.
+    """
+    planner = make_planner(spec)
+    waiting: deque[Batch] = deque()
+
+    def step() -> Step:
+        plan, batch = planner.plan(), waiting.popleft()
+        return Step(
+            batch=batch,
+            consumer=plan.consumers[0],
+            owner=plan.owners[0],
+            num_global_examples=batch.num_examples,
+            span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
+        )
+
+    for batch in batches:
+        planner.push(batch)
+        waiting.append(batch)
+        if planner.is_ready:
+            yield step()
+    while waiting:
+        yield step()
+
+
+class PlainJob:
+    """A model, its cache and its engine. Use as a context manager: the store is opened and closed with it.
+
+    Args:
+        settings: what is trained.
+        make_store: opens a store for the rows' schema; default: memory of this process.
+        trace: records every action.
+        on_batch: see `Engine`.
+
+    Attributes:
+        spec: what the steps must be planned for.
+        rows: the rows' schema.
+        store, engine, model: its parts; `engine` may be changed before `train`.
+    """
+
+    def __init__(
+        self,
+        settings: PlainSettings,
+        *,
+        make_store: Callable[[RowSchema], Store] = MemoryStore,
+        trace: Trace | None = None,
+        on_batch: Callable[[Callable[[], Progress]], None] | None = None,
+    ) -> None:
+        device = torch.device(settings.device)
+        torch.manual_seed(settings.seed)
+        bags = CachedBags(settings.schema, settings.dim)
+        model = PlainDLRM(
+            bags,
+            num_dense=max(1, len(settings.schema.dense)),
+            num_features=len(settings.schema.features),
+            dim=settings.dim,
+            bottom_mlp=settings.bottom_mlp,
+            top_mlp=settings.top_mlp,
+        )
+        # Made on the host and moved: initial values are the same on every device.
+        self.model = model.to(device, TORCH_DTYPE[settings.dtype])
+        row_dtype = settings.dtype if settings.row_dtype == "run" else settings.row_dtype
+        self.rows = RowSchema(
+            tables=bags.row_tables,
+            optimizer=settings.rows,
+            dtype=row_dtype,
+            seed=settings.seed,
+            rounding="stochastic" if ROW_TYPES[row_dtype].is_half else "nearest",
+        )
+        self.spec = bags.spec(num_slots=settings.cache_rows, lookahead=settings.lookahead)
+        cache = RowCache(
+            self.rows,
+            settings.cache_rows,
+            device,
+            prefetch_depth=settings.prefetch_depth,
+            kernels=open_kernels(self.rows, device, settings.kernels),
+        )
+        bags.bind(cache)
+        self.store = make_store(self.rows)
+        self.engine = Engine(
+            model=self.model,
+            layout=bags.layout,
+            cache=cache,
+            store=self.store,
+            optimizer=torch.optim.SGD(self.model.parameters(), lr=settings.dense_lr),
+            prepare=PlainInputs(settings.schema),
+            settings=EngineSettings(
+                prefetch_depth=settings.prefetch_depth,
+                read_ahead=settings.read_ahead,
+                rows_lr=settings.rows_lr,
+                eps=settings.eps,
+            ),
+            trace=trace,
+            on_batch=on_batch,
+        )
+
+    def __enter__(self) -> Self:
+        self.store.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.store.__exit__(kind, error, trace)
+
+    def train(self, batches: Iterable[Batch]) -> PhaseResult:
+        """Plan and train the batches; at the end all rows are in the store."""
+        return self.engine.train(plan_steps(batches, self.spec))
+
+    def score(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """Logits and labels ``[num_examples]`` of the batches, on the host."""
+        scores: list[tuple[Tensor, Tensor]] = []
+        self.engine.evaluate(
+            plan_steps(batches, self.spec), lambda logits, labels: scores.append((logits.cpu(), labels.cpu()))
+        )
+        logits, labels = zip(*scores, strict=True)
+        return torch.cat(logits), torch.cat(labels)
+
+    def digests(self) -> tuple[str, str]:
+        """Of the dense part and of the rows in the store, after `train`."""
+        return dense_digest(self.model, self.engine.optimizer), embedding_digest(self.store)

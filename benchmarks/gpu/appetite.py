@@ -1,0 +1,121 @@
+"""Part `appetite`: the rate at which planner, preparation and stores can feed a device. Runs without a device, too.
+
+planner      one thread, plans of the cache measured in `steps`
+preparation  a step's plan and inputs as tensors of the device: the data lane's work
+stores       rows of a step written and read by one client, as the two lanes do it: both at once, and each alone
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bagpipe.bags import CachedBags, PlainInputs
+from bagpipe.cache.rows import RowCache
+from bagpipe.cache.step import prepare_step
+from bagpipe.client.step import Step
+from bagpipe.schema import RowSchema
+from bagpipe.store.interface import Store, WriteRequest
+from benchmarks.gpu.cached import fill, store_makers
+from benchmarks.gpu.timing import median_s
+from benchmarks.gpu.workload import Plan, Workload
+
+__all__ = ["run_appetite"]
+
+
+def run_appetite(workload: Workload, plan: Plan, say: Callable[[str], None], keep: Callable[[Any], None]) -> None:
+    """Measure; `keep` gets what there is after every store."""
+    settings = workload.settings
+    steps = plan.steps[settings.warmup_steps : settings.warmup_steps + settings.measured_steps]
+    found: dict[str, Any] = {
+        "rows_unique": float(np.mean([len(step.consumer.unique) for step in steps])),
+        "rows_fetched": float(np.mean([len(step.owner.fetch) for step in steps])),
+        "rows_evicted": float(np.mean([len(step.owner.evict) for step in steps])),
+        "plan_s": median_s(plan.plan_s[-len(steps) :]),
+        "prepare_s": _prepare_s(workload, steps),
+        "stores": {},
+        "missing": {},
+    }
+    say(f"appetite: a plan {found['plan_s'] * 1e3:.1f} ms, its preparation {found['prepare_s'] * 1e3:.1f} ms")
+    keep(found)
+    schema = RowSchema(tables=CachedBags(workload.schema, settings.dim).row_tables, optimizer=settings.rows_optimizer)
+    for name, open_stores in store_makers(settings.servers).items():
+        try:
+            with open_stores() as make_store, make_store(schema) as store:
+                found["stores"][name] = _rates(store, steps)
+        except Exception as error:  # a store that is not there must not cost the others
+            found["missing"][name] = f"{type(error).__name__}: {error}"
+            say(f"appetite: without {name} ({error})")
+            continue
+        say(f"appetite: {name}: " + ", ".join(f"{what} {rate:,.0f}" for what, rate in found["stores"][name].items()))
+        keep(found)
+
+
+def _prepare_s(workload: Workload, steps: Sequence[Step]) -> float:
+    """Median seconds of the thread to make a step's tensors, its uploads enqueued."""
+    settings = workload.settings
+    bags, inputs = CachedBags(workload.schema, settings.dim), PlainInputs(workload.schema)
+    schema = RowSchema(tables=bags.row_tables, optimizer=settings.rows_optimizer)
+    uploads = RowCache(schema, 1, settings.device).uploads(settings.read_ahead)
+    times_s = []
+    for step in steps:
+        start_s = time.thread_time()
+        with uploads.batch() as upload:
+            prepare_step(bags.layout, step.batch, step.consumer, upload=upload)
+            inputs(step.batch, upload)
+        times_s.append(time.thread_time() - start_s)
+    return median_s(times_s)
+
+
+def _rates(store: Store, steps: Sequence[Step]) -> dict[str, float]:
+    """Rows a second."""
+    store.claim()
+    fill(store, steps)
+    reads = [_requests(step) for step in steps]
+    writes = [
+        [
+            WriteRequest(table, ids, np.ones((len(ids), store.schema.row_width(table)), np.float32))
+            for table, ids in found
+        ]
+        for found in reads
+    ]
+    num_rows = sum(len(ids) for found in reads for _, ids in found)
+
+    def read() -> None:
+        for found in reads:
+            store.read_many(found)
+
+    def write() -> None:
+        for found in writes:
+            store.write_many(found)
+
+    read_s, write_s, both_s = _seconds(read), _seconds(write), _seconds(lambda: _together(read, write))
+    return {
+        "rows_read_per_s": num_rows / read_s,
+        "rows_written_per_s": num_rows / write_s,
+        "rows_read_and_written_per_s": num_rows / both_s,
+    }
+
+
+def _requests(step: Step) -> list[tuple[int, Any]]:
+    fetch = step.owner.fetch
+    bounds = fetch.table_offsets.tolist()
+    return [(table, fetch.ids[first:end]) for table, (first, end) in enumerate(pairwise(bounds)) if end > first]
+
+
+def _together(one: Callable[[], object], other: Callable[[], object]) -> None:
+    thread = threading.Thread(target=one)
+    thread.start()
+    other()
+    thread.join()
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    run()
+    return time.perf_counter() - start_s

@@ -1,0 +1,41 @@
+"""Part `trace`: a cached run of some steps with all actions recorded: a Perfetto trace, a picture of ten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bagpipe.pipeline.trace import Trace
+from benchmarks.gpu.cached import run_cached, store_makers
+from benchmarks.gpu.workload import Plan, Workload
+from tools.trace_picture import picture, read_tracks
+
+__all__ = ["run_trace"]
+
+_STEPS = 10
+
+
+def run_trace(
+    workload: Workload, plan: Plan, folder: Path, say: Callable[[str], None], keep: Callable[[Any], None]
+) -> None:
+    """Train over one server, or memory of this process where there is none; draw ten of the timed steps."""
+    makers = store_makers(workload.settings.servers[:1])
+    used, record, trace = "", None, Trace()
+    for name in reversed(makers):  # servers first
+        try:
+            with makers[name]() as make_store:
+                record = run_cached(workload, plan.steps, make_store, trace=trace)
+            used = name
+            break
+        except Exception as error:
+            say(f"trace: without {name} ({error})")
+            trace = Trace()
+    if record is None:
+        return
+    path = folder / "trace.json"
+    trace.write(path, process="cached")
+    drawn = picture(read_tracks([path]), first=workload.settings.warmup_steps, batches=_STEPS)
+    (folder / "steps.svg").write_text(drawn, encoding="utf-8")
+    say(f"trace: {path}, {folder / 'steps.svg'}")
+    keep({"store": used, "step_p50_s": record["step_p50_s"]})

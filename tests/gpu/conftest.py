@@ -1,0 +1,64 @@
+"""The device of these tests: the first CUDA device; in a *rehearsal* the CPU, so that they run before a card is there.
+
+A rehearsal shows that the tests run, not that the card is right: `make gpu ARGS=--rehearse`. This file and the folder's
+tests need torch, numpy, pytest, and nothing that only the development environment has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+#: Set to 1: the tests run on the CPU, apart from those that ask for `cuda`.
+REHEARSAL = "BAGPIPE_GPU_REHEARSAL"
+
+_FOLDER = Path(__file__).parent
+
+
+def rehearses() -> bool:
+    return os.environ.get(REHEARSAL) == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without a card, and without a rehearsal, there is nothing to test."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if _FOLDER not in item.path.parents:
+            continue
+        if not rehearses():
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device ({REHEARSAL}=1 rehearses on the CPU)"))
+        elif torch.version.cuda is not None and "compiled" in item.name:
+            # Seen with 2.11: `torch.compile` in a second thread ends the process, in `_ensureCUDADeviceGuardSet`.
+            item.add_marker(pytest.mark.skip(reason="torch's CUDA builds crash here when there is no device"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a training job: the CPU's results depend on the number, and small jobs are fastest so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    """As torch names it: the first CUDA device, or the CPU."""
+    if rehearses():
+        yield "cpu"
+        return
+    yield "cuda:0"
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def cuda(device: str) -> str:
+    """The device, if it is a CUDA device."""
+    if device == "cpu":
+        pytest.skip("means nothing on a CPU")
+    return device

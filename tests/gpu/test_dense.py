@@ -1,0 +1,168 @@
+"""The dense part on the device: autocast, compiled code and CUDA graphs keep direct mode's bits, and the CPU's values.
+
+In a rehearsal compiled code is not generated, and a recording is a repeated call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.dense import compiled
+from bagpipe.dense.graphs import CudaGraphs, Graphs, RepeatedCalls
+from bagpipe.dense.precision import Precision
+from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.stage import prepared
+from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
+from bagpipe.stages.staged import StagedModel, StageModule, StageValue
+from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from tests.gpu.jobs import NUM_EXAMPLES, SHAPES, batches_of, schema_of, smallest_cache
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = "multi-hot"
+
+#: The CPU's losses within so much of the device's, by dtype of the products.
+ROUNDING = {None: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+Way = Callable[[nn.Module, Precision], DenseWork]
+End = tuple[tuple[str, str], float]
+
+
+class Source(nn.Module):
+    """The lookups of a `PlainDLRM`."""
+
+    def __init__(self, bags: nn.Module) -> None:
+        super().__init__()
+        self.bags = bags
+
+    def forward(self, dense: Tensor, sparse: Any) -> tuple[Tensor, Tensor]:
+        return dense, self.bags(sparse)
+
+
+class Rest(nn.Module):
+    """What it does with them."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = copy.copy(model)
+        self.model._modules = {**model._modules, "bags": nn.Identity()}
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor]:
+        return (self.model(dense, pooled),)
+
+
+def whole(model: Any) -> StagedModel:
+    """A `PlainDLRM` as a source and one stage, without tracing: that needs torchrec."""
+
+    def value(name: str, producer: int, *, wants_grad: bool) -> StageValue:
+        consumers = (0,) if producer else ()
+        return StageValue(
+            name=name, producer=producer, consumers=consumers, shape=(), dtype=torch.float32, wants_grad=wants_grad
+        )
+
+    return StagedModel(
+        model=model,
+        source=Source(model.bags),
+        stages=(StageModule(name="rest", module=Rest(model), inputs=(0, 1), outputs=(2,), heads=((0, 2),)),),
+        values=(
+            value("dense", 1, wants_grad=False),
+            value("pooled", 1, wants_grad=True),
+            value("logits", 0, wants_grad=True),
+        ),
+    )
+
+
+def graphs_of(device: str) -> Graphs:
+    return RepeatedCalls() if device == "cpu" else CudaGraphs(torch.device(device))
+
+
+def recorded(device: str, *, compiles: bool = False) -> Way:
+    def way(model: nn.Module, precision: Precision) -> DenseWork:
+        staged = prepared(whole(model), precision, compiles=compiles)
+        return RecordedWork(staged, precision, graphs_of(device), full_batch=NUM_EXAMPLES, copies=False)
+
+    return way
+
+
+def compiling(model: nn.Module, precision: Precision) -> DenseWork:
+    return SplitWork(prepared(whole(model), precision, compiles=True), precision)
+
+
+def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: float = 1.0) -> End:
+    """Digests and the sum of losses of a job whose dense part is computed in a way."""
+    settings = PlainSettings(
+        schema=schema_of(SHAPES[SHAPE]), device=device, cache_rows=cache_rows, rows="adagrad", eps=1e-3, dim=16
+    )
+    with PlainJob(settings) as job:
+        precision = Precision(
+            device_type=torch.device(device).type,
+            autocast_dtype=dtype,
+            loss_scale=4096.0 if dtype == torch.float16 else scale,
+        )
+        job.engine.dense = way(job.model, precision)
+        result = job.train(batches_of(SHAPE))
+        return job.digests(), float(result.progress.loss_sum)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_generated_in_a_rehearsal(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        monkeypatch.setattr(compiled, "BACKEND", "eager")
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_autocast_keeps_direct_modes_bits_and_the_cpus_values(device: str, dtype: torch.dtype | None) -> None:
+    direct = end_of(device, EagerWork, dtype)
+    assert end_of(device, EagerWork, dtype, cache_rows=smallest_cache(SHAPE)) == direct
+    assert end_of("cpu", EagerWork)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
+
+
+def test_a_loss_scale_changes_no_bit(device: str) -> None:
+    assert end_of(device, EagerWork, scale=1024.0) == end_of(device, EagerWork)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_compiled_code_keeps_direct_modes_bits(device: str, dtype: torch.dtype | None) -> None:
+    direct = end_of(device, compiling, dtype)
+    assert end_of(device, compiling, dtype, cache_rows=smallest_cache(SHAPE)) == direct
+    assert end_of(device, EagerWork, dtype)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_replays_keep_direct_modes_bits(device: str, dtype: torch.dtype | None) -> None:
+    """The lanes allocate, copy and compute while the graph is recorded."""
+    direct = end_of(device, recorded(device), dtype)
+    assert end_of(device, recorded(device), dtype, cache_rows=smallest_cache(SHAPE)) == direct
+
+
+def test_replays_give_the_eager_ways_bits(device: str) -> None:
+    """Not promised, as libraries may choose other algorithms while recording; a difference is worth knowing."""
+    assert end_of(device, recorded(device)) == end_of(device, EagerWork)
+
+
+def test_compiled_code_can_be_recorded(device: str) -> None:
+    way = recorded(device, compiles=True)
+    direct = end_of(device, way, torch.bfloat16)
+    assert end_of(device, way, torch.bfloat16, cache_rows=smallest_cache(SHAPE)) == direct
+
+
+def test_a_graph_is_the_function_it_was_recorded_from(device: str) -> None:
+    weights = torch.randn(64, 64, device=device, requires_grad=True)
+    given = torch.randn(32, 64, device=device)
+
+    def work() -> list[Tensor]:
+        loss = (given @ weights).square().sum()
+        return [loss.detach(), *torch.autograd.grad(loss, [weights])]
+
+    recording = graphs_of(device).record(work)
+    for seed in range(3):
+        given.copy_(torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)))
+        recording.replay()
+        replayed = [output.clone() for output in recording.outputs]
+        assert all(torch.equal(one, other) for one, other in zip(replayed, work(), strict=True))

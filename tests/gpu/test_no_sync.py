@@ -1,0 +1,88 @@
+"""On the device: no thread synchronises in the steady state, and memory stays flat.
+
+`torch.cuda.set_sync_debug_mode("error")` makes torch raise wherever it would make a thread wait for a stream: reading a
+number, copying to or from memory that is not pinned, synchronising a stream. Waiting for an event is no such thing, so
+what it lets pass is what the schedule asks of host lanes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bagpipe.progress import Progress
+from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from tests.gpu.jobs import SHAPES, batches_of, schema_of, smallest_cache
+
+pytestmark = pytest.mark.gpu
+
+#: Batches until areas, scratch memory and the optimizer's state are there, and the first batch's ids are checked.
+WARM_UP = 4
+
+
+def batches_again(shape: str, times: int) -> list[Any]:
+    """The shape's whole batches, again and again."""
+    whole = batches_of(shape)[:-1]
+    return [dataclasses.replace(whole[n % len(whole)], index=n) for n in range(times * len(whole))]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("shape", "rows"), [("one-hot", "adagrad"), ("weighted", "adam")])
+def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool) -> None:
+    batches = batches_again(shape, 4)
+
+    def on_batch(totals: Callable[[], Progress]) -> None:
+        watches = WARM_UP <= totals().steps < len(batches) - 2
+        torch.cuda.set_sync_debug_mode("error" if watches else "default")
+
+    settings = PlainSettings(
+        schema=schema_of(SHAPES[shape]), device=cuda, rows=rows, dim=16, eps=1e-3,
+        cache_rows=2 * smallest_cache(shape) if cached else 0,
+    )  # fmt: skip
+    try:
+        with PlainJob(settings, on_batch=on_batch) as job:
+            job.engine.optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
+            result = job.train(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.progress.steps == len(batches)
+
+
+def test_the_mode_sees_a_number_that_is_read(cuda: str) -> None:
+    """Otherwise the test above would show nothing."""
+    ones = torch.ones(3, device=cuda)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            ones.sum().item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_is_flat(cuda: str) -> None:
+    """The most that is allocated at once does not grow after the first batches; nor does what torch keeps."""
+    batches = batches_again("one-hot", 12)
+    peaks: list[int] = []
+    reserved: list[int] = []
+
+    def on_batch(totals: Callable[[], Progress]) -> None:
+        if totals().steps % 20 == 0:
+            peaks.append(torch.cuda.max_memory_allocated())
+            reserved.append(torch.cuda.memory_reserved())
+            torch.cuda.reset_peak_memory_stats()
+
+    settings = PlainSettings(
+        schema=schema_of(SHAPES["one-hot"]), device=cuda, rows="adagrad", dim=16, eps=1e-3,
+        cache_rows=2 * smallest_cache("one-hot"),
+    )  # fmt: skip
+    with PlainJob(settings, on_batch=on_batch) as job:
+        job.train(batches)
+    assert len(peaks) >= 5
+    # How far the lanes are apart when a peak comes is not always the same: one batch's area more or less, and one of
+    # the segments that torch asks the driver for.
+    assert max(peaks[2:]) <= max(peaks[:2]) + (1 << 20)
+    assert max(reserved[2:]) <= max(reserved[:2]) + (20 << 20)

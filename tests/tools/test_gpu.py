@@ -1,0 +1,79 @@
+"""`make gpu`: which interpreter it takes, and that it says in one line why it cannot run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import gpu
+from tools.gpu import Finding
+
+ROOT = Path(__file__).parents[2]
+
+
+def finding(python: str, *, missing: tuple[str, ...] = (), sees_device: bool = False, fits: bool = True) -> Finding:
+    return Finding(python=python, missing=missing, sees_device=sees_device, fits=fits)
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    """What interpreters have, by name, and no card to be seen."""
+    known: dict[str, Finding] = {}
+    monkeypatch.setattr(gpu, "probe", known.__getitem__)
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
+    return known
+
+
+def test_the_first_interpreter_that_sees_a_device_is_used_as_it_is(probes: dict[str, Finding]) -> None:
+    probes.update(venv=finding("venv"), base=finding("base", sees_device=True))
+    assert gpu.choose(["venv", "base"], rehearse=False) == "base"
+
+
+def test_a_rehearsal_takes_the_first_that_has_what_is_needed(probes: dict[str, Finding]) -> None:
+    probes.update(bare=finding("bare", missing=("torch",)), base=finding("base"))
+    assert gpu.choose(["bare", "base"], rehearse=True) == "base"
+
+
+@pytest.mark.parametrize(
+    ("found", "rehearse", "line"),
+    [
+        (finding("p"), False, "gpu: no CUDA device here"),
+        (
+            finding("p", missing=("xxhash",), sees_device=True),
+            False,
+            "gpu: p lacks xxhash; fix: p -m pip install xxhash",
+        ),
+        (finding("p", sees_device=True, fits=False), False, "gpu: p is not Python 3.11 or 3.12"),
+        (finding("p", missing=("torch", "numpy")), True, "gpu: p lacks torch numpy"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    probes: dict[str, Finding], capsys: pytest.CaptureFixture[str], found: Finding, rehearse: bool, line: str
+) -> None:
+    probes["p"] = found
+    with pytest.raises(SystemExit) as end:
+        gpu.choose(["p"], rehearse=rehearse)
+    assert end.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(line)
+
+
+def test_pytest_needs_no_plugin() -> None:
+    """The folder's settings stand alone: they are collected with the plugins of the development environment off."""
+    (command,) = [found for found in gpu.pytest_commands(sys.executable) if found[-1].endswith("test_jobs.py")]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "BAGPIPE_GPU_REHEARSAL": "1"}
+    done = subprocess.run(
+        [*command, "--collect-only", "-q"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/gpu/test_jobs.py" in done.stdout
