@@ -20,6 +20,18 @@ settings.register_profile("search", max_examples=1000, deadline=None, print_blob
 settings.load_profile("suite")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A run of those marked `alone` imports the files that have some: the others take longer to import than to pass."""
+    if not config.option.markexpr.startswith("alone") or not collection_path.name.startswith("test_"):
+        return None
+    return (collection_path.is_file() and "mark.alone" not in collection_path.read_text(encoding="utf-8")) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests start processes come first: they take longest, and no worker should be left alone with one."""
+    items.sort(key=lambda item: item.get_closest_marker("multiproc") is None)
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A private server, shared by the session. Use a namespace of your own; never flush it."""

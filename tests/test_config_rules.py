@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bagpipe.config import Config, PipelineConfig
+from bagpipe.config import Config, PipelineConfig, RunConfig
 from bagpipe.config_keys import config_keys
 from bagpipe.config_rules import DATA_FORMATS, DENSE_OPTIMIZERS, MODELS, POLICIES, RULES, check_config
 from bagpipe.errors import InputError
@@ -59,7 +59,9 @@ def test_every_number_has_a_rule():
         ("oracle.policy", "lru", "oracle.policy must be one of belady-window, paper, got 'lru'"),
         ("cache.rows", -1, "cache.rows must be at least 0, got -1"),
         ("cache.prefetch_depth", 0, "cache.prefetch_depth must be at least 1, got 0"),
-        ("cache.dtype", "float16", "cache.dtype must be one of run, float32, float64, got 'float16'"),
+        ("cache.dtype", "fp8", "cache.dtype must be one of run, float32, float64, float16, bfloat16, got 'fp8'"),
+        ("cache.dtype", "float64", "cache.dtype float64 needs run.dtype float64, got float32"),
+        ("cache.rounding", "down", "cache.rounding must be one of nearest, stochastic, got 'down'"),
         ("store.namespace", "a{b}", "store.namespace must be 1 to 200 letters, digits or any of _.:/@+=-, got 'a{b}'"),
         ("store.buckets", 48, "store.buckets must be a power of two from 1 to 65536, got 48"),
         (
@@ -98,6 +100,9 @@ def test_every_number_has_a_rule():
         ("checkpoint.full_every", 0, "checkpoint.full_every must be at least 1, got 0"),
         ("checkpoint.resume", "1200", "checkpoint.resume 1200 needs checkpoint.dir, a folder, got none"),
         ("checkpoint.resume", "last", "checkpoint.resume must be auto, never or a step number, got 'last'"),
+        ("run.autocast", "half", "run.autocast must be one of off, bfloat16, float16, got 'half'"),
+        ("run.loss_scale", 1000, "run.loss_scale must be 0 or a power of two up to 2**24, got 1000"),
+        ("run.cuda_graph", True, "run.cuda_graph needs run.device cuda, got cpu"),
         ("run.device", "gpu", "run.device must be cpu, cuda or cuda:N, got 'gpu'"),
         ("run.seed", -1, "run.seed must be from 0 to 2**63 - 1, got -1"),
         ("run.threads", 0, "run.threads must be at least 1, got 0"),
@@ -106,6 +111,28 @@ def test_every_number_has_a_rule():
 def test_a_bad_value_gets_one_line(path, value, line):
     with pytest.raises(InputError) as caught:
         check_config(with_value(path, value))
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("run", "pipeline", "line"),
+    [
+        (
+            {"autocast": "bfloat16", "dtype": "float64"},
+            {},
+            "run.autocast bfloat16 needs run.dtype float32, got float64",
+        ),
+        (
+            {"cuda_graph": True, "device": "cuda"},
+            {"microbatches": 2},
+            "run.cuda_graph is not possible with stages or micro-batches (pipeline.schedule none, "
+            "pipeline.microbatches 2)",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_together_get_one_line(run, pipeline, line):
+    with pytest.raises(InputError) as caught:
+        check_config(Config(run=RunConfig(**run), pipeline=PipelineConfig(**pipeline)))
     assert str(caught.value) == line
 
 

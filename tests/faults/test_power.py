@@ -184,5 +184,6 @@ def test_a_job_goes_on_after_the_power_of_store_and_checkpoints_failed(
             done = job.run()
     assert done.code == 0, done.err
     assert digests(job.result) == expected
-    assert job.resumed_from() in (5, 10, 15)
+    # The thread that dies at a rotation may be ahead of the one that works at the first checkpoints.
+    assert job.resumed_from() in ((None, 5, 10) if dies_at.startswith("after-rotation") else (5, 10, 15))
     assert (policy == "no") == ("8 of the store's 8 buckets were loaded" in done.err) or policy == "everysec"

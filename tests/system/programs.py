@@ -1,7 +1,8 @@
 """`python -m trainer` as a user runs it, and as a process forked from one that has torch imported already.
 
-    run_program(args)     a fresh interpreter: everything, warnings of imports included
-    Forked.run(args)      the same `main` in a process forked from a server that imported torchrec once: 20 times faster
+    run_program(args), Program(args)                   a fresh interpreter: everything, warnings of imports included
+    run_forked(args, folder), Program(args, forked=…)  the same `main` in a process forked from a server that imported
+                                                       torchrec once: 20 times faster
 
 Every process started here, and all its descendants, carry a mark in their environment, by which orphans are found.
 """
@@ -38,8 +39,8 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100.0
 _MARK = "BAGPIPE_TEST_MARK"
 CONTEXT = multiprocessing.get_context("forkserver")
-# Imported by the fork server, once; both are needed by any job.
-CONTEXT.set_forkserver_preload(["trainer.cli", "trainer.job"])
+# Imported by the fork server, once.
+CONTEXT.set_forkserver_preload(["tests.system.preloaded"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +60,68 @@ class Done:
         return lines[0]
 
 
+class Forked:
+    """The trainer's `main` in a process forked from the server: as much of `subprocess.Popen` as `Program` needs."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Path) -> None:
+        self._streams = streams.with_suffix(".out"), streams.with_suffix(".err")
+        for path in self._streams:
+            path.touch()
+        self._process = CONTEXT.Process(target=_main, args=(list(arguments), *self._streams, dict(environment)))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("trainer", timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        out, err = (path.read_text() for path in self._streams)
+        return out, err
+
+
 @dataclass(slots=True)
 class Program:
-    """`PREFIX python -m trainer ARGUMENTS` running. Use as a context manager: it is killed on the way out."""
+    """`PREFIX python -m MODULE ARGUMENTS` running. Use as a context manager: it is killed on the way out.
+
+    Attributes:
+        forked: folder for the streams of a process that is forked from the server, the trainer without a prefix only;
+            None: a fresh interpreter.
+    """
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "trainer"
     prefix: Sequence[str] = ()
+    forked: Path | None = None
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[str] | Forked | None = None
 
     def __enter__(self) -> Program:
+        if self.forked is not None:
+            assert self.module == "trainer"
+            assert not self.prefix
+            marked = {**self.environment, _MARK: self.mark}
+            self.process = Forked(self.arguments, marked, self.forked / self.mark)
+            return self
         self.process = subprocess.Popen(
             [*self.prefix, sys.executable, "-m", self.module, *self.arguments],
             cwd=ROOT,
@@ -102,7 +153,9 @@ class Program:
         """Wait for the end."""
         assert self.process is not None
         out, err = self.process.communicate(timeout=TIMEOUT_S)
-        return Done(code=self.process.returncode, out=out, err=err, mark=self.mark)
+        code = self.process.returncode
+        assert code is not None
+        return Done(code=code, out=out, err=err, mark=self.mark)
 
 
 def run_program(
@@ -115,26 +168,15 @@ def run_program(
 
 def run_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Done:
     """Run to the end in a process forked from the server; its output goes through files in `folder`."""
-    mark = uuid.uuid4().hex
-    out, err = folder / f"{mark}.out", folder / f"{mark}.err"
-    process = CONTEXT.Process(
-        target=_main, args=(list(arguments), str(out), str(err), {**(environment or {}), _MARK: mark})
-    )
-    process.start()
-    try:
-        process.join(TIMEOUT_S)
-        assert process.exitcode is not None, f"still running after {TIMEOUT_S:g} s"
-    finally:
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-    return Done(code=process.exitcode, out=out.read_text(), err=err.read_text(), mark=mark)
+    with Program(arguments, environment or {}, forked=folder) as program:
+        return program.finish()
 
 
-def _main(arguments: list[str], out: str, err: str, environment: Mapping[str, str]) -> None:
-    """The forked process: the program's own main, with its own standard streams."""
+def _main(arguments: list[str], out: Path, err: Path, environment: Mapping[str, str]) -> None:
+    """The forked process: the program's own main, with its own session and standard streams."""
+    os.setsid()
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_WRONLY)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
     os.environ.update(environment)

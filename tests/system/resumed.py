@@ -47,9 +47,12 @@ class Resumed:
     def result(self) -> Path:
         return self.folder / "result.json"
 
-    def line(self, *more: str) -> list[str]:
+    def settings(self, *more: str) -> list[str]:
         own = ["--checkpoint.dir", str(self.checkpoints), "--store.namespace", self.namespace]
-        return [*JOB, "--checkpoint.every", "5", *own, *self.arguments, *more, "--result", str(self.result)]
+        return [*JOB, "--checkpoint.every", "5", *own, *self.arguments, *more]
+
+    def line(self, *more: str) -> list[str]:
+        return [*self.settings(*more), "--result", str(self.result)]
 
     def run(self, *more: str, dies_at: str = "") -> Done:
         """To its end, or until it dies at a point."""

@@ -229,7 +229,7 @@ CASES = [
     Case(
         name="rows of another type",
         arguments=["--cache.dtype", "float64"],
-        pattern=r"cache\.dtype: .*\(got float64\)",
+        pattern=r"--cache\.dtype float64 needs run\.dtype float64, got float32",
     ),
     Case(name="bad store URL", arguments=["--store.url", "http://x"], pattern=r"store\.url must begin with .*"),
     Case(

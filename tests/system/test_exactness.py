@@ -24,6 +24,14 @@ MODELS = [
     ("factory", "everything"),
 ]
 
+#: Settings by what rows are made of.
+DTYPES = {
+    "float32": {},
+    "float64": {"run__dtype": "float64"},
+    "float16": {"cache__dtype": "float16", "cache__rounding": "nearest"},
+    "bfloat16": {"cache__dtype": "bfloat16"},
+}
+
 #: What must not change a bit ...
 FREE_AXES = {
     "lookahead": (1, 8, 64),
@@ -37,7 +45,7 @@ FREE_AXES = {
 JOB_AXES = {
     "model": MODELS,
     "optimizer": ("sgd", "adagrad", "rowwise_adagrad", "adam"),
-    "dtype": ("float32", "float64"),
+    "dtype": tuple(DTYPES),
     "dense": ("adagrad", "adam", "sgd"),
     "epochs": (1, 2),
 }
@@ -50,7 +58,7 @@ Row = dict[str, object]
 def job_config(clicks: MakeConfig, row: Row) -> Config:
     model, schema = cast("tuple[str, str]", row["model"])
     config = clicks(schema, model, row["optimizer"], epochs=row["epochs"], shuffle=row["epochs"] == 2)
-    return change(config, run__dtype=row["dtype"], optim__dense=row["dense"], cache__rows=0)
+    return change(config, optim__dense=row["dense"], cache__rows=0, **DTYPES[str(row["dtype"])])
 
 
 class Reference:

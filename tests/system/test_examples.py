@@ -26,7 +26,7 @@ TORCH_SAYS = re.compile(
     r"\[W\d{4} .*\[c10d\]|W\d{4} .*rendezvous|Exception raised from |frame #|<omitting python frames>|$"
 )
 
-pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 EXAMPLES = ROOT / "examples"
 LESS = ["--data.limit", "1000", "--data.batch_size", "100", "--data.workers", "0", "--cache.rows", "2000"]
@@ -91,6 +91,7 @@ def test_own_model(tmp_path: Path) -> None:
     assert "AUC" in done.out
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "it can")
 def test_two_hosts(tmp_path: Path, redis_server: Any) -> None:
     """A daemon and a store that both nodes reach over the network; the same bits as on one host."""

@@ -20,9 +20,10 @@ from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.store.interface import Store
 from bagpipe.store.memory import MemoryStore
+from bagpipe.testing.plain_job import plan_steps
 from cacher.planning import PlannedData
 from tests.system.jobs import change, largest_batch, run_job
-from tests.system.streams import FailingStore, ForgetfulStore, fresh_batches, planned
+from tests.system.streams import FailingStore, ForgetfulStore, fresh_batches
 from trainer.assembly import Trainee, build_engine, build_trainee
 
 MakeConfig = Callable[..., Config]
@@ -146,7 +147,7 @@ def test_the_trainer_s_memory_does_not_grow_with_the_vocabulary(clicks: MakeConf
         engine.on_batch = note
         unbounded = dataclasses.replace(trainee.spec, table_rows=(None,) * len(trainee.spec.table_rows))
         batches = fresh_batches(count, num_examples=num_examples, num_features=num_features, num_dense=3)
-        result = engine.train(planned(batches, unbounded))
+        result = engine.train(plan_steps(batches, unbounded))
     assert result.progress.rows_unique == count * num_examples * num_features
     assert store.rows_written == count * num_examples * num_features
     grown = max(marks[-20:]) - max(marks[warmup - 20 : warmup])

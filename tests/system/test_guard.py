@@ -18,13 +18,14 @@ from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.phases.guard import Guard
+from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.memory import MemoryStore
+from bagpipe.testing.plain_job import plan_steps
 from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.rank_threads import run_ranks
 from tests.system.recording import Recorded
 from tests.system.staging import staged
-from tests.system.streams import planned
 from trainer.assembly import build_engine, build_trainee
 
 MakeConfig = Callable[..., Config]
@@ -90,7 +91,7 @@ def test_a_bad_batch_left_out(clicks: MakeConfig, rows: int) -> None:
     batches = [step.batch for step in other.steps() if step.batch.index != BAD]
     batches = [dataclasses.replace(batch, index=index) for index, batch in enumerate(batches)]
     with other.store:
-        without = other.engine.train(planned(batches, other.trainee.spec))
+        without = other.engine.train(plan_steps(batches, other.trainee.spec))
         assert found[1:] == (float(without.progress.loss_sum), without.progress.samples)
         # Rows that only the bad batch has are in neither store: they were never updated.
         assert found[0] == other.digests()
@@ -144,7 +145,7 @@ def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> No
 
 def test_only_terms_count() -> None:
     """A sum of finite terms may overflow."""
-    guard = Guard(torch.device("cpu"))
+    guard = Guard(NullStreams())
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.full((2,), 3e38)
     assert not guard.is_bad(0, parameters=[("weight", parameter)])
@@ -155,4 +156,4 @@ def test_only_terms_count() -> None:
 
 def test_nothing_to_look_at() -> None:
     runs: tuple[ActiveRun, ...] = ()
-    assert not Guard(torch.device("cpu"), rank=2, skips=True).is_bad(0, runs=runs)
+    assert not Guard(NullStreams(), rank=2, skips=True).is_bad(0, runs=runs)

@@ -30,8 +30,9 @@ ENDLESS = [
 ]  # fmt: skip
 
 
-def in_mid_run(arguments: list[str]) -> Program:
-    return Program([*ENDLESS, *arguments])
+def in_mid_run(arguments: list[str], folder: Path | None) -> Program:
+    """A fresh interpreter without a folder; see `Program.forked`."""
+    return Program([*ENDLESS, *arguments], forked=folder)
 
 
 @pytest.mark.parametrize("who", ["SIGINT", "SIGTERM", "terminal"])
@@ -40,7 +41,8 @@ def test_an_interrupted_job_keeps_what_it_trained(
 ) -> None:
     result = tmp_path / "result.json"
     arguments = ["--store.url", server.url, "--store.namespace", namespace]
-    with in_mid_run([*arguments, "--result", str(result)]) as program:
+    # A terminal's is the whole program's, from its first import to the end of its interpreter.
+    with in_mid_run([*arguments, "--result", str(result)], None if who == "terminal" else tmp_path) as program:
         writes.wait(200)
         assert program.process is not None
         if who == "terminal":
@@ -73,7 +75,7 @@ def test_ctrl_c_reaches_a_job_with_its_own_server(tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to the whole group, the embedded server and the cacher among it; they must outlast it."""
     result, trace = tmp_path / "result.json", tmp_path / "tensorboard"
     arguments = ["--run.dir", str(tmp_path / "job"), "--result", str(result), "--run.tensorboard", str(trace)]
-    with in_mid_run(arguments) as program:
+    with in_mid_run(arguments, tmp_path) as program:
         await_training(program)
         program.interrupt_group()
         done = program.finish()
@@ -131,7 +133,7 @@ def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
     path.write_bytes(line * 20_000)
     arguments = ["--run.dir", str(tmp_path / "job"), "--data.format", "criteo-tsv", "--data.path", str(path)]
     arguments += ["--data.limit", "0", "--data.workers", "2", "--optim.rows_lr", "0.1", "--cache.rows", "0"]
-    with in_mid_run(arguments) as program:
+    with in_mid_run(arguments, tmp_path) as program:
         await_training(program)
         assert descendants(program, "cacher")
         assert len(descendants(program, "multiprocessing")) >= 2
@@ -147,7 +149,7 @@ def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_cacher_dies_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    with in_mid_run(["--run.dir", str(tmp_path / "job")]) as program:
+    with in_mid_run(["--run.dir", str(tmp_path / "job")], tmp_path) as program:
         await_training(program)
         (cacher,) = descendants(program, "-m cacher")
         os.kill(cacher, signal.SIGKILL)
@@ -160,7 +162,7 @@ def test_a_job_whose_cacher_dies_fails_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 def test_a_job_whose_server_dies_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    with in_mid_run(["--run.dir", str(tmp_path / "job")]) as program:
+    with in_mid_run(["--run.dir", str(tmp_path / "job")], tmp_path) as program:
         await_training(program)
         os.kill(server_of(tmp_path / "job"), signal.SIGKILL)
         done = program.finish()
@@ -170,7 +172,9 @@ def test_a_job_whose_server_dies_fails_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 def interrupted_at_start(signal_number: signal.Signals, tmp_path: Path) -> Done:
-    with in_mid_run(["--run.dir", str(tmp_path / "job")]) as program:
+    # One is forked, one a program from its first import to the end of its interpreter.
+    forked = tmp_path if signal_number == signal.SIGINT else None
+    with in_mid_run(["--run.dir", str(tmp_path / "job")], forked) as program:
         await_file(tmp_path / "job", "store.sock", program)
         assert program.process is not None
         program.process.send_signal(signal_number)

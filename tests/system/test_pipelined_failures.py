@@ -114,7 +114,6 @@ def test_one_rank_ends_all(failure: tuple[str, int, int, int, str], clicks: Make
         assert ends[broken].code == -signal.SIGKILL  # a stopped one was killed by the test
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_at_the_same_batch(clicks: MakeConfig, redis_server: EmbeddedServer) -> None:
     config = change(
         staged(clicks("mixed", "deepfm", epochs=50), "1f1b", 2),
@@ -137,7 +136,7 @@ def test_ctrl_c_in_one_process(server: EmbeddedServer, writes: Writes, namespace
     result = tmp_path / "out.json"
     flags = [*ENDLESS, *_STAGES, "--pipeline.schedule", "chimera"]
     store = ["--store.url", server.url, "--store.namespace", namespace, "--result", str(result)]
-    with Program([*flags, *store]) as program:
+    with Program([*flags, *store], forked=tmp_path) as program:
         writes.wait(200)
         program.interrupt_group()
         done = program.finish()
@@ -149,6 +148,7 @@ def test_ctrl_c_in_one_process(server: EmbeddedServer, writes: Writes, namespace
     assert run_job(again).digests == (stopped["dense_digest"], stopped["embedding_digest"])
 
 
+@pytest.mark.slow  # the launcher's part is the same as without stages, in test_torchrun
 def test_ctrl_c_under_torchrun(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
     flags = [*ENDLESS, *_STAGES, "--pipeline.schedule", "1f1b"]
     stopped = stopped_by_ctrl_c(flags, server.url, writes, namespace, tmp_path)

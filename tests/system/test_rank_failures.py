@@ -14,6 +14,7 @@ import pytest
 
 import trainer.job
 from bagpipe.batch import Batch
+from bagpipe.cache.upload import Uploader
 from bagpipe.config import Config
 from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
@@ -42,7 +43,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
         parts = open_job(config, ranks, stack, *more)
         prepare = parts.engine.prepare
 
-        def breaks(batch: Batch) -> ModelInputs:
+        def breaks(batch: Batch, upload: Uploader) -> ModelInputs:
             if next(batches) == 5:
                 if how == "input":
                     raise InputError("clicks.parquet: row group 2 cannot be read")
@@ -50,7 +51,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
                     raise ZeroDivisionError("division by zero")
                 if how != "store":
                     os.kill(os.getpid(), getattr(signal, how))
-            return prepare(batch)
+            return prepare(batch, upload)
 
         if ranks.rank == broken_rank:
             parts.engine.prepare = breaks

@@ -54,6 +54,12 @@ def test_cache_and_lookahead_change_no_bit(clicks: MakeConfig, world_size: int, 
         assert run_ranks(cached, world_size).digests == reference.digests, (rows, lookahead, depth)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_half_rows_change_no_bit_either(clicks: MakeConfig, optimizer: str) -> None:
+    config = change(clicks("mixed", "dcnv2", optimizer, limit=110), cache__dtype="bfloat16", cacher__assign="locality")
+    assert run_ranks(change(config, cache__rows=40), 2).digests == run_ranks(direct(config), 2).digests
+
+
 def test_batches_smaller_than_the_world(clicks: MakeConfig) -> None:
     config = change(clicks(batch_size=3, limit=31), run__dtype="float64", cache__rows=30)
     alone, together = run_job(config), run_ranks(config, 4)

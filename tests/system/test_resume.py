@@ -64,6 +64,19 @@ def test_a_killed_job_goes_on(point: str, resumed_from: list[int | None], job: R
     assert job.resumed_from() in resumed_from
 
 
+def test_a_killed_job_with_half_rows_goes_on(server: EmbeddedServer, tmp_path: Path) -> None:
+    """What is rounded up, and what down, does not depend on when a job began."""
+    half = ["--cache.dtype", "bfloat16"]
+    done = run_forked([*JOB, *half, "--result", str(tmp_path / "uninterrupted.json")], tmp_path)
+    assert (done.code, done.err) == (0, "")
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *half])
+    assert job.run(dies_at="after-commit:2").code == -signal.SIGKILL
+    done = job.run()
+    assert (done.code, done.err) == (0, "")
+    assert digests(job.result) == digests(tmp_path / "uninterrupted.json")
+    assert job.resumed_from() == 10
+
+
 @pytest.mark.parametrize("point", ["after-seize", "mid-recovery", "before-begin", "after-begin"])
 def test_a_job_killed_in_its_recovery_goes_on(point: str, job: Resumed, expected: object) -> None:
     job.run(dies_at="after-checkpoint-data:3")
@@ -153,7 +166,7 @@ def test_a_stopped_job_leaves_a_checkpoint(
     number: int, server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
-    with Program(job.line("--checkpoint.every", "200")) as program:
+    with Program(job.line("--checkpoint.every", "200"), forked=tmp_path) as program:
         writes.wait(200)
         assert program.process is not None
         program.process.send_signal(number)
@@ -171,7 +184,7 @@ def test_a_stopped_job_leaves_a_checkpoint(
 
 def test_a_second_start_takes_over(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
-    with Program([*job.line(), "--checkpoint.every", "40"]) as first:
+    with Program([*job.line(), "--checkpoint.every", "40"], forked=tmp_path) as first:
         writes.wait(500)
         second = job.run("--run.steps", "400")
         assert second.code == 0
@@ -301,7 +314,7 @@ def test_beginning_anew(server: EmbeddedServer, job: Resumed, expected: object) 
 def test_a_lost_row_condemns_the_store(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
     """Rows go while the job runs: it ends, and the next one trusts no row."""
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
-    with Program(job.line("--checkpoint.every", "40")) as program:
+    with Program(job.line("--checkpoint.every", "40"), forked=tmp_path) as program:
         writes.wait(200)
         delete_rows(server, job)
         done = program.finish()

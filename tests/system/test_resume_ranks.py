@@ -1,17 +1,30 @@
-"""Several ranks, and models in stages: killed ranks and launchers, restarts by torchrun, another number of ranks."""
+"""Several ranks, and models in stages: killed ranks and launchers, restarts by torchrun, another number of ranks.
+
+A launcher is there where it is what is tested; elsewhere ranks are forked.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bagpipe import crash_points
+from bagpipe.config import Config
+from bagpipe.config_cli import parse_config
+from bagpipe.peers.membership import Membership
 from bagpipe.store.embedded import EmbeddedServer
-from tests.system.programs import Done, Program, await_gone, marked_processes, run_forked
+from tests.peers.processes import Ended, run_ranks
+from tests.system.jobs import change
+from tests.system.programs import Program, await_gone, marked_processes, run_forked
 from tests.system.resumed import JOB, Resumed, digests
+from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from tests.system.writes import Writes
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
@@ -20,24 +33,38 @@ ENDLESS = ["--data.epochs", "1000000", "--data.eval_fraction", "0"]
 STAGES = ["--pipeline.schedule", "1f1b", "--pipeline.stages", "2", "--pipeline.microbatches", "2"]
 
 
-def torchrun(arguments: list[str], *options: str, dies_at: str = "", ranks: int = 2) -> Program:
-    environment = {"BAGPIPE_CRASH_AT": dies_at} if dies_at else {}
+def torchrun(arguments: list[str], *options: str, ranks: int = 2) -> Program:
     launcher = [f"--nproc-per-node={ranks}", *options, "-m", "trainer"]
-    return Program([*launcher, *arguments], environment, module="torch.distributed.run")
+    return Program([*launcher, *arguments], module="torch.distributed.run")
 
 
-def finished(program: Program) -> Done:
-    with program:
-        done = program.finish()
-    await_gone(done.mark)
-    return done
+def config_of(arguments: Sequence[str]) -> Config:
+    return parse_config(list(arguments), "test").config
 
 
-def uninterrupted(folder: Path, *more: str, ranks: int = 2) -> tuple[object, ...]:
-    """What the job ends with if nothing happens, and no checkpoint is made."""
-    done = finished(torchrun([*JOB, *more, "--result", str(folder / "expected.json")], ranks=ranks))
-    assert done.code == 0, done.err
-    return digests(folder / "expected.json")
+def dying_job(membership: Membership, config: Config, point: str) -> dict[str, Any]:
+    """One rank, whose process dies at a point."""
+    os.environ["BAGPIPE_CRASH_AT"] = point
+    importlib.reload(crash_points)  # it reads the environment when it is imported, which was in the fork server
+    return whole_job(membership, config)
+
+
+def two_ranks_that_die(arguments: Sequence[str], point: str) -> list[Ended]:
+    """Whoever is first at the point is killed there; the other loses it, or dies there too."""
+    ends = run_ranks(2, dying_job, change(config_of(arguments), run__peer_timeout_s=20.0), point)
+    assert -signal.SIGKILL in [end.code for end in ends]
+    assert [end.value for end in ends] == [None, None]
+    return ends
+
+
+def numbers(results: list[dict[str, Any]]) -> tuple[object, ...]:
+    """Of all ranks' results, as `digests` of a result file."""
+    return (*digests_of(results), results[0]["loss"], results[0]["auc"])
+
+
+def uninterrupted(*more: str) -> tuple[object, ...]:
+    """What the job of two ranks ends with if nothing happens, and no checkpoint is made."""
+    return numbers(run_to_the_end(config_of([*JOB, *more]), 2))
 
 
 def workers(mark: str) -> list[int]:
@@ -57,16 +84,16 @@ def test_torchrun_restarts_a_job_that_lost_a_rank(
         done = program.finish()
     assert done.code == 0, done.err
     await_gone(done.mark)
-    assert digests(job.result) == uninterrupted(tmp_path, *more)
+    assert digests(job.result) == uninterrupted(*more)
     assert (job.resumed_from() or 0) > 0
 
 
 def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) -> None:
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url])
-    assert finished(torchrun(job.line(), dies_at="after-checkpoint-data:3")).code != 0
-    done = finished(torchrun(job.line()))
-    assert done.code == 0, done.err
-    assert digests(job.result) == uninterrupted(tmp_path)
+    two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+    results = run_to_the_end(config_of(job.settings()), 2)
+    assert numbers(results) == uninterrupted()
+    assert (results[0]["resumed_from"] or 0) > 0
     # One rank alone goes on from where two were; it says what it cannot promise.
     for path in job.checkpoints.glob("*/step-00000022/manifest.json"):
         path.unlink()
@@ -84,12 +111,12 @@ def test_a_model_in_stages_goes_on(ranks: int, server: EmbeddedServer, tmp_path:
         assert job.run().code == 0
         assert run_forked([*JOB, *STAGES, "--result", str(tmp_path / "expected.json")], tmp_path).code == 0
         assert digests(job.result) == digests(tmp_path / "expected.json")
+        assert job.resumed_from() is not None
     else:
-        assert finished(torchrun(job.line(), dies_at="after-checkpoint-data:3")).code != 0
-        done = finished(torchrun(job.line()))
-        assert done.code == 0, done.err
-        assert digests(job.result) == uninterrupted(tmp_path, *STAGES)
-    assert job.resumed_from() is not None
+        two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+        results = run_to_the_end(config_of(job.settings()), 2)
+        assert numbers(results) == uninterrupted(*STAGES)
+        assert results[0]["resumed_from"] is not None
 
 
 def test_a_single_rank_does_not_outlive_its_launcher(
