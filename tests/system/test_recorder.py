@@ -220,8 +220,10 @@ def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) 
     config = clicks()
     job = recorded(change(config, cache__rows=0), tmp_path)
     if resumes:
-        with pytest.raises(Crash):
-            job.run(crash_at=9)
+        # Ended, not killed: its last checkpoint is there, however slow its publisher is.
+        job.spoil = lambda rank, steps: itertools.islice(steps, 9)
+        job.run()
+        job.spoil = lambda rank, steps: steps
     before = {"batch": -1}
 
     def lose(engine: Engine) -> None:

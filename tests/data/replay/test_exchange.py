@@ -35,7 +35,8 @@ def test_a_row_of_both_ranks_crosses_once_each_way() -> None:
     )
     # Table 0: one row for both ranks, in every batch. Table 1: a row for each rank.
     batches = [make_batch(index, [[[5], [5]], [[1], [2]]]) for index in range(3)]
-    found = [(OwnedCounts.of(plan), [now.tolist() for now in rows_now(plan)]) for _, plan in plan_batches(batches, spec)]
+    plans = [plan for _, plan in plan_batches(batches, spec)]
+    found = [(OwnedCounts.of(plan), [now.tolist() for now in rows_now(plan)]) for plan in plans]
     assert [counts.rows for counts, _ in found] == [2, 2, 2]
     # The first batch pulls nothing that a batch before it changed; the last pushes nothing that a next one needs.
     assert [now for _, now in found] == [[[0, 0], [1, 0]], [[1, 0], [1, 0]], [[1, 0], [0, 0]]]
