@@ -26,7 +26,8 @@ class Progress:
         rows_fetched: rows read from the store.
         rows_written: rows written to the store.
         elapsed_s: wall time.
-        exposed_s: time the compute lane waited for rows. On a device its stream may wait more: see the trace.
+        exposed_s: time the compute lane waited for rows. On a device that is the thread which enqueues: its stream may
+            wait more, or have work all the while; the trace tells.
         skipped_batches: batches that were left out because their loss or gradients were not finite.
 
     After a resume, steps, samples, loss_sum and skipped_batches are of the whole job, the rest of this process.

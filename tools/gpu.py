@@ -98,11 +98,26 @@ def choose(candidates: Sequence[str], *, rehearse: bool) -> str:
         _give_up("; ".join(finding.problem() or "" for finding in found))
     if shutil.which("nvidia-smi") is None:
         _give_up("no CUDA device here (torch sees none, and there is no nvidia-smi); ARGS=--rehearse runs on the CPU")
+    return _made()
+
+
+def _made() -> str:
+    """A .venv with CUDA builds. It need not be whole: tests and benchmark do without torchrec and fbgemm.
+
+    Raises:
+        SystemExit: 2, after one line: it cannot be used.
+    """
     command = [sys.executable, str(ROOT / "tools" / "make_venv.py")]
-    made = subprocess.run(command, env={**os.environ, "BAGPIPE_DEVICE": "cuda"}, check=False)
-    if made.returncode or not probe(str(VENV_PYTHON)).sees_device:
+    subprocess.run(command, env={**os.environ, "BAGPIPE_DEVICE": "cuda"}, check=False)
+    if not VENV_PYTHON.exists():
+        _give_up("there is a card, but no .venv for it could be made")
+    finding = probe(str(VENV_PYTHON))
+    problem = finding.problem()
+    if problem is not None:
+        _give_up(problem)
+    if not finding.sees_device:
         _give_up("there is a card, but torch does not see it, neither as installed nor in a fresh .venv")
-    return str(VENV_PYTHON)
+    return finding.python
 
 
 def _give_up(line: str) -> None:
@@ -126,8 +141,12 @@ def benchmark_command(python: str, arguments: Sequence[str], *, rehearse: bool) 
 
 
 def environment(rehearse: bool) -> Mapping[str, str]:
-    """PYTHONPATH is kept: it may be where an interpreter that cannot be written to finds its packages."""
-    return {**os.environ, **({"BAGPIPE_GPU_REHEARSAL": "1"} if rehearse else {})}
+    """PYTHONPATH is kept: it may be where an interpreter that cannot be written to finds its packages.
+
+    cuBLAS gets a fixed workspace, as in a training job (`trainer.process.settle_device`).
+    """
+    workspace = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    return {**workspace, **os.environ, **({"BAGPIPE_GPU_REHEARSAL": "1"} if rehearse else {})}
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:

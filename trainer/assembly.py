@@ -132,7 +132,9 @@ def build_engine(
             reduce=reduce,
         )
     kernels = open_kernels(trainee.rows, device, config.run.kernels)
-    cache = RowCache(trainee.rows, config.cache.rows, device, kernels=kernels)
+    cache = RowCache(
+        trainee.rows, config.cache.rows, device, prefetch_depth=config.cache.prefetch_depth, kernels=kernels
+    )
     trainee.converted.bind(cache)
     return Engine(
         model=trainee.converted.model,

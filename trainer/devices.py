@@ -9,17 +9,27 @@ id per feature and example (`memory_need`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bagpipe.cache.slab import record_bytes
 from bagpipe.cache.transfer import WRITE_DEPTH
 from bagpipe.errors import InputError
 from bagpipe.schema import RowSchema
 
-__all__ = ["BatchSize", "MemoryNeed", "check_device", "check_memory", "cuda_devices", "free_bytes", "memory_need"]
+__all__ = [
+    "BatchSize",
+    "MemoryNeed",
+    "activation_bytes",
+    "check_device",
+    "check_memory",
+    "cuda_devices",
+    "free_bytes",
+    "memory_need",
+]
 
 #: Index tensors of a batch, bytes per id: unique row, source, id, length, offset and bag offset of an occurrence (28),
 #: and slot, row start and name of a unique row (24).
@@ -29,6 +39,8 @@ _ID_BYTES = 52
 _VECTORS = 8
 #: Copies of the dense part: parameters are there already; gradients and up to two states of the optimizer are not.
 _DENSE_COPIES = 3
+#: Copies of a layer's outputs: before and after its activation, kept for the backward, and a gradient.
+_LAYER_COPIES = 3
 #: Workspaces of CUDA's libraries, and what an allocator loses between blocks.
 _WORKSPACE_BYTES = 256 << 20
 
@@ -41,11 +53,13 @@ class BatchSize:
         num_ids: ids, as far as it is known before they are read.
         read_ahead: batches read and not yet trained, at most.
         dense_bytes: of the parameters of the dense part.
+        activation_bytes: of its activations (`activation_bytes`).
     """
 
     num_ids: int
     read_ahead: int
     dense_bytes: int
+    activation_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +110,12 @@ def cuda_devices() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def activation_bytes(parameters: Iterable[Tensor], num_examples: int) -> int:
+    """An estimate of what a forward and backward of so many examples hold: the outputs of layers with matrices."""
+    per_example = sum(parameter.shape[0] * parameter.itemsize for parameter in parameters if parameter.dim() > 1)
+    return num_examples * per_example * _LAYER_COPIES
+
+
 def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize) -> MemoryNeed:
     """What a job needs.
 
@@ -111,7 +131,7 @@ def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize) -> MemoryNee
     return MemoryNeed(
         num_rows=rows,
         row_bytes=record_bytes(widest),
-        other_bytes=other + batch.dense_bytes * _DENSE_COPIES + _WORKSPACE_BYTES,
+        other_bytes=other + batch.dense_bytes * _DENSE_COPIES + batch.activation_bytes + _WORKSPACE_BYTES,
         is_direct=not num_rows,
     )
 

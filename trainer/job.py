@@ -32,7 +32,15 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.checkpoints import Checkpoints
-from trainer.devices import BatchSize, check_device, check_memory, cuda_devices, free_bytes, memory_need
+from trainer.devices import (
+    BatchSize,
+    activation_bytes,
+    check_device,
+    check_memory,
+    cuda_devices,
+    free_bytes,
+    memory_need,
+)
 from trainer.metrics import BinaryMetrics
 from trainer.pipelines import check_ranks, has_losses, open_stages
 from trainer.progress import ProgressReporter
@@ -99,6 +107,8 @@ def run_job(config: Config, *, place: Membership | None = None, result_path: str
     own = config_of_rank(config, place)
     _check(own, place, result_path)
     torch.set_num_threads(own.run.threads)
+    # torch's default, which some images change by a variable: no TF32, so that devices agree within rounding.
+    torch.set_float32_matmul_precision("highest")
     with open_ranks(place, timeout_s=own.run.peer_timeout_s, device=own.run.device) as ranks, ExitStack() as stack:
         try:
             check_same(ranks, common_settings(config), "configurations")
@@ -268,11 +278,13 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
 
 def _check_memory(trainee: Trainee, world_size: int) -> None:
     """Whether the cache fits the device, beside the model that is there already."""
-    config, parameters = trainee.config, trainee.converted.model.parameters()
+    config, parameters = trainee.config, [*trainee.converted.model.parameters()]
+    num_examples = -(-config.data.batch_size // world_size)
     batch = BatchSize(
-        num_ids=-(-config.data.batch_size // world_size) * len(trainee.data.features),
+        num_ids=num_examples * len(trainee.data.features),
         read_ahead=config.cache.read_ahead,
         dense_bytes=sum(parameter.nbytes for parameter in parameters),
+        activation_bytes=activation_bytes(parameters, num_examples),
     )
     device = config.run.device
     check_memory(memory_need(trainee.rows, config.cache.rows, batch), free_bytes(device), device)

@@ -23,8 +23,9 @@ class BinaryMetrics:
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Logits and labels ``[n]`` of one batch."""
-        self._logits.append(logits.detach().cpu())
-        self._labels.append(labels.detach().cpu())
+        # Copied: what comes from a device is in staging memory, which is there for the next batches.
+        self._logits.append(logits.detach().to("cpu", copy=True))
+        self._labels.append(labels.detach().to("cpu", copy=True))
 
     def gathered(self, collect: Callable[[Tensor], Tensor]) -> BinaryMetrics:
         """The metrics of all ranks' examples; `collect` joins every rank's 1-D tensors, see `Ranks.collect`."""

@@ -85,9 +85,15 @@ def following_launcher() -> Iterator[None]:
 def settle_device(device: str, num_ranks: int) -> None:
     """Settings that CUDA reads when it starts; before anything touches the device.
 
+    cuBLAS promises the same bits from run to run beside other streams only where its workspace is fixed (its manual,
+    "Results reproducibility"). torch gives it one for each thread and stream; the size here is the one named there.
+
     With several ranks a device runs its lanes' streams and a stream of each communicator's. Streams that share one of
     the default 8 hardware queues wait for each other's kernels, and a communicator's kernel that waits for a peer may
     then hold up the lane that the peer waits for. 32 is the most there are. Untested: no machine with two devices.
     """
-    if device.startswith("cuda") and num_ranks > 1:
+    if not device.startswith("cuda"):
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if num_ranks > 1:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -83,11 +83,12 @@ def open_ranks(place: Membership | None, *, timeout_s: float, device: str) -> It
         PeerError: they cannot be reached.
         InputError, PeerError, SystemExit: another rank failed first.
     """
+    if torch.device(device).index is not None:
+        # Of this thread; lanes get theirs with their streams. Otherwise it would begin to use the first one, too.
+        torch.cuda.set_device(device)
     if place is None:
         yield Ranks()
         return
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
     with ExitStack() as stack:
         with following_launcher():
             peers = stack.enter_context(TorchPeers(place, timeout_s=timeout_s, device=device))

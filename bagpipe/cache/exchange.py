@@ -89,6 +89,10 @@ class RowExchange:
         """The rows are here: make the batch the one the embedding modules look up."""
         self._cache.begin(context, [self._weights(context, run) for run in context.runs])
 
+    def arrived(self) -> Sequence[Tensor]:
+        """Row gradients ``[n, dim]`` that the last `push` brought, by run."""
+        return self._arrived[_NOW]
+
     def update(self, context: StepContext, settings: RowStep) -> None:
         """Update the owned rows whose gradients the last `push` brought."""
         self._update(context, _NOW, settings)
@@ -123,6 +127,10 @@ class RowExchange:
         self._push(runs, _LATE)
         for run in runs:
             run.gradients.clear()
+
+    def arrived_late(self) -> Sequence[Tensor]:
+        """As `arrived`, of the last `push_late`."""
+        return self._arrived[_LATE]
 
     def update_late(self, context: StepContext, settings: RowStep) -> None:
         """Update the owned rows whose gradients the last `push_late` brought."""

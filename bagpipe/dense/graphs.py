@@ -81,7 +81,8 @@ class CudaGraphs:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 outputs = tuple(work())
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
+            # An error inside spoils the recording, whose end then fails too, and says less.
+            reason = str(error.__context__ or error).strip().partition("\n")[0]
             raise JobError(f"the dense part cannot be recorded as a CUDA graph (run.cuda_graph): {reason}") from error
         current.wait_stream(stream)
         return _CudaRecording(graph, outputs)

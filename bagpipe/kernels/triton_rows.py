@@ -70,11 +70,13 @@ def _row_words(ids, keys, columns):
 def _nearest(weights, TYPE: tl.constexpr):
     """Weights as TYPE, ties to even."""
     if TYPE == tl.bfloat16:
-        # In integers: Triton's interpreter would cut off instead. The conversion that follows is exact.
+        # In integers: Triton's interpreter would cut off instead, and it mistakes subnormal numbers.
         bits = weights.to(tl.uint32, bitcast=True)
-        bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).to(tl.float32, bitcast=True)
-        weights = tl.where(weights != weights, weights, bits)
-    return weights.to(TYPE)
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        bits = tl.where(weights != weights, 0x7FC0, bits)  # the NaN of torch's conversion
+        return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return weights.to(TYPE)
 
 
 @triton.jit
@@ -87,7 +89,7 @@ def _rounded(weights, words, TYPE: tl.constexpr):
     if TYPE == tl.float16:
         small = tl.abs(weights) < 0.00006103515625  # 2**-14, the smallest normal number
         units = tl.where(small, tl.abs(weights), 0.0) * 16777216.0
-        whole = tl.floor(units)
+        whole = units.to(tl.int32).to(tl.float32)  # no more than 1024; `tl.floor` is a function that flushes to zero
         fraction = ((units - whole) * 16777216.0).to(tl.uint32)
         carry = (fraction + (words >> 8)) >> 24
         value = (whole + carry.to(tl.float32)) * 0.000000059604644775390625

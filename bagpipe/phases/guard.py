@@ -1,20 +1,22 @@
 """`Guard`: a loss or gradient that is not finite changes no parameter and no row.
 
-    end of B(b): loss, gradients of parameters, gradients of rows ──one sum each──> finite? ──no──> stop, or skip b
+    end of B(b): loss, gradients of parameters, gradients of rows ──one number each──> finite? ──no──> stop, or skip b
 
 Sums tell: a NaN or an infinity among the terms makes a sum NaN or infinite. Only a sum that is not finite is looked at
-more closely, as finite terms may overflow.
+more closely, as finite terms may overflow. On CUDA it is the largest magnitudes, which cannot, and which two launches
+find for all tensors of a model.
 
-On a device the sums are looked at when they have come to the host, so that no lane waits for them, and always before
+On a device the numbers are looked at when they have come to the host, so that no lane waits for them, and always before
 what came after them is written to the store or into a checkpoint (`check`). So the step that goes wrong may be done on
-the device, and is lost with the job. To skip a batch its sums must be waited for.
+the device, and is lost with the job. Another rank may have the rows' gradients by then: what ranks send is looked at by
+who gets it, too (`watch`). To skip a batch its numbers must be waited for.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,9 +33,21 @@ __all__ = ["Guard", "NonFinite"]
 NonFinite = Literal["stop", "skip"]
 
 
+def _sums(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([tensor.sum().to(torch.float64) for tensor in tensors]).sum()
+
+
+def _largest(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors, math.inf)).to(torch.float64).sum()
+
+
+#: Kind of device -> a number that is finite if all elements of some tensors are, none of them empty.
+_TOTALS: Mapping[str, Callable[[list[Tensor]], Tensor]] = {"cpu": _sums, "cuda": _largest}
+
+
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """What was summed: its name, its terms."""
+    """What is looked at: its name, its terms, one at least."""
 
     what: str
     terms: Tensor
@@ -73,6 +87,7 @@ class Guard:
         loss: Tensor | None = None,
         parameters: Iterable[tuple[str, Tensor]] = (),
         runs: Sequence[ActiveRun] = (),
+        arrived: Sequence[Tensor] = (),
     ) -> bool:
         """Look at a batch before it changes anything.
 
@@ -81,6 +96,7 @@ class Guard:
             loss: scalar.
             parameters: with their names; their gradients are looked at.
             runs: of the batch; gradients of their vectors are looked at.
+            arrived: gradients of rows that the ranks have sent.
 
         Returns:
             Whether to skip it.
@@ -88,10 +104,10 @@ class Guard:
         Raises:
             JobError: it is bad and not to be skipped; names batch, rank, and the first thing that is not finite.
         """
-        suspects = [*_suspects(loss, parameters, runs)]
+        suspects = [s for s in _suspects(loss, parameters, runs, arrived) if s.terms.numel()]
         if not suspects:
             return False
-        total = torch.stack([suspect.terms.sum().to(torch.float64) for suspect in suspects]).sum()
+        total = _TOTALS[suspects[0].terms.device.type]([suspect.terms for suspect in suspects])
         arrival = to_host(self._streams, total)
         if not self.skips and not arrival.is_here():
             what = f"{suspects[0].what}, or a gradient," if len(suspects) > 1 else suspects[0].what
@@ -99,6 +115,14 @@ class Guard:
                 self._verdicts.append(_Verdict(batch, what, arrival))
             return False
         return not _is_finite(arrival) and self._judge(batch, suspects)
+
+    def watch(self, batch: int, arrived: Sequence[Tensor]) -> None:
+        """Look at gradients of rows that the ranks have sent, before these rows change.
+
+        Only where numbers are looked at late: elsewhere nobody sends a gradient that is not finite.
+        """
+        if self._streams.is_async and not self.skips:
+            self.is_bad(batch, arrived=arrived)
 
     def check(self) -> None:
         """Look at the sums that have arrived from the device. From any thread.
@@ -135,7 +159,10 @@ def _is_finite(total: Arrival) -> bool:
 
 
 def _suspects(
-    loss: Tensor | None, parameters: Iterable[tuple[str, Tensor]], runs: Sequence[ActiveRun]
+    loss: Tensor | None,
+    parameters: Iterable[tuple[str, Tensor]],
+    runs: Sequence[ActiveRun],
+    arrived: Sequence[Tensor],
 ) -> Iterable[_Suspect]:
     if loss is not None:
         yield _Suspect("the loss", loss.detach())
@@ -146,3 +173,5 @@ def _suspects(
         for vectors, _ in run.gradients:
             tables = run.context.run
             yield _Suspect(f"a gradient of rows of tables {tables.first_table} to {tables.end_table - 1}", vectors)
+    for gradients in arrived:
+        yield _Suspect("a gradient of rows that a rank has sent", gradients)

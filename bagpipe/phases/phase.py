@@ -255,6 +255,7 @@ class Phase(ABC):
     def put(self, b: int) -> None:
         flight = self.flights[b]
         self.cache.insert(flight.step.owner, flight.results, skip_new=self.skip_new)
+        self.cache.check(flight.context)
         flight.results = []
 
     def begin(self, context: StepContext) -> None:

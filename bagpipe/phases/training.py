@@ -225,12 +225,14 @@ class TrainingOfRanks(Training):
         self.recorder.before_update(b, self.counts)
         flight = self.flights[b]
         if not flight.is_skipped:
+            self.guard.watch(b, self.exchange.arrived())
             self.exchange.update(flight.context, self.row_step(b))
 
     def update_late(self, b: int) -> None:
         self.recorder.before_update(b, self.counts, drains=False)
         flight = self.flights[b]
         if not flight.is_skipped:
+            self.guard.watch(b, self.exchange.arrived_late())
             self.exchange.update_late(flight.context, self.row_step(b))
 
     def was_written(self, b: int, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -19,6 +19,7 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
 from bagpipe.peers.interface import StageLinks
 from bagpipe.peers.sharing import HeldStage
+from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.stages.batches import StageBatch
 from bagpipe.stages.runtime import StageRuntime
@@ -207,6 +208,10 @@ class DensePipeline:
         """One dense optimizer step of a stage."""
         optimizer = self.optimizers.get(stage)
         if optimizer is not None:
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                if parameter.grad is not None:
+                    # Maybe made by the lane that sums gradients, which goes on while the step reads it.
+                    keep_for_current_stream(parameter.grad)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

@@ -100,16 +100,18 @@ def run_cached(
     """Train the steps over a store.
 
     Returns:
-        step_s: of each timed step. rows_unique, rows_fetched, rows_written, exposed_s: per timed step. lanes_s: seconds
-        each lane was busy per step of the whole run (on a device: enqueueing). loss: sum over all examples.
+        step_s: of each timed step. rows_unique, rows_fetched, rows_written, exposed_s: per timed step (the last:
+        see `Progress`). lanes_s: seconds each lane was busy per step of the whole run (on a device: enqueueing). loss:
+        mean over all examples.
     """
     settings = workload.settings
     first, last = settings.warmup_steps, settings.warmup_steps + settings.measured_steps
+    timed = steps[first:last]
     with open_clock(torch.device(settings.device)) as clock:
         marks = _Marks(clock, frozenset((first, last)), [], {})
         with PlainJob(workload.job(workload.cache_rows), make_store=make_store, trace=trace, on_batch=marks) as job:
             job.store.claim()  # before the engine does, so that it reads every row: none is known to be new
-            num_filled = fill(job.store, steps[first:last])
+            num_filled = fill(job.store, timed)
             result = job.engine.train(iter(steps))
         step_s = clock.seconds(list(pairwise(marks.ends[first - 1 : last])))
     before, after = marks.totals[first], marks.totals[last]
@@ -122,9 +124,9 @@ def run_cached(
         "step_p50_s": median_s(step_s),
         "rows_filled": num_filled,
         "rows_unique": per_step("rows_unique"),
-        "rows_fetched": per_step("rows_fetched"),
-        "rows_evicted": sum(len(step.owner.evict) for step in steps[first:last]) / settings.measured_steps,
-        "rows_written": per_step("rows_written"),
+        # By the plan: the lanes that read and write are some batches away from the one that ends.
+        "rows_fetched": sum(len(step.owner.fetch) for step in timed) / len(timed),
+        "rows_written": sum(len(step.owner.evict) for step in timed) / len(timed),
         "exposed_s": per_step("exposed_s"),
         "lanes_s": {name: lane.busy_s / len(steps) for name, lane in result.report.lanes.items()},
         "loss": float(result.progress.loss_sum) / result.progress.samples,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bagpipe.errors import InputError
 from bagpipe.kernels.interface import Bags, Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.torch_kernels import gather
@@ -186,20 +187,35 @@ def tbe(tables: list[tuple[int, int]], optimizer: str, device: torch.device) -> 
 
 
 def open_contestants(batch: RowsBatch, device: torch.device, say: Callable[[str], None]) -> dict[str, Rows]:
-    """Those that run here, by name; `say` is told why another does not."""
+    """Those that run here, by name; `say` is told why another does not.
+
+    Raises:
+        Exception: ours fail where they should run. Of the others anything may be missing.
+    """
     optimizer = batch.schema.optimizer
-    makers: dict[str, Callable[[], Rows]] = {
-        "ours, triton": lambda: _OurRows(batch, open_kernels(batch.schema, device, "triton"), device),
-        "ours, torch": lambda: _OurRows(batch, open_kernels(batch.schema, device, "torch"), device),
-        "FBGEMM TBE": lambda: _FbgemmRows(batch, device),
-    }
+    found: dict[str, Rows] = {}
+    for choice in ("triton", "torch"):
+        try:
+            found[f"ours, {choice}"] = _OurRows(batch, open_kernels(batch.schema, device, choice), device)
+        except InputError as error:  # no such kernels for this device
+            say(f"kernels: without ours, {choice} ({error})")
+    makers: dict[str, Callable[[], Rows]] = {"FBGEMM TBE": lambda: _FbgemmRows(batch, device)}
     if optimizer in SPARSE_OPTIMIZERS:
         makers["embedding_bag, sparse"] = lambda: _TorchRows(batch, device, SPARSE_OPTIMIZERS[optimizer], sparse=True)
         makers["embedding_bag, dense"] = lambda: _TorchRows(batch, device, _DENSE_OPTIMIZERS[optimizer], sparse=False)
-    found = {}
     for name, make in makers.items():
         try:
-            found[name] = make()
-        except Exception as error:  # whatever is wrong with a contestant, the others run
+            found[name] = _tried(make(), device)
+        except Exception as error:  # not installed, not built for this card, too large for it: the others run
             say(f"kernels: without {name} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
     return found
+
+
+def _tried(rows: Rows, device: torch.device) -> Rows:
+    """The same, after one run of all it does: what a build or a card lacks is told by its first kernel."""
+    rows.forward()
+    rows.prepare_update()
+    rows.update()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return rows

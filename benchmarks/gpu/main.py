@@ -32,7 +32,8 @@ from benchmarks.gpu.settings import Settings, parse
 from benchmarks.gpu.steps import planned_workload, run_steps
 from benchmarks.gpu.workload import Plan, Workload
 from benchmarks.readme import fill_in
-from trainer.process import settle_process
+from trainer.devices import cuda_devices
+from trainer.process import settle_device, settle_process
 
 __all__ = ["main"]
 
@@ -53,7 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     settle_process()
+    settle_device(settings.device, num_ranks=1)
     torch.set_num_threads(1)  # the default of a training job
+    torch.set_float32_matmul_precision("highest")  # no TF32, whatever an image says
+    if torch.device(settings.device).type == "cuda":
+        torch.cuda.set_device(settings.device)  # FBGEMM's kernels go where the process is
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(folder / "results.json")
     failed = _Run(settings, results, folder, rehearsed=flags.rehearse).measure()
@@ -65,11 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_device(device: str) -> None:
     try:
-        kind = torch.device(device).type
+        wanted = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"--device: {str(error).splitlines()[0]}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
+    if wanted.type == "cpu":
+        return
+    if wanted.type != "cuda":
+        raise InputError(f"--device must be cpu, cuda or cuda:N, got {device}")
+    count = cuda_devices()
+    if not count:
         raise InputError("no CUDA device here; --rehearse runs tiny sizes on the CPU, --device cpu all of it")
+    if (wanted.index or 0) >= count:
+        raise InputError(f"--device is {device}, but there are {count} CUDA devices here")
 
 
 class _Run:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bagpipe.errors import InputError
 from bagpipe.pipeline.trace import Trace
 from benchmarks.gpu.cached import run_cached, store_makers
 from benchmarks.gpu.workload import Plan, Workload
@@ -21,18 +22,17 @@ def run_trace(
 ) -> None:
     """Train over one server, or memory of this process where there is none; draw ten of the timed steps."""
     makers = store_makers(workload.settings.servers[:1])
-    used, record, trace = "", None, Trace()
-    for name in reversed(makers):  # servers first
+    used, trace = "", Trace()
+    for used in reversed(makers):  # servers first
         try:
-            with makers[name]() as make_store:
+            with makers[used]() as make_store:
                 record = run_cached(workload, plan.steps, make_store, trace=trace)
-            used = name
             break
-        except Exception as error:
-            say(f"trace: without {name} ({error})")
+        except (ImportError, InputError) as error:
+            say(f"trace: without {used} ({error})")
             trace = Trace()
-    if record is None:
-        return
+    else:
+        raise InputError("no store to run over")
     path = folder / "trace.json"
     trace.write(path, process="cached")
     drawn = picture(read_tracks([path]), first=workload.settings.warmup_steps, batches=_STEPS)

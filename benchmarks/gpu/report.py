@@ -25,7 +25,8 @@ def tables(values: _Values) -> str:
     for part, write in (("kernels", _kernels), ("steps", _steps), ("appetite", _appetite)):
         if part in values:
             lines += ["", *write(values)]
-        elif f"{part}_error" in values:
+    for part in ("kernels", "steps", "appetite", "trace"):
+        if f"{part}_error" in values:
             lines += ["", f"Part {part} failed: {values[f'{part}_error']}"]
     lines += ["", *checks(values)]
     return "\n".join(lines).strip() + "\n"
@@ -85,7 +86,7 @@ def _steps(values: _Values) -> Iterator[str]:
         f"after {settings['warmup_steps']}; planned beforehand, at {part['plan_s'] * 1e3:.1f} ms a plan."
     )
     yield ""
-    yield "| rows | step p50 ms | / fastest resident | rows fetched | rows written | exposed ms | loss |"
+    yield "| rows | step p50 ms | / fastest resident | rows fetched | rows written | waited for rows, ms | loss |"
     yield "|---|---|---|---|---|---|---|"
     for name, time_s in part["resident_s"].items():
         again_s = part["resident_again_s"].get(name)

@@ -1,11 +1,14 @@
 """Part `steps`: a DLRM step with all rows in device memory, and cached, over memory of this process and over servers.
 
 resident ─ cached over each store ─ resident again      a cached run is compared with the faster of the residents
+
+What is not installed here costs its own lines of the table. What should have run and failed is a `Failure` at the end.
 """
 
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +16,24 @@ import torch
 
 from bagpipe.bags import CachedBags
 from bagpipe.client.step import Step
+from bagpipe.errors import InputError
 from benchmarks.gpu.cached import run_cached, store_makers
 from benchmarks.gpu.resident import RESIDENTS, step_times
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.timing import median_s
 from benchmarks.gpu.workload import Plan, Workload, make_plan, make_workload
 
-__all__ = ["planned_workload", "run_steps"]
+__all__ = ["Failure", "planned_workload", "run_steps"]
+
+#: What it is called when something is not there: a package, a server's binary.
+_ABSENT = (ImportError, InputError)
 
 #: Batches of the residents: few enough to lie on the device, enough that rows differ between steps.
 _RESIDENT_BATCHES = 16
+
+
+class Failure(Exception):
+    """Runs of the engine failed; what there is of the others was kept."""
 
 
 def planned_workload(settings: Settings, say: Callable[[str], None]) -> tuple[Workload, Plan]:
@@ -33,8 +44,13 @@ def planned_workload(settings: Settings, say: Callable[[str], None]) -> tuple[Wo
 
 
 def run_steps(workload: Workload, plan: Plan, say: Callable[[str], None], keep: Callable[[Any], None]) -> None:
-    """Measure; `keep` gets what there is after every run."""
+    """Measure; `keep` gets what there is after every run.
+
+    Raises:
+        Failure: after all runs, one of ours failed.
+    """
     settings = workload.settings
+    failed: list[str] = []
     found: dict[str, Any] = {
         "total_rows": workload.total_rows,
         "cache_rows": workload.cache_rows,
@@ -46,15 +62,18 @@ def run_steps(workload: Workload, plan: Plan, say: Callable[[str], None], keep: 
         "missing": {},
     }
     timed = plan.steps[settings.warmup_steps : settings.warmup_steps + _RESIDENT_BATCHES]
-    _residents(workload, timed, found["resident_s"], found["missing"], say)
+    failed += _residents(workload, timed, found["resident_s"], found["missing"], say)
     keep(found)
     for name, open_stores in store_makers(settings.servers).items():
         try:
             with open_stores() as make_store:
                 record = run_cached(workload, plan.steps, make_store)
-        except Exception as error:  # a run over servers that are not there must not cost the others
+        except Exception as error:  # must not cost the others
             found["missing"][f"cached over {name}"] = _why(error)
             say(f"steps: without {name} ({_why(error)})")
+            if not isinstance(error, _ABSENT):
+                traceback.print_exc()
+                failed.append(f"cached over {name}")
             continue
         finally:
             _free(settings)
@@ -64,8 +83,10 @@ def run_steps(workload: Workload, plan: Plan, say: Callable[[str], None], keep: 
             f"fetched and {record['rows_written']:.0f} written a step, loss {record['loss']:.6f}"
         )
         keep(found)
-    _residents(workload, timed, found["resident_again_s"], found["missing"], say)
+    failed += _residents(workload, timed, found["resident_again_s"], found["missing"], say)
     keep(found)
+    if failed:
+        raise Failure(", ".join(failed))
 
 
 def _residents(
@@ -74,8 +95,9 @@ def _residents(
     into: dict[str, float],
     missing: dict[str, str],
     say: Callable[[str], None],
-) -> None:
-    settings = workload.settings
+) -> list[str]:
+    """Time them; those of ours that failed."""
+    settings, failed = workload.settings, []
     for name, open_resident in RESIDENTS.items():
         try:
             with open_resident(workload, steps) as resident:
@@ -83,11 +105,15 @@ def _residents(
         except Exception as error:
             missing[f"all rows resident, {name}"] = _why(error)
             say(f"steps: without all rows resident, {name} ({_why(error)})")
+            if name == "ours":
+                traceback.print_exc()
+                failed.append("ours, all rows resident")
             continue
         finally:
             _free(settings)
         into[name] = median_s(times_s)
         say(f"steps: all rows resident, {name}: p50 {into[name] * 1e3:.2f} ms")
+    return failed
 
 
 def _why(error: Exception) -> str:

@@ -163,6 +163,7 @@ class Job:
             plan = dataclasses.replace(plan, slots=slots)
             with uploads.batch() as upload:
                 context = prepare_step(self.layout, batch, plan, upload=upload)
+            self.cache.check(context)
             self.cache.begin(context)
             yield context
 

@@ -380,4 +380,4 @@ def test_begin_and_update_must_match() -> None:
     with pytest.raises(JobError, match="update of batch 1, but the batch begun is none"):
         job.cache.update(contexts[1], RowStep(lr=LR, eps=EPS, step=1))
     with pytest.raises(JobError, match="was planned to hold table"):
-        job.cache.begin(contexts[0])
+        job.cache.check(contexts[0])

@@ -38,10 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a training job: the CPU's results depend on the number, and small jobs are fastest so."""
+def _as_in_a_job() -> Iterator[None]:
+    """One thread: the CPU's results depend on the number. No TF32: some images switch it on by a variable."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
     yield
     torch.set_num_threads(before)
 

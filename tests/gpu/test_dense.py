@@ -142,8 +142,12 @@ def test_replays_keep_direct_modes_bits(device: str, dtype: torch.dtype | None) 
 
 
 def test_replays_give_the_eager_ways_bits(device: str) -> None:
-    """Not promised, as libraries may choose other algorithms while recording; a difference is worth knowing."""
-    assert end_of(device, recorded(device)) == end_of(device, EagerWork)
+    """Not promised on a device, where libraries may choose other algorithms while recording; a difference is told."""
+    replayed, eager = end_of(device, recorded(device)), end_of(device, EagerWork)
+    assert replayed[1] == pytest.approx(eager[1], rel=ROUNDING[None])
+    if device != "cpu" and replayed != eager:
+        pytest.xfail("a replay's bits are not the eager way's on this card: docs/exactness.md may say so")
+    assert replayed == eager
 
 
 def test_compiled_code_can_be_recorded(device: str) -> None:

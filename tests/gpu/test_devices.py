@@ -12,7 +12,7 @@ from trainer.devices import BatchSize, check_device, check_memory, cuda_devices,
 pytestmark = pytest.mark.gpu
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=64, rows=None, init_bound=0.1),), optimizer="adagrad")
-BATCH = BatchSize(num_ids=1_000, read_ahead=6, dense_bytes=0)
+BATCH = BatchSize(num_ids=1_000, read_ahead=6, dense_bytes=0, activation_bytes=0)
 
 
 def test_the_device_is_there_and_the_one_after_the_last_is_not(cuda: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from bagpipe.kernels.interface import Bags, Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
 from bagpipe.kernels.sums import HostSums
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.schema import ROUNDINGS, RowSchema, RowTable
 from tests.kernels.conformance import DIMS, DTYPES, OPTIMIZERS, Bench, Case
 
 pytestmark = pytest.mark.gpu
@@ -36,13 +37,16 @@ def test_conformance(device: str, choice: str, optimizer: str, dtype: str) -> No
     """Bit for bit what numpy computes on the host, term by term: sums, steps, initial values, roundings."""
     make = opener(choice, device)
     rng = np.random.default_rng(17)
-    for dim in DIMS:
+    # Triton compiles about twenty kernels for each width: each optimizer, and each dtype, meets each width once.
+    turn = OPTIMIZERS.index(optimizer) + DTYPES.index(dtype)
+    roundings = ROUNDINGS if dtype.endswith("16") else ("nearest",)
+    for dim, rounding in product(DIMS[turn % len(DTYPES) :: len(DTYPES)], roundings):
         case = Case(
             seed=int(rng.integers(2**32)),
             optimizer=optimizer,
             dtype=dtype,
             dim=dim,
-            rounding=str(rng.choice(["nearest", "stochastic"])) if dtype.endswith("16") else "nearest",
+            rounding=rounding,
             max_rows=200,
             max_terms=[None, 2, 3][int(rng.integers(3))],
             spare=int(rng.integers(2)),
@@ -60,7 +64,10 @@ def zipf_sums(num_rows: int, num_vectors: int) -> HostSums:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -> None:
-    """Full size, so that programs really run side by side and in any order; against torch's kernels on the host."""
+    """Full size, so that programs really run side by side and in any order; against torch's kernels on the host.
+
+    Those sum in the same pieces, so all that may differ is the host's square roots.
+    """
     dim, num_rows = 48, 60_000
     schema = RowSchema(tables=(RowTable(name="t", dim=dim),), optimizer="adagrad", seed=1)
     kernels = opener(choice, cuda)(schema, torch.device(cuda))
@@ -75,14 +82,16 @@ def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -
         records = torch.zeros(num_rows, 96, device=device)
         index = slots.to(device)
         mine.initialise(records, index, tables.to(device), ids.to(device), dim)
-        sums = Uploader(torch.device(device), torch.float32, max_terms=mine.max_terms).sums(host)
+        sums = Uploader(torch.device(device), torch.float32, max_terms=kernels.max_terms).sums(host)
         mine.update(records, index, [Terms(vectors=vectors.to(device), sums=sums)], step)
         return records.cpu()
 
     first = updated(kernels, cuda)
     assert all(torch.equal(updated(kernels, cuda), first) for _ in range(3))
     on_host = TorchKernels(schema, torch.device("cpu"))
-    torch.testing.assert_close(first, updated(on_host, "cpu"), rtol=1e-4, atol=1e-4)
+    expected = updated(on_host, "cpu")
+    assert torch.equal(first[:, dim:], expected[:, dim:]), "the sums of squares take no root"
+    torch.testing.assert_close(first, expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

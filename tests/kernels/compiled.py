@@ -49,14 +49,12 @@ class Compiled:
         ptx: its code, as Triton gives it to ptxas.
         cubin: what ptxas makes of it.
         arguments: what it was launched with.
-        shared_bytes: shared memory of a program.
     """
 
     name: str
     ptx: str
     cubin: bytes
     arguments: Mapping[str, Any]
-    shared_bytes: int
 
     def count(self, pattern: str) -> int:
         """Instructions of the PTX that match, from their beginning."""
@@ -83,7 +81,6 @@ class Compiler:
                 ptx=kernel.asm["ptx"],
                 cubin=kernel.asm["cubin"],
                 arguments=launch.arguments,
-                shared_bytes=kernel.metadata.shared,
             )
         )
 
@@ -106,11 +103,3 @@ def usage(kernel: Compiled, folder: Path) -> dict[str, int]:
     command = [str(_TOOLS / "cuobjdump"), "--dump-resource-usage", str(file)]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}
-
-
-def sass(kernel: Compiled, folder: Path) -> str:
-    """Machine code as text."""
-    file = folder / f"{os.getpid()}.cubin"
-    file.write_bytes(kernel.cubin)
-    command = [str(_TOOLS / "nvdisasm"), "-c", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -103,6 +103,8 @@ class Bench:
         self.check_sum()
         for step in (1, 2):
             self.check_update(step, num_lookups=step)
+        if self.case.optimizer == "sgd" and self.schema.row_type.is_half:
+            self.check_rounding()
 
     def check_initialise(self) -> None:
         there = self._there(self.records)
@@ -169,9 +171,8 @@ class Bench:
         terms, gradient = self._terms(num_lookups, "plain")
         there = self._there(self.records)
         slots = self._there(torch.from_numpy(self.slots))
-        names = RowNames(tables=self._there(torch.from_numpy(self.tables)), ids=self._there(torch.from_numpy(self.ids)))
         numbers = RowStep(lr=LR, eps=EPS, step=step)
-        self.kernels.update(there, slots, terms, numbers, names if self.kernels.needs_names else None)
+        self.kernels.update(there, slots, terms, numbers, self._names())
         rows = self.records[self.slots, : self.schema.record_words(self.case.dim)].contiguous()
         weights, state = split_record(rows, self.schema, self.case.dim)
         updated, new_state = optimizer_step(
@@ -185,6 +186,33 @@ class Bench:
         else:
             self._same_values(there)
             self.records = there.cpu()
+
+    def _names(self) -> RowNames | None:
+        if not self.kernels.needs_names:
+            return None
+        tables = torch.from_numpy(self.tables).to(torch.int32)
+        return RowNames(tables=self._there(tables), ids=self._there(torch.from_numpy(self.ids)))
+
+    def check_rounding(self) -> None:
+        """Weights of all magnitudes become halves: a step of SGD from zero, at a rate of 1."""
+        shape = self.num_rows, self.case.dim
+        values = np.ldexp(self.rng.standard_normal(shape), self.rng.integers(-34, 18, shape)).astype(np.float32)
+        few = np.array([np.inf, -np.inf, 65519.9, -(2.0**-14), 2.0**-24, -(2.0**-25), 1e-40, -3e-45], np.float32)
+        values.reshape(-1)[: len(few)] = few[: values.size]
+        self.records[self.slots, : self.case.dim] = 0
+        there = self._there(self.records)
+        starts, sources = (np.arange(count, dtype=np.int32) for count in (self.num_rows + 1, self.num_rows))
+        sums = Uploader(self.device, self.dtype).sums(HostSums(row_starts=starts, sources=sources))
+        self.kernels.update(
+            there,
+            self._there(torch.from_numpy(self.slots)),
+            [Terms(vectors=self._there(torch.from_numpy(-values)), sums=sums)],
+            RowStep(lr=1.0, eps=EPS, step=3),
+            self._names(),
+        )
+        rounded = self._rounded(torch.from_numpy(values), 3).to(self.records.dtype)
+        self.records[self.slots, : self.case.dim] = rounded
+        self.same_bits(there, self.records)
 
     def _rounded(self, weights: Tensor, step: int) -> Tensor:
         if self.case.rounding == "nearest":

@@ -111,12 +111,3 @@ def test_looks_uniform(ids: np.ndarray) -> None:
 
 def test_empty() -> None:
     assert initial_weights(RowTable(name="t", dim=4), np.zeros(0, dtype=np.int64), seed=0).shape == (0, 4)
-
-
-@pytest.mark.gpu
-def test_same_bits_on_gpu() -> None:
-    table = RowTable(name="t", dim=33, init_bound=0.3)
-    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 5000)
-    for dtype in ("float32", "float64"):
-        on_cpu = initial_weights(table, ids, seed=5, dtype=dtype)
-        assert torch.equal(on_cpu, initial_weights(table, ids, seed=5, dtype=dtype, device="cuda").cpu())

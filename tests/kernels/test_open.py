@@ -34,6 +34,7 @@ def found(
         (found(has_triton=False), "Triton is not installed"),
         (found("cpu", None), "run.device is cpu, and Triton's kernels need a CUDA device"),
         (found("cpu", None, is_interpreted=True), None),
+        (found(is_interpreted=True), "TRITON_INTERPRET=1 is set, and Triton's interpreter is for the CPU"),
     ],
 )
 def test_where_they_run(circumstances: Circumstances, problem: str | None) -> None:
@@ -48,6 +49,14 @@ def test_a_cpu_gets_torch_s_and_no_warning(choice: str) -> None:
 def test_by_name_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match=r"^run.kernels is triton, but run.device is cpu, and .* need a CUDA device$"):
+        open_kernels(SCHEMA, CPU, "triton")
+
+
+def test_a_kernel_that_does_not_run_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no device behind the promise, as there is none for Triton where it finds no C compiler."""
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    monkeypatch.setattr(module.Circumstances, "of", lambda device: found())
+    with pytest.raises(InputError, match=r"^run.kernels is triton, but the first .* did not run: \w+: "):
         open_kernels(SCHEMA, CPU, "triton")
 
 

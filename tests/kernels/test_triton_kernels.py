@@ -8,15 +8,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
+from bagpipe.cache.upload import Uploader
+from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
+from bagpipe.kernels.sums import HostSums
 from bagpipe.kernels.triton_kernels import TritonKernels
+from bagpipe.schema import RowSchema, RowTable
 from tests.kernels.compiled import Compiled, Compiler, usage
 from tests.kernels.conformance import OPTIMIZERS, Bench, Case
 
@@ -70,7 +76,12 @@ def compiled(cache: Path, capability: int, case: Case) -> list[Compiled]:
             )
             for capability in (80, 90)
             for optimizer in OPTIMIZERS
-            for dtype, rounding in (("float32", "nearest"), ("float64", "nearest"), ("bfloat16", "stochastic"))
+            for dtype, rounding in (
+                ("float32", "nearest"),
+                ("float64", "nearest"),
+                ("float16", "stochastic"),
+                ("bfloat16", "stochastic"),
+            )
             for dim in (20, 64, 256)
         ),
     ],
@@ -95,3 +106,23 @@ def test_code(cache: Path, tmp_path: Path, capability: int, case: Case) -> None:
         assert kernel.count(rf"st\.global\.{vector}\."), f"{about} writes rows in small accesses"
         if kernel.name != "initialise_kernel":
             assert kernel.count(rf"ld\.global\.{vector}\."), f"{about} reads rows in small accesses"
+
+
+def test_batches_of_all_sizes_take_the_same_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of rows and terms, the step and its rate are not compiled in: no batch waits for a compiler."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    compiler = Compiler(90)
+    kernels = TritonKernels(RowSchema(tables=(RowTable(name="t", dim=48),), optimizer="sgd"), CPU, launch=compiler)
+    upload = Uploader(CPU, torch.float32, max_terms=kernels.max_terms)
+    records, vectors = torch.zeros(64, 48), torch.zeros(8, 48)
+    for step, num_rows in enumerate((1, 16, 33), 1):
+        starts = np.append(0, 2000 + 3 * np.arange(num_rows)).astype(np.int32)
+        sums = upload.sums(HostSums(row_starts=starts, sources=np.zeros(starts[-1], np.int32)))
+        slots = torch.arange(num_rows)
+        kernels.update(records, slots, [Terms(vectors=vectors, sums=sums)], RowStep(lr=0.1 / step, eps=0.0, step=step))
+        indices = torch.zeros(num_rows, dtype=torch.int32)
+        bags = Bags(indices=indices, offsets=None, factors=None, mean=False)
+        kernels.pool(RowView(records=records, slot_index=slots, dim=48), bags)
+    different = {(kernel.name, id(kernel.cubin)) for kernel in compiler.kernels}
+    # Sums of terms and of partial sums; updates of rows that are not long, and of those that are.
+    assert Counter(name for name, _ in different) == {"pool_kernel": 1, "sum_kernel": 2, "update_kernel": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,15 @@ from bagpipe.config import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError
-from bagpipe.phases.guard import Guard
+from bagpipe.phases.guard import _TOTALS, Guard
+from bagpipe.pipeline import stream
 from bagpipe.pipeline.stream import NullStreams
+from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory import MemoryStore
 from bagpipe.testing.plain_job import plan_steps
 from cacher.planning import PlannedData
 from tests.system.jobs import change
+from tests.system.lagging import LaggingStreams
 from tests.system.rank_threads import run_ranks
 from tests.system.recording import Recorded
 from tests.system.staging import staged
@@ -154,6 +157,42 @@ def test_only_terms_count() -> None:
         guard.is_bad(3, parameters=[("weight", parameter)])
 
 
+@pytest.mark.parametrize("total", _TOTALS.values(), ids=_TOTALS)
+def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+    terms = [torch.randn(3, 5), torch.tensor(2.0, dtype=torch.float64), torch.full((1,), 3e38), torch.randn(7).half()]
+    assert bool(total(terms).isfinite())
+    for tensor in (terms[0][1], terms[1], terms[2]):
+        for value in (float("nan"), float("inf"), float("-inf")):
+            before = tensor.clone()
+            tensor.fill_(value)
+            assert not bool(total(terms).isfinite())
+            tensor.copy_(before)
+
+
 def test_nothing_to_look_at() -> None:
     runs: tuple[ActiveRun, ...] = ()
-    assert not Guard(NullStreams(), rank=2, skips=True).is_bad(0, runs=runs)
+    guard = Guard(NullStreams(), rank=2, skips=True)
+    assert not guard.is_bad(0, runs=runs)
+    assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])
+
+
+def test_what_a_rank_sends_is_looked_at_where_it_arrives(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device the sender does not know yet that it is bad; here it never will."""
+    is_bad, write = Guard.is_bad, MemoryStore.write_many
+    monkeypatch.setitem(stream._BY_DEVICE, "cpu", lambda device: LaggingStreams())
+    monkeypatch.setattr(
+        Guard, "is_bad", lambda guard, batch, arrived=(), **_: is_bad(guard, batch, arrived=arrived) and False
+    )
+    written: list[bool] = []
+
+    def noted(store: MemoryStore, requests: Sequence[WriteRequest]) -> None:
+        written.extend(bool(np.isfinite(request.rows).all()) for request in requests)
+        write(store, requests)
+
+    monkeypatch.setattr(MemoryStore, "write_many", noted)
+    with pytest.raises(
+        JobError, match=rf"batch {BAD} of rank [01]: a gradient of rows that a rank has sent is not fin"
+    ):
+        run_ranks(change(clicks(), cache__rows=0), 2, spoil=spoil_of)
+    assert written
+    assert all(written)

@@ -62,6 +62,35 @@ def test_what_is_missing_is_one_line(
     assert said.startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (finding(str(gpu.VENV_PYTHON), sees_device=True), None),
+        (finding(str(gpu.VENV_PYTHON)), "gpu: there is a card, but torch does not see it"),
+        (finding(str(gpu.VENV_PYTHON), missing=("xxhash",), sees_device=True), f"gpu: {gpu.VENV_PYTHON} lacks xxhash"),
+    ],
+)
+def test_a_venv_that_came_out_without_torchrec_will_do(
+    probes: dict[str, Finding],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    made: Finding,
+    line: str | None,
+) -> None:
+    """`tools/make_venv.py` fails where a part of the trio does not load."""
+    probes.update(base=finding("base"))
+    probes[made.python] = made
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(gpu.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    if line is None:
+        assert gpu.choose(["base"], rehearse=False) == made.python
+        return
+    with pytest.raises(SystemExit) as end:
+        gpu.choose(["base"], rehearse=False)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith(line)
+
+
 def test_pytest_needs_no_plugin() -> None:
     """The folder's settings stand alone: they are collected with the plugins of the development environment off."""
     (command,) = [found for found in gpu.pytest_commands(sys.executable) if found[-1].endswith("test_jobs.py")]

@@ -11,12 +11,20 @@ import torch
 from bagpipe.cache.slab import Slab
 from bagpipe.errors import InputError
 from bagpipe.schema import RowSchema, RowTable
-from trainer.devices import BatchSize, MemoryNeed, check_device, check_memory, free_bytes, memory_need
+from trainer.devices import (
+    BatchSize,
+    MemoryNeed,
+    activation_bytes,
+    check_device,
+    check_memory,
+    free_bytes,
+    memory_need,
+)
 
 SCHEMA = RowSchema(
     tables=tuple(RowTable(name=f"t{dim}", dim=dim, rows=None, init_bound=0.1) for dim in (4, 48)), optimizer="adagrad"
 )
-BATCH = BatchSize(num_ids=425_984, read_ahead=6, dense_bytes=1_000_000)
+BATCH = BatchSize(num_ids=425_984, read_ahead=6, dense_bytes=1_000_000, activation_bytes=800_000_000)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +83,32 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
 def test_where_no_cache_would_fit_the_batch_is_too_large(num_rows: int) -> None:
     with pytest.raises(InputError, match=r"with cache.rows = \d+ the job needs .*: lower data.batch_size$"):
         check_memory(memory_need(SCHEMA, num_rows, BATCH), 1 << 28, "cuda")
+
+
+def test_activations_are_not_underestimated() -> None:
+    """Against what autograd keeps of a forward, and one gradient of the widest layer."""
+    layers = [
+        torch.nn.Linear(13, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 32),
+        torch.nn.ReLU(),
+        torch.nn.Linear(32, 1),
+    ]
+    model = torch.nn.Sequential(*layers)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and storage.data_ptr() != given.untyped_storage().data_ptr():
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    given = torch.randn(100, 13)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(given).sum()
+    gradient = 100 * 64 * 4
+    assert sum(kept.values()) + gradient < activation_bytes(model.parameters(), 100) < 4 * sum(kept.values())
 
 
 def test_what_fits_or_is_not_known_is_not_refused() -> None:

@@ -46,3 +46,12 @@ def test_confident_scores_keep_their_order() -> None:
     metrics.add(torch.tensor([30.0, 40.0, 50.0, 60.0]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
     assert metrics.auc() == 1.0
     assert math.isfinite(metrics.normalised_entropy() or math.nan)
+
+
+def test_scores_are_copied() -> None:
+    """The memory they come in is used again."""
+    metrics, logits, labels = BinaryMetrics(), torch.tensor([-1.0, 1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0])
+    metrics.add(logits, labels)
+    logits.zero_()
+    labels.zero_()
+    assert metrics.auc() == 1.0

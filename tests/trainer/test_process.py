@@ -65,7 +65,22 @@ def test_hardware_queues_of_several_ranks(
     monkeypatch.setenv(name, before or "")
     if before is None:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # is set, too
     settle_device(device, num_ranks)
+    assert os.environ.get(name) == after
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "after"), [("cuda:1", None, ":4096:8"), ("cuda", ":16:8", ":16:8"), ("cpu", None, None)]
+)
+def test_cublas_has_a_fixed_workspace(
+    device: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, before or "")
+    if before is None:
+        monkeypatch.delenv(name)
+    settle_device(device, 1)
     assert os.environ.get(name) == after
 
 
