@@ -33,7 +33,7 @@ def ack(message: pb.TrainerMessage) -> None:
     assert message.WhichOneof("kind") == "ack"
 
 
-def client(url: str, *, timeout_s: float = 0.5, credits: int = 2, **options: object) -> RemoteSteps:
+def client(url: str, *, timeout_s: float = 10, credits: int = 2, **options: object) -> RemoteSteps:
     config = Config(cacher=CacherConfig(timeout_s=timeout_s))
     return RemoteSteps(url, config, credits=credits, **options)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ def test_a_cacher_that_always_skips_a_step_is_broken(path: Path) -> None:
 
 def test_a_cacher_that_only_welcomes_is_given_up(path: Path) -> None:
     script: Script = [welcome(), start]
-    with scripted(path, *[script] * 1000) as (url, requests), client(url) as source:
+    with scripted(path, *[script] * 1000) as (url, requests), client(url, timeout_s=0.5) as source:
         with pytest.raises(JobError, match=r"was not reached within 0\.5 s: it ended the stream"):
             indices(source.steps("train", SPEC))
         assert len(requests) < 100
