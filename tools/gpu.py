@@ -165,6 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, tiny sizes: shows that it all runs")
     parser.add_argument("--only", choices=("tests", "benchmark"), help="one of the two")
     flags, rest = parser.parse_known_args(argv)
+    if rest and flags.only == "tests":
+        _give_up(f"{' '.join(rest)}: flags for the benchmark, which --only tests leaves out")
     candidates = [sys.executable]
     if not flags.this_python and VENV_PYTHON.exists():
         candidates.insert(0, str(VENV_PYTHON))

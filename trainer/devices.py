@@ -101,8 +101,8 @@ def check_device(device: str, num_devices: Callable[[], int]) -> None:
     if not count:
         raise InputError(f"run.device is {device}, but this machine has no usable CUDA device")
     if int(index or 0) >= count:
-        last = f"cuda:0 to cuda:{count - 1} are" if count > 1 else "only cuda:0 is"
-        raise InputError(f"run.device is {device}, but this machine has {count} CUDA devices: {last} there")
+        there = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0"
+        raise InputError(f"run.device is {device}, but this machine has only {there}")
 
 
 def cuda_devices() -> int:

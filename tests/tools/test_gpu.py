@@ -91,6 +91,13 @@ def test_a_venv_that_came_out_without_torchrec_will_do(
     assert capsys.readouterr().err.startswith(line)
 
 
+def test_flags_for_a_benchmark_that_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        gpu.main(["--rehearse", "--only", "tests", "--parts", "kernels"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "gpu: --parts kernels: flags for the benchmark, which --only tests leaves out\n"
+
+
 def test_pytest_needs_no_plugin() -> None:
     """The folder's settings stand alone: they are collected with the plugins of the development environment off."""
     (command,) = [found for found in gpu.pytest_commands(sys.executable) if found[-1].endswith("test_jobs.py")]

@@ -32,8 +32,8 @@ BATCH = BatchSize(num_ids=425_984, read_ahead=6, dense_bytes=1_000_000, activati
     [
         ("cuda", 0, "run.device is cuda, but this machine has no usable CUDA device"),
         ("cuda:1", 0, "run.device is cuda:1, but this machine has no usable CUDA device"),
-        ("cuda:1", 1, "run.device is cuda:1, but this machine has 1 CUDA devices: only cuda:0 is there"),
-        ("cuda:9", 4, "run.device is cuda:9, but this machine has 4 CUDA devices: cuda:0 to cuda:3 are there"),
+        ("cuda:1", 1, "run.device is cuda:1, but this machine has only cuda:0"),
+        ("cuda:9", 4, "run.device is cuda:9, but this machine has only cuda:0 to cuda:3"),
     ],
 )
 def test_a_device_that_is_not_there_is_one_line(device: str, count: int, words: str) -> None:
