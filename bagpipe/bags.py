@@ -22,7 +22,6 @@ from bagpipe.cache.reader import BatchReader, Column, JaggedInput
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.engine import ModelInputs
-from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.schema import DataSchema, RowTable, Table
 
@@ -148,9 +147,7 @@ class CachedBags(nn.Module):
         Raises:
             InputError: the cache was made for other tables.
         """
-        if cache.schema.tables != self.row_tables:
-            expected, got = ([table.name for table in tables] for tables in (self.row_tables, cache.schema.tables))
-            raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
+        cache.check_tables(self.row_tables)
         self._reader.bind(cache)
 
     def forward(self, sparse: JaggedInput) -> Tensor:

@@ -160,9 +160,7 @@ class Converted:
         Raises:
             InputError: the cache was made for other tables.
         """
-        if cache.schema.tables != self.row_tables:
-            expected, got = ([table.name for table in tables] for tables in (self.row_tables, cache.schema.tables))
-            raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
+        cache.check_tables(self.row_tables)
         for reader in self.readers:
             reader.bind(cache)
 

@@ -28,14 +28,14 @@ from bagpipe.cache.slots import SlotTable, row_tables
 from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.cache.transfer import CapturedRows, RowTransfer
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
-from bagpipe.errors import JobError
+from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.stream import Streams, open_streams
-from bagpipe.schema import RowSchema
+from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import ReadResult, WriteRequest
 
 __all__ = ["CacheStatistics", "RowCache"]
@@ -130,6 +130,16 @@ class RowCache:
             evicted_dirty=self._evicted_dirty,
             updated=self._updated,
         )
+
+    def check_tables(self, tables: tuple[RowTable, ...]) -> None:
+        """Whether a model of these tables can read from this cache.
+
+        Raises:
+            InputError: the cache was made for other tables.
+        """
+        if self.schema.tables != tables:
+            expected, got = ([table.name for table in found] for found in (tables, self.schema.tables))
+            raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
 
     def uploads(self, num_areas: int) -> Uploads:
         """Uploads of batches that read these rows, for one lane.

@@ -157,7 +157,7 @@ def _pull_part(
     exchange: ExchangePlan, chosen: NDArray[np.bool_], taken: tuple[int, ...], first: int, upload: Uploader
 ) -> PullPart:
     rows, given = _served(exchange, chosen)
-    slot_index = upload.indices(exchange.owned_slots[rows].astype(np.int64))
+    slot_index = upload.tensor(exchange.owned_slots[rows].astype(np.int64))
     return PullPart(slot_index=slot_index, given=given, taken=taken, first=first)
 
 

@@ -157,7 +157,7 @@ def _run_context(
         num_rows=end_row - first_row,
         local=local,
         exchange=run_exchange,
-        inverse=upload.indices(forward),
+        inverse=upload.tensor(forward),
         bag_offsets=upload.optional(pooling.bag_offsets),
         backward=backward,
         bag_order=upload.optional(pooling.bag_order),

@@ -11,7 +11,7 @@ device is known to the host, so that the next batch may be given the same memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
@@ -93,10 +93,6 @@ class Uploader:
     def reuse(self) -> None:
         """Blocks given so far are no longer used."""
         self._num_blocks = 0
-
-    def indices(self, array: NDArray[np.integer]) -> Tensor:
-        """The array as a tensor of its own dtype."""
-        return self.tensor(array)
 
     def optional(self, array: NDArray[np.integer] | None) -> Tensor | None:
         return None if array is None else self.tensor(array)
@@ -223,36 +219,22 @@ class StagedUploads:
 
     Args:
         streams: of the device.
-        device, dtype, names, max_terms: see `Uploader`.
+        make: makes the uploader that fills an area.
         num_areas: batches whose copies may be under way.
 
     Attributes:
         ring: the areas.
     """
 
-    def __init__(
-        self,
-        streams: Streams,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        num_areas: int,
-        names: bool = False,
-        max_terms: int | None = None,
-    ) -> None:
+    def __init__(self, streams: Streams, make: Callable[[Area], StagedUploader], *, num_areas: int) -> None:
         self.ring = StagingRing(streams, num_areas)
         self._streams = streams
-        self._device = device
-        self._dtype = dtype
-        self._names = names
-        self._max_terms = max_terms
+        self._make = make
 
     @contextmanager
     def batch(self) -> Iterator[Uploader]:
         area = self.ring.take()
-        upload = StagedUploader(
-            self._streams, area, self._device, self._dtype, names=self._names, max_terms=self._max_terms
-        )
+        upload = self._make(area)
         yield upload
         upload.send()
         area.copied = self._streams.here().record()
@@ -275,6 +257,10 @@ def open_uploads(
         device, dtype, names, max_terms: see `Uploader`.
         num_areas: batches whose copies may be under way.
     """
-    if streams.is_async:
-        return StagedUploads(streams, device, dtype, num_areas=num_areas, names=names, max_terms=max_terms)
-    return DirectUploads(Uploader(device, dtype, names=names, max_terms=max_terms))
+    if not streams.is_async:
+        return DirectUploads(Uploader(device, dtype, names=names, max_terms=max_terms))
+
+    def make(area: Area) -> StagedUploader:
+        return StagedUploader(streams, area, device, dtype, names=names, max_terms=max_terms)
+
+    return StagedUploads(streams, make, num_areas=num_areas)

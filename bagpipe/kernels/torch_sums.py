@@ -9,7 +9,7 @@ per column: no sort, no atomics, one order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from bagpipe.kernels.interface import Terms
 from bagpipe.kernels.sums import LongRows, RowSums
 
-__all__ = ["segment_sum", "sum_block", "sum_rows", "total_gradient"]
+__all__ = ["add_in_order", "segment_sum", "sum_block", "sum_rows", "total_gradient"]
 
 _MODE_NUMBER = {False: 0, True: 1}  # torch.embedding_bag's own numbers: sum, mean
 
@@ -27,17 +27,23 @@ def total_gradient(terms: Sequence[Terms], first: int = 0, end: int | None = Non
 
     Rows are summed one by one, so blocks of them give the bits of all at once; sums in pieces are made all at once.
     """
-    whole = first == 0 and end in (None, len(terms[0].sums))
-    total: Tensor | None = None
-    for term in terms:
-        if whole:
-            summed = sum_rows(term.vectors, term.sums, term.weights)
-        else:
-            assert term.sums.long is None, "sums in pieces are made all at once"
-            assert end is not None
-            summed = sum_block(term.vectors, term.sums, first, end, term.weights)
-        total = summed if total is None else total.add_(summed)
-    assert total is not None, "there are terms"
+    return add_in_order(_gradient(term, first, end) for term in terms)
+
+
+def _gradient(term: Terms, first: int, end: int | None) -> Tensor:
+    """Of one lookup; new memory."""
+    if end is None or (first == 0 and end == len(term.sums)):
+        return sum_rows(term.vectors, term.sums, term.weights)
+    assert term.sums.long is None, "sums in pieces are made all at once"
+    return sum_block(term.vectors, term.sums, first, end, term.weights)
+
+
+def add_in_order(sums: Iterable[Tensor]) -> Tensor:
+    """All added to the first, one after the other; at least one."""
+    remaining = iter(sums)
+    total = next(remaining)
+    for other in remaining:
+        total.add_(other)
     return total
 
 

@@ -37,6 +37,7 @@ from bagpipe.kernels.rounding import StochasticRounding
 from bagpipe.kernels.sums import MAX_TERMS
 from bagpipe.kernels.tiles import Tile, choose_tile
 from bagpipe.kernels.torch_kernels import first_term
+from bagpipe.kernels.torch_sums import add_in_order
 from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
 __all__ = ["Launch", "TritonKernels"]
@@ -159,12 +160,7 @@ class TritonKernels:
 
     def sum(self, terms: Sequence[Terms]) -> Tensor:
         first_term(terms)
-        total: Tensor | None = None
-        for term in terms:
-            summed = self._sum(term)
-            total = summed if total is None else total.add_(summed)
-        assert total is not None, "there are terms"
-        return total
+        return add_in_order(map(self._sum, terms))
 
     def _sum(self, term: Terms) -> Tensor:
         out = term.vectors.new_empty(len(term.sums), term.vectors.shape[1])

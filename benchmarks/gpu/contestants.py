@@ -7,6 +7,7 @@ backward needs is not timed with it.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,18 +38,20 @@ _DENSE_OPTIMIZERS: Mapping[str, _Optimizer] = {
 }
 
 
-class Rows:
+class Rows(ABC):
     """What a contestant does with one batch."""
 
+    @abstractmethod
     def prepare_update(self) -> None:
         """What a backward needs, and is not timed with it."""
 
+    @abstractmethod
     def forward(self) -> Tensor:
-        raise NotImplementedError
+        """Pooled vectors of all bags."""
 
+    @abstractmethod
     def update(self) -> None:
         """Gradients of the rows, and one step of their optimizer."""
-        raise NotImplementedError
 
 
 class Forward:
@@ -98,6 +101,9 @@ class _OurRows(Rows):
         if not self._kernels.reads_slots:  # as `RowCache.begin` does
             view = RowView(records=gather(self._records, self._slot_index, view.dim), slot_index=None, dim=view.dim)
         return self._kernels.pool(view, self._bags)
+
+    def prepare_update(self) -> None:
+        """Nothing: a backward needs the gradient and the plan."""
 
     def update(self) -> None:
         self._kernels.update(self._records, self._slot_index, self._terms, self._step)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import Step
+from bagpipe.oracle.plan import OracleSpec
 from bagpipe.schema import DataSchema, Table
 from bagpipe.testing.plain_job import PlainSettings, plan_steps
 from benchmarks.gpu.settings import Settings
@@ -126,11 +127,8 @@ def make_workload(settings: Settings) -> Workload:
     return Workload(settings=settings, schema=schema, source=source, total_rows=sum(sizes.values()))
 
 
-def make_plan(workload: Workload, spec: object, say: Callable[[str], None]) -> Plan:
+def make_plan(workload: Workload, spec: OracleSpec, say: Callable[[str], None]) -> Plan:
     """Draw and plan the steps of a cached run."""
-    from bagpipe.oracle.plan import OracleSpec
-
-    assert isinstance(spec, OracleSpec)
     settings = workload.settings
     num_batches = settings.num_steps + settings.lookahead
     start_s = time.perf_counter()
