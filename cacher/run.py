@@ -169,7 +169,8 @@ class Run:
     def item(self, rank: int, index: int) -> tuple[bytes, bool] | None:
         """The message that holds a rank's step, and whether nothing follows it; None while there is none.
 
-        After the last step the message is End or Error. An index below the watermark has no message any more.
+        After the last step the message is End or Error; nothing follows in a run that was stopped before. An index
+        below the watermark has no message any more.
         """
         with self._changed:
             buffer = self._buffers[rank]
@@ -214,7 +215,7 @@ class Run:
                 _LOG.exception("planner failed", extra={"run": self._number})
 
     def _plan_all(self) -> pb.CacherMessage:
-        """Plan until the end of the data, or until stopped; what to say then."""
+        """Plan until the end of the data, or until stopped; what to say if it was not."""
         with closing(self._planned()) as batches:
             with self._changed:
                 self._batches = batches
@@ -260,6 +261,8 @@ class Run:
     def _finish(self, message: pb.CacherMessage) -> None:
         with self._changed:
             self._batches = None
+            if self._stopped:
+                return  # a rank that still listens would take it for the end of the data
             self._last = message.SerializeToString()
             self._has_failed = message.WhichOneof("kind") == "error"
             ranks = range(len(self._buffers))

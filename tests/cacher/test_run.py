@@ -106,6 +106,17 @@ def test_the_end_comes_after_the_last_step() -> None:
         assert not run.has_failed
 
 
+@pytest.mark.parametrize("credits", [1, 8])
+def test_a_run_that_is_stopped_has_no_end(credits: int) -> None:
+    """Neither waiting for room nor planning: a trainer must not take the steps so far for all."""
+    with started(credits=credits) as (run, woken):
+        woken.item(run, 0, 0)
+        run.stop()
+        assert run.join(20)
+        planned = run.statistics().steps_planned
+        assert run.item(0, planned) is None
+
+
 def test_errors_come_as_what_they_are() -> None:
     with started(rows=1) as (run, woken):
         message, is_last = woken.item(run, 0, 0)
