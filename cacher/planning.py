@@ -104,6 +104,7 @@ class PlannedPhase:
         self._max_steps = max_steps
         self._planner = planner
         self._is_stopped = False
+        self._data_end: int | None = None  # number of the first batch that the data has not
         self._window: deque[_Waiting] = deque()
         self._batches = self._plan_all()
 
@@ -117,6 +118,18 @@ class PlannedPhase:
     def num_features(self) -> int:
         """Of the data."""
         return len(self._loader.source.schema.features)
+
+    @property
+    def end(self) -> int | None:
+        """Number of the first batch that does not come, once all before it have been handed out.
+
+        None before, and for good if reading was stopped or failed: an iterator that ends is not enough to call it
+        the end of the data.
+        """
+        if self._is_stopped:
+            return None
+        has_ended = self._data_end is not None and self._next_batch >= self._data_end
+        return self._next_batch if has_ended or self._has_enough() else None
 
     def stop(self) -> None:
         """Hand out nothing more, and end as soon as possible; for any thread."""
@@ -149,6 +162,7 @@ class PlannedPhase:
                 bookmark = self._loader.state() if number % BOOKMARK_EVERY == 0 else None
                 batch = next(self._loader, None)
                 if batch is None:
+                    self._data_end = number
                     return None
                 number = batch.index + 1
                 if self._bookmarks.wants(number):
@@ -182,7 +196,10 @@ class PlannedPhase:
         return True
 
     def _is_done(self) -> bool:
-        return self._is_stopped or (bool(self._max_steps) and self._next_batch >= self._max_steps)
+        return self._is_stopped or self._has_enough()
+
+    def _has_enough(self) -> bool:
+        return bool(self._max_steps) and self._next_batch >= self._max_steps
 
     def _plan(self) -> PlannedBatch:
         start_ns = time.monotonic_ns()

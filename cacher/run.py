@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from bagpipe.errors import CapacityError, InputError
+from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.proto.envelope import step_message
 from bagpipe.proto.slim import slim, values_follow
@@ -235,7 +235,10 @@ class Run:
                 self._counters.add(batches_planned=1, plan_s=plan_s, encode_s=encode_s)
                 if not self._hand_out(index, messages):
                     break
-            return pb.CacherMessage(end=pb.End(run=self._number, skipped_rows=batches.skipped_rows))
+            if batches.end != self._next_index and not self._stopped:
+                raise JobError(f"the plan ended at batch {self._next_index}, before its data")
+            end = pb.End(run=self._number, skipped_rows=batches.skipped_rows, next_batch=self._next_index)
+            return pb.CacherMessage(end=end)
 
     def _ranks_in(self) -> list[int]:
         with self._changed:

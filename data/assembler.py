@@ -70,6 +70,12 @@ class BlockOrder:
             first_row = None if first_row is None or rows is None else first_row + rows
             if first_row is not None and self.window.high is not None and first_row >= self.window.high:
                 return
+        counted = None if self.index is None else self.index.first_rows[segment + 1]
+        if counted is not None and first_row is not None and first_row < counted:
+            raise InputError(
+                f"{self.segments[segment].file}: expected {counted - first_row} more rows, as when they were counted: "
+                f"the file changed while it was read"
+            )
 
 
 class Assembler:

@@ -1,7 +1,7 @@
 """`BatchBuffer`: the bounded queue between the thread that makes batches and whoever uses them.
 
 put ──blocks while full──> [item, item, …] ──> get ──blocks while empty──>
-finish / fail: get hands out what is there, then says so      close: wakes and stops both sides
+finish / fail: get hands out what is there, then says so      close: wakes and stops both sides, and is no end
 """
 
 from __future__ import annotations
@@ -50,16 +50,22 @@ class BatchBuffer(Generic[Item]):
             return True
 
     def get(self) -> Item | None:
-        """The next item, waiting for it; None when there are no more. Raises what `fail` was given, every time."""
+        """The next item, waiting for it; None when there are no more. Raises what `fail` was given, every time.
+
+        Raises:
+            RuntimeError: the buffer was closed: there may have been more.
+        """
         with self._changed:
             if not (self._items or self._finished or self._closed):
                 self.consumer_waits += 1
                 self._changed.wait_for(lambda: self._items or self._finished or self._closed)
-            if self._items and not self._closed:
+            if self._closed:
+                raise RuntimeError("closed before its end")
+            if self._items:
                 item = self._items.popleft()
                 self._changed.notify_all()
                 return item
-            if self._error is not None and not self._closed:
+            if self._error is not None:
                 raise self._error
             return None
 

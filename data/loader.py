@@ -175,7 +175,7 @@ class LookaheadLoader:
         return self
 
     def __next__(self) -> Batch:
-        if self._thread is None:
+        if self._thread is None or self._buffer.closed:  # after `close`, too: a part of the rows is not all of them
             raise RuntimeError("use the loader inside its `with` block")
         item = self._buffer.get()
         if item is None:

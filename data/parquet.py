@@ -143,6 +143,11 @@ class ParquetSource:
             raise InputError(f"cannot read {block.file}: {error.strerror or error}") from None
         group = cached_group(block.file, version, block.group, tuple(dict.fromkeys(names)))
         table = group.slice(block.start, block.stop - block.start)
+        if table.num_rows != block.stop - block.start:
+            raise InputError(
+                f"{block.file}: row group {block.group}: expected {block.stop} rows, got {group.num_rows}: "
+                f"the file changed while it was read"
+            )
         return _BlockReader(source=self, block=block, table=table).columns()
 
 

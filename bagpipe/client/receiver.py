@@ -3,7 +3,8 @@
     cacher ──Link──> receiver thread ──queue (at most `credits` steps)──> take()
                      lost: a new Link; Start says where to go on
 
-Steps come in order. One that is sent twice is dropped; when one is missing, the connection counts as lost.
+Steps come in order. One that is sent twice is dropped; when one is missing, or the end comes before the last, the
+connection counts as lost.
 """
 
 from __future__ import annotations
@@ -282,6 +283,8 @@ class Receiver:
     def _on_end(self, end: pb.End) -> None:
         run = self._run
         if run is not None and end.run == run.start.run and not run.ended:
+            if end.next_batch != run.next_batch:
+                raise _Gap(f"the cacher sent the end of the steps before {end.next_batch}, expected {run.next_batch}")
             run.ended = True
             self._received.put(Item(run=end.run, content=end))
 

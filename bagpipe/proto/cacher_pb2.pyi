@@ -104,12 +104,14 @@ class Step(_message.Message):
     def __init__(self, run: _Optional[int] = ..., index: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("run", "skipped_rows")
+    __slots__ = ("run", "skipped_rows", "next_batch")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     run: int
     skipped_rows: int
-    def __init__(self, run: _Optional[int] = ..., skipped_rows: _Optional[int] = ...) -> None: ...
+    next_batch: int
+    def __init__(self, run: _Optional[int] = ..., skipped_rows: _Optional[int] = ..., next_batch: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("kind", "message")

@@ -45,6 +45,37 @@ def test_only_the_first_steps_planned_as_if_all_came(lookahead: int, max_steps: 
     assert_same_steps(first, steps[:max_steps])
 
 
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({}, 18),
+        ({"first_batch": 5}, 18),
+        ({"first_batch": 18}, 18),
+        ({"first_batch": 99}, 99),
+        ({"max_steps": 7}, 7),
+        ({"max_steps": 7, "first_batch": 9}, 9),
+        ({"max_steps": 99}, 18),
+    ],
+)
+def test_a_phase_says_where_it_ends_when_all_before_has_been_handed_out(options: dict[str, int], end: int) -> None:
+    job = config()
+    data = PlannedData(job.data, job.run.seed)
+    phase = data.phase("train", spec_of(job, data.schema), **options)
+    for batch in phase:
+        assert phase.end in (None, batch.batch.index + 1)
+    assert phase.end == end
+
+
+def test_a_phase_that_is_stopped_has_no_end() -> None:
+    job = config()
+    data = PlannedData(job.data, job.run.seed)
+    phase = data.phase("train", spec_of(job, data.schema))
+    next(phase)
+    phase.stop()
+    assert list(phase) == []
+    assert phase.end is None
+
+
 @pytest.mark.parametrize("first_batch", [0, 1, 5, 17, 18, 99])
 def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_batch: int) -> None:
     job = config(batch_size=10)

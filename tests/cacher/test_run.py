@@ -101,7 +101,7 @@ def test_the_end_comes_after_the_last_step() -> None:
     with started(credits=20) as (run, woken):
         message, is_last = woken.item(run, 0, 9)
         assert is_last
-        assert (message.end.run, message.end.skipped_rows) == (4, 0)
+        assert (message.end.run, message.end.skipped_rows, message.end.next_batch) == (4, 0, 9)
         assert woken.item(run, 0, 8)[0].step.index == 8
         assert not run.has_failed
 
@@ -115,6 +115,23 @@ def test_a_run_that_is_stopped_has_no_end(credits: int) -> None:
         assert run.join(20)
         planned = run.statistics().steps_planned
         assert run.item(0, planned) is None
+
+
+def test_a_plan_that_ends_before_its_data_has_no_end() -> None:
+    """Whoever it was that stopped it: only the data's own end is one."""
+
+    def planned() -> PlannedPhase:
+        phase = DATA.phase("train", spec_of(JOB, DATA.schema))
+        phase.stop()
+        return phase
+
+    woken = Woken()
+    run = Run(planned, number=0, world_size=1, first_batch=0, credits=1, wake=woken, counters=Counters())
+    run.start()
+    message, _ = woken.item(run, 0, 0)
+    assert message.error.kind == "JobError"
+    assert message.error.message.endswith("the plan ended at batch 0, before its data")
+    assert run.join(20)
 
 
 def test_errors_come_as_what_they_are() -> None:

@@ -31,8 +31,8 @@ def step(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.Cacher
     return pb.CacherMessage(step=pb.Step(run=run, index=index, payload=payload))
 
 
-def end(run: int = 0, skipped_rows: int = 0) -> pb.CacherMessage:
-    return pb.CacherMessage(end=pb.End(run=run, skipped_rows=skipped_rows))
+def end(next_batch: int, *, run: int = 0, skipped_rows: int = 0) -> pb.CacherMessage:
+    return pb.CacherMessage(end=pb.End(run=run, skipped_rows=skipped_rows, next_batch=next_batch))
 
 
 def error(kind: str, message: str) -> pb.CacherMessage:

@@ -48,13 +48,13 @@ def heard(path: Path, *scripts: Script, **options: float) -> list[int]:
 
 
 def test_steps_sent_twice_are_dropped(path: Path) -> None:
-    script = [welcome(), start, step(0), step(0), step(1), step(0), step(1), step(2), end(), end()]
+    script = [welcome(), start, step(0), step(0), step(1), step(0), step(1), step(2), end(3), end(3)]
     assert heard(path, script, credits=3) == [0, 1, 2]
 
 
 def test_a_missing_step_is_asked_for_on_a_new_stream(path: Path) -> None:
-    first: Script = [welcome(), start, step(0), step(2), end()]
-    second: Script = [welcome(), start, step(1), step(2), end()]
+    first: Script = [welcome(), start, step(0), step(2), end(3)]
+    second: Script = [welcome(), start, step(1), step(2), end(3)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
         assert indices(source.steps("train", SPEC)) == [0, 1, 2]
         assert source.statistics().reconnects >= 1
@@ -68,6 +68,21 @@ def test_a_cacher_that_always_skips_a_step_is_broken(path: Path) -> None:
     first: Script = [welcome(), start, step(0), step(2)]
     others: Script = [welcome(), start, step(2)]
     with pytest.raises(JobError, match=r"^the cacher sent step 2, expected 1$"):
+        heard(path, first, others, others, others, timeout_s=30)
+
+
+def test_an_end_before_the_last_step_is_none(path: Path) -> None:
+    """Steps that got lost on the way must not be missing from what is trained."""
+    first: Script = [welcome(), start, step(0), end(3)]
+    second: Script = [welcome(), start, step(1), step(2), end(3)]
+    assert heard(path, first, second) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("next_batch", [0, 1, 3])
+def test_a_cacher_that_never_gets_to_the_end_it_names_is_broken(path: Path, next_batch: int) -> None:
+    first: Script = [welcome(), start, step(0), step(1), end(next_batch)]
+    others: Script = [welcome(), start, end(next_batch)]
+    with pytest.raises(JobError, match=rf"^the cacher sent the end of the steps before {next_batch}, expected 2$"):
         heard(path, first, others, others, others, timeout_s=30)
 
 
@@ -90,11 +105,11 @@ def test_a_cacher_with_a_defect_is_not_asked_again(path: Path) -> None:
 
 
 def test_a_stream_that_ends_before_the_steps_do_is_a_lost_one(path: Path) -> None:
-    assert heard(path, [], [welcome()], [welcome(), start, step(0)], [welcome(), start, step(1), end()]) == [0, 1]
+    assert heard(path, [], [welcome()], [welcome(), start, step(0)], [welcome(), start, step(1), end(2)]) == [0, 1]
 
 
 def test_steps_of_a_phase_left_early_are_not_taken_for_the_next(path: Path) -> None:
-    script: Script = [welcome(), start, step(0), step(1), ack, start, step(2), step(0, run=1), end(), end(1)]
+    script: Script = [welcome(), start, step(0), step(1), ack, start, step(2), step(0, run=1), end(3), end(1, run=1)]
     with scripted(path, script) as (url, _), client(url) as source:
         assert next(source.steps("train", SPEC)).batch.index == 0
         assert indices(source.steps("eval", SPEC)) == [0]
@@ -111,8 +126,8 @@ def test_a_run_whose_end_was_heard_is_said_to_have_ended(path: Path) -> None:
     def second_run(message: pb.TrainerMessage) -> None:
         assert (message.start.run, message.start.ended) == (1, False)
 
-    first: Script = [welcome(identity="{}"), start, step(0), step(1), end()]
-    second: Script = [welcome(), ended, second_run, step(0, run=1), end(1)]
+    first: Script = [welcome(identity="{}"), start, step(0), step(1), end(2)]
+    second: Script = [welcome(), ended, second_run, step(0, run=1), end(1, run=1)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
         steps = source.steps("train", SPEC)
         assert told.wait(30)
@@ -128,13 +143,13 @@ def test_every_step_taken_is_acknowledged(path: Path) -> None:
         ack(message)
         watermarks.append(message.ack.watermark)
 
-    assert heard(path, [welcome(), start, step(0), step(1), noted, noted, step(2), noted, end()]) == [0, 1, 2]
+    assert heard(path, [welcome(), start, step(0), step(1), noted, noted, step(2), noted, end(3)]) == [0, 1, 2]
     assert watermarks == [1, 2, 3]
 
 
 def test_the_queue_is_bounded_even_against_a_cacher_that_ignores_credits(path: Path) -> None:
     """Steps beyond the credits stay in the socket, not in memory."""
-    script = [welcome(), start, *map(step, range(30)), end(skipped_rows=4)]
+    script = [welcome(), start, *map(step, range(30)), end(30, skipped_rows=4)]
     with scripted(path, script) as (url, _), client(url) as source:
         assert indices(source.steps("train", SPEC)) == list(range(30))
         statistics = source.statistics()

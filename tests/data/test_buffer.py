@@ -38,15 +38,21 @@ def test_an_error_comes_after_the_items_and_stays() -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_close_wakes_whoever_waits(full: bool) -> None:
+def test_close_wakes_whoever_waits_and_is_no_end(full: bool) -> None:
     buffer: BatchBuffer[int] = BatchBuffer(1)
     if full:
         buffer.put(0)
+
+    def get() -> object:
+        with pytest.raises(RuntimeError, match="closed before its end"):
+            return buffer.get()
+        return "an error"
+
     answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(buffer.put(1) if full else buffer.get()))
+    thread = threading.Thread(target=lambda: answers.append(buffer.put(1) if full else get()))
     thread.start()
     buffer.close()
     thread.join()
-    assert answers == ([False] if full else [None])
+    assert answers == ([False] if full else ["an error"])
     assert buffer.put(2) is False
-    assert buffer.get() is None
+    assert get() == "an error"

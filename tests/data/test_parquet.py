@@ -47,6 +47,16 @@ def read(source: ParquetSource) -> list[Columns]:
     return [source.read(block) for segment in source.segments() for block in source.blocks(segment)]
 
 
+def test_a_file_that_got_shorter_while_it_was_read_is_refused(tmp_path: Path) -> None:
+    """Rows that were counted must not be missing from what is trained."""
+    path, schema = write(tmp_path, table(), row_group_size=5)
+    source = ParquetSource.at(path, schema_path=schema)
+    (block,) = source.blocks(*source.segments())
+    write(tmp_path, {name: column[:3] for name, column in table().items()})
+    with pytest.raises(InputError, match=r"row group 0: expected 5 rows, got 3: the file changed"):
+        source.read(block)
+
+
 def test_scalars_lists_nulls_and_weights(tmp_path: Path) -> None:
     path, schema = write(tmp_path, table(), row_group_size=5)
     (columns,) = read(ParquetSource.at(path, schema_path=schema))

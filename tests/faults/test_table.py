@@ -12,7 +12,7 @@ import pytest
 from bagpipe.testing.faults import KINDS
 
 ROOT = Path(__file__).parents[2]
-NUM_FAULTS = 28
+NUM_FAULTS = 29
 ROW = re.compile(r"\| (\d+) \| (.+?) \| (.+?) \| (.+) \|")
 TEST = re.compile(r"`((?:tests|bagpipe/testing)/[\w/]+\.py)(?:::(\w+))?`")
 KIND = re.compile(r"chaos ((?:`[\w-]+`(?:, )?)+)")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import uuid
 
 import numpy as np
+import pytest
 
 from bagpipe.config import Config
+from bagpipe.errors import RolledBackError
 from bagpipe.store.fencing import Fence
 from bagpipe.store.memory import MemoryStore
 from tests.trainer.test_recovery import FACTS, ROWS
@@ -35,3 +37,14 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
         checkpoints._close_logs(2_000, 3, None)
         with own.ledger() as ledger:
             assert {log.epoch for state in ledger.state() for log in state.logs} == {2, 3, 4}
+
+
+def test_rows_that_are_gone_when_all_is_trained_are_no_result() -> None:
+    """Without files nothing says which rows there were; the store still says whose it is."""
+    with MemoryStore(ROWS, name=uuid.uuid4().hex) as store, Checkpoints(Config(), Ranks(), FACTS, store) as checkpoints:
+        checkpoints.check_rows()  # nothing was claimed, nothing trained
+        checkpoints.claim()
+        checkpoints.check_rows()
+        store._space.owner = ""
+        with pytest.raises(RolledBackError, match="has no owner any more"):
+            checkpoints.check_rows()
