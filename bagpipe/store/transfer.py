@@ -1,6 +1,6 @@
 """Rows of one width on their way: routed rows to frames of requests for one link, replies back into place.
 
-    commands ──runs of about 32 KiB──> encode a run at once ──> a frame of requests
+    commands ──runs of 32 or 128 KiB──> encode a run at once ──> a frame of requests
     reply ──HmgetDecoder──> rows[order[start:stop]], checks[order[start:stop]] = found rows and their check words
 
 A frame is encoded only when the one before has left, into the same scratch array, while the server is still at work.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.crash_points import reach
-from bagpipe.store.checks import CHECK_BYTES, value_dtype
+from bagpipe.store.checks import value_dtype
 from bagpipe.store.exchange import Frame, Request
 from bagpipe.store.fencing import logs_key, open_key, owner_key
 from bagpipe.store.guard import GuardedCommand, Rotation, Transaction
@@ -41,11 +41,13 @@ __all__ = [
 
 #: Bytes of rows in one command: bounds a reply, the receive buffer and how long the server is busy with one command.
 _COMMAND_BYTES = 64 << 10
-#: Bytes encoded at a time: small enough that the first ones leave early and all stay in a core's cache, large enough
-#: that the server is rarely idle and woken again. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
-_FRAME_BYTES = 32 << 10
-#: The same for transactions, each of which is a frame: two scripts run for each.
-_TRANSACTION_BYTES = 64 << 10
+#: Bytes of fields encoded at a time: small enough that the first ones leave early and all stay in a core's cache, large
+#: enough that the server is rarely idle and woken again. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
+_READ_FRAME_BYTES = 32 << 10
+#: Bytes of fields and rows encoded at a time. More of them: a frame's check words take a dozen calls of numpy, and a
+#: transaction, which is a frame of its own, two scripts. 128 KiB cost the client a sixth less CPU time than 32 KiB; 256
+#: cost hardly less, and kept the server waiting for the first (benchmarks/store/README.md).
+_WRITE_FRAME_BYTES = 128 << 10
 #: A request has at most 256 pieces.
 _MAX_TRANSACTION_COMMANDS = 100
 _HSET_REPLY_BYTES = 24
@@ -137,9 +139,11 @@ class ReadCodec:
     def frames(self, group: ReadGroup, commands: Iterable[Command]) -> Iterator[Frame]:
         """See `Codec.frames`."""
         routed, row_bytes = group.routed, group.rows.itemsize
-        decoder = self._decoders.setdefault(row_bytes, HmgetDecoder(row_bytes + CHECK_BYTES))
+        if row_bytes not in self._decoders:
+            self._decoders[row_bytes] = HmgetDecoder(value_dtype(row_bytes))
+        decoder = self._decoders[row_bytes]
         record_bytes = self._encoder.record_bytes
-        for run in _runs(commands, record_bytes, _FRAME_BYTES):
+        for run in _runs(commands, record_bytes, _READ_FRAME_BYTES):
             first_row = run[0].start
             order = routed.order[first_row : run[-1].stop]
             data = self._encoder.encode(routed.tables.take(order), routed.ids.take(order)).data
@@ -177,7 +181,7 @@ class WriteCodec:
 
     def _plain(self, group: WriteGroup, commands: Iterable[Command]) -> Iterator[Frame]:
         encoder = self._encoder(group)
-        for run in _runs(commands, encoder.record_bytes, _FRAME_BYTES):
+        for run in _runs(commands, encoder.record_bytes, _WRITE_FRAME_BYTES):
             _, bodies = self._encode(group, encoder, run)
             requests = []
             for command, body in zip(run, bodies, strict=True):
@@ -189,7 +193,7 @@ class WriteCodec:
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[Command]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_transaction_commands
-        for run in _runs(commands, encoder.record_bytes, _TRANSACTION_BYTES):
+        for run in _runs(commands, encoder.record_bytes, _WRITE_FRAME_BYTES):
             fields, bodies = self._encode(group, encoder, run)
             requests = []
             for start in range(0, len(run), at_once):
@@ -240,7 +244,9 @@ class WriteCodec:
 
     def _encoder(self, group: WriteGroup) -> RowEncoder:
         row_bytes = group.rows.itemsize
-        return self._encoders.setdefault(row_bytes, RowEncoder(row_bytes))
+        if row_bytes not in self._encoders:
+            self._encoders[row_bytes] = RowEncoder(row_bytes)
+        return self._encoders[row_bytes]
 
     def _encode(
         self, group: WriteGroup, encoder: RowEncoder, run: Sequence[Command]
@@ -269,9 +275,8 @@ def _accept_rows(
     if reply.found is not None:
         group.found[places] = reply.found
         places = places[reply.found]
-    values = reply.rows.view(value_dtype(group.rows.itemsize))
-    group.rows[places] = values["row"]
-    group.checks[places] = values["check"]
+    group.rows[places] = reply.rows["row"]
+    group.checks[places] = reply.rows["check"]
     return reply.end
 
 

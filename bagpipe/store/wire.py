@@ -16,7 +16,6 @@ is parsed run by run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,7 +148,7 @@ class HmgetReply(NamedTuple):
 
     Attributes:
         end: offset of the first byte after the reply.
-        rows: void ``[number found]``, a view of the buffer or a copy; rows in the order of their fields.
+        rows: ``[number found]`` of the decoder's dtype, in the order of their fields; a view of the buffer or a copy.
         found: bool ``[n]``, or None when every row was found.
     """
 
@@ -159,10 +158,11 @@ class HmgetReply(NamedTuple):
 
 
 class HmgetDecoder:
-    """Decodes HMGET replies whose rows are all `row_bytes` long."""
+    """Decodes HMGET replies whose rows are all of one dtype, given as their bytes stand in the reply."""
 
-    def __init__(self, row_bytes: int) -> None:
-        self.row_bytes = row_bytes
+    def __init__(self, row_dtype: np.dtype[np.void]) -> None:
+        self._row_dtype = row_dtype
+        row_bytes = self.row_bytes = row_dtype.itemsize
         self.row_header = b"$%d\r\n" % row_bytes
         self.record_bytes = len(self.row_header) + row_bytes + 2
         # A row header is compared together with the CR LF in front of it (a record's or the array header's last two
@@ -175,10 +175,6 @@ class HmgetDecoder:
             (offset, int.from_bytes(self._boundary[offset : offset + word_bytes], "little"))
             for offset in dict.fromkeys((0, min(last, word_bytes), last))
         )
-
-    @cached_property
-    def _void(self) -> np.dtype[np.void]:
-        return np.dtype(f"V{self.row_bytes}")
 
     def max_reply_bytes(self, num_rows: int) -> int:
         """Bytes of a reply in which every row is found."""
@@ -203,7 +199,7 @@ class HmgetDecoder:
             first_row = body + len(self.row_header)
             if arrived == num_rows:
                 return HmgetReply(
-                    next_record, _strided(buffer, self._void, first_row, num_rows, self.record_bytes), None
+                    next_record, _strided(buffer, self._row_dtype, first_row, num_rows, self.record_bytes), None
                 )
             if self.row_header.startswith(buffer[next_record : min(next_record + len(self.row_header), end)].tobytes()):
                 return None
@@ -300,7 +296,7 @@ class HmgetDecoder:
         return head == self.row_header and end < position + self.record_bytes
 
     def _gather(self, buffer: Bytes, starts: _Starts) -> HmgetReply:
-        anywhere = _strided(buffer, self._void, 0, max(len(buffer) - self.row_bytes + 1, 0), 1)
+        anywhere = _strided(buffer, self._row_dtype, 0, max(len(buffer) - self.row_bytes + 1, 0), 1)
         return HmgetReply(starts.end, anywhere[starts.starts[starts.found] + len(self.row_header)], starts.found)
 
 

@@ -39,7 +39,7 @@ import redis
 from numpy.typing import NDArray
 
 from bagpipe.schema import RowSchema, RowTable
-from bagpipe.store.checks import CHECK_BYTES
+from bagpipe.store.checks import value_dtype
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import WriteRequest
@@ -102,7 +102,7 @@ class Workload:
 
     def read_reply_bytes(self) -> int:
         """Bytes of the replies to `encoded_read` when every row is found."""
-        decoder = HmgetDecoder(self.row_bytes + CHECK_BYTES)
+        decoder = HmgetDecoder(value_dtype(self.row_bytes))
         return sum(decoder.max_reply_bytes(stop - start) for _, start, stop in self.commands)
 
     def write_reply_bytes(self) -> int:

@@ -71,7 +71,7 @@ def decode(data: bytes, num_rows: int, row_bytes: int, before: bytes = b"", afte
     """What HmgetDecoder makes of `data` between other bytes of a buffer, in the form of `parse_reply`."""
     buffer = np.frombuffer(before + data + after + b"\0" * 16, np.uint8)
     try:
-        reply = HmgetDecoder(row_bytes).decode(buffer, len(before), len(before) + len(data), num_rows)
+        reply = HmgetDecoder(np.dtype(f"V{row_bytes}")).decode(buffer, len(before), len(before) + len(data), num_rows)
     except StoreError:
         return "wrong"
     if reply is None:
@@ -156,12 +156,12 @@ def test_every_length_of_row_header(row_bytes: int) -> None:
 def test_a_wrong_reply_is_refused(data: bytes, message: str) -> None:
     buffer = np.frombuffer(data, np.uint8)
     with pytest.raises(StoreError, match=message):
-        HmgetDecoder(4).decode(buffer, 0, len(data), 2)
+        HmgetDecoder(np.dtype("V4")).decode(buffer, 0, len(data), 2)
 
 
 def test_an_error_line_may_arrive_in_parts() -> None:
     buffer = np.frombuffer(b"-ERR no\r\n", np.uint8)
-    assert [HmgetDecoder(4).decode(buffer, 0, end, 2) for end in range(9)] == [None] * 9
+    assert [HmgetDecoder(np.dtype("V4")).decode(buffer, 0, end, 2) for end in range(9)] == [None] * 9
     assert [decode_hset(buffer, 0, end, 2) for end in range(9)] == [None] * 9
 
 
