@@ -26,8 +26,7 @@ DURABILITIES = ("memory", "everysec", "always")  # as in bagpipe.store.durabilit
 NONFINITE = ("stop", "skip")
 KERNELS = ("auto", "torch", "triton")  # as in bagpipe.kernels.open
 AUTOCAST = ("off", "bfloat16", "float16")  # as in bagpipe.dense.precision
-#: 2^24 is 2^8 beyond float16's largest number: more can only overflow.
-LOSS_SCALES = (0, *(2**exponent for exponent in range(25)))
+LOSS_SCALES = (0, *(2**exponent for exponent in range(25)))  # as in bagpipe.dense.scale
 POLICIES = ("belady-window", "paper")
 ASSIGNMENTS = ("contiguous", "locality")
 MODELS = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers")
@@ -126,6 +125,7 @@ RULES: tuple[Rule, ...] = (
     _one_of("run.kernels", KERNELS),
     _one_of("run.autocast", AUTOCAST),
     Rule("run.loss_scale", "0 or a power of two up to 2**24", lambda value: value in LOSS_SCALES),
+    _at_least("run.loss_scale_growth_steps", 0),
     Rule("run.peer_timeout_s", "more than 0", lambda value: value > 0),
 )
 
@@ -189,6 +189,15 @@ def _autocast_problem(config: Config) -> str | None:
     return f"{config.run.autocast} needs run.dtype float32, got {config.run.dtype}"
 
 
+def _growth_problem(config: Config) -> str | None:
+    steps, schedule = config.run.loss_scale_growth_steps, config.pipeline.schedule
+    if not steps:
+        return None
+    if schedule != "none":
+        return f"{steps} is not possible with stages (pipeline.schedule {schedule}): use 0"
+    return None if config.run.nonfinite == "skip" else f"{steps} needs run.nonfinite skip, got {config.run.nonfinite}"
+
+
 def _cuda_graph_problem(config: Config) -> str | None:
     if not config.run.cuda_graph:
         return None
@@ -231,6 +240,7 @@ PAIR_RULES: tuple[PairRule, ...] = (
     PairRule("pipeline.schedule", _schedule_problem),
     PairRule("run.nonfinite", _nonfinite_problem),
     PairRule("run.autocast", _autocast_problem),
+    PairRule("run.loss_scale_growth_steps", _growth_problem),
     PairRule("run.cuda_graph", _cuda_graph_problem),
     PairRule("run.peer_timeout_s", _peer_problem),
 )

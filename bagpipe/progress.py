@@ -29,6 +29,7 @@ class Progress:
         exposed_s: time the compute lane waited for rows. On a device that is the thread which enqueues: its stream may
             wait more, or have work all the while; the trace tells.
         skipped_batches: batches that were left out because their loss or gradients were not finite.
+        loss_scale: of the batch that comes next.
 
     After a resume, steps, samples, loss_sum and skipped_batches are of the whole job, the rest of this process.
     """
@@ -43,6 +44,7 @@ class Progress:
     elapsed_s: float
     exposed_s: float
     skipped_batches: int = 0
+    loss_scale: int = 1
 
     @property
     def hit_rate(self) -> float:

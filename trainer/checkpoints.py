@@ -249,7 +249,10 @@ class Checkpoints:
 
         Raises:
             LostRowError: a row of the last checkpoint is not in the store.
+            StoreError: a server is not what it was, or the namespace is another job's by now.
         """
+        if self._has_claimed:  # the last look may have been many write-backs ago
+            self._inspect()
         if self._publisher is None:
             return
         newest = self._publisher.newest
@@ -343,4 +346,5 @@ def _all_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
 
 def _no_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
     """What all ranks count alike."""
-    return {"skipped_batches": parts[0].progress.get("skipped_batches", 0)} if parts else {}
+    progress = parts[0].progress if parts else {}
+    return {name: progress[name] for name in ("skipped_batches", "loss_scale", "finite_steps") if name in progress}

@@ -1,6 +1,6 @@
 """A job's way to compute its dense part, from its configuration.
 
-run.{autocast,loss_scale} ─> Precision        run.compile, run.cuda_graph ─> lookups and one dense stage ─> DenseWork
+run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> lookups and one dense stage ─> DenseWork
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from bagpipe.dense.compiled import check_compiler
 from bagpipe.dense.graphs import open_graphs
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
 from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.scale import LossScale
 from bagpipe.dense.stage import prepared
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.errors import InputError
@@ -30,7 +31,9 @@ def precision_of(run: RunConfig) -> Precision:
     return Precision(
         device_type=torch.device(run.device).type,
         autocast_dtype=AUTOCAST_DTYPES[run.autocast],
-        loss_scale=float(run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast]),
+        loss_scale=LossScale(
+            value=run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast], growth_steps=run.loss_scale_growth_steps
+        ),
     )
 
 

@@ -347,6 +347,7 @@ def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetric
         peak_rss_bytes=totals.peak_rss_bytes,
         skipped_rows=parts.source.skipped_rows(),
         skipped_batches=totals.skipped_batches,
+        loss_scale=totals.loss_scale,
         resumed_from=parts.checkpoints.resumed_from,
         checkpoints=parts.checkpoints.num_published,
         checkpoint_stall_s=totals.checkpoint_stall_s,

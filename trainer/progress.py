@@ -123,6 +123,8 @@ class ProgressReporter:
             "cache/exposed_share": exposed,
             "store/rows_fetched": progress.rows_fetched,
             "store/rows_written": progress.rows_written,
+            "train/skipped_batches": progress.skipped_batches,
+            "train/loss_scale": progress.loss_scale,
         }
         words = [f"hits {progress.hit_rate:.1%}", f"exposed {exposed:.1%}"]
         if self._loss is not None:

@@ -29,6 +29,7 @@ class Result:
         peak_rss_bytes: largest resident size of the trainer process.
         skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
         skipped_batches: batches of the whole job left out because of a loss or gradient that is not finite.
+        loss_scale: what gradients were multiplied by, at the end.
         resumed_from: step of the checkpoint that the job went on from; None: it began from nothing.
         checkpoints: written in this process.
         checkpoint_stall_s: time that training waited for them.
@@ -54,6 +55,7 @@ class Result:
     peak_rss_bytes: int
     skipped_rows: int
     skipped_batches: int
+    loss_scale: int
     resumed_from: int | None
     checkpoints: int
     checkpoint_stall_s: float
@@ -71,12 +73,17 @@ class Result:
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
         notes = []
+        if self.stopped:
+            notes.append("the run was interrupted, so something is left to train or to evaluate")
         if self.resumed_from is not None:
             notes.append(f"resumed from the checkpoint at step {self.resumed_from}")
         if self.checkpoints:
             notes.append(f"{self.checkpoints} checkpoints written, training waited {self.checkpoint_stall_s:.2f} s")
         if self.skipped_batches:
-            notes.append(f"{self.skipped_batches} batches were left out: a loss or gradient was not finite")
+            notes.append(
+                f"{self.skipped_batches} batches were left out: a loss or gradient was not finite "
+                f"(loss scale at the end: {self.loss_scale})"
+            )
         if self.continued:
             notes.append("the namespace was there before: training went on from its rows, not from initial values")
         if self.skipped_rows:

@@ -30,6 +30,7 @@ class RankTotals:
     samples: int
     samples_before: int
     skipped_batches: int
+    loss_scale: int
     checkpoint_stall_s: float
     seconds: float
     loss_sum: float
@@ -62,6 +63,7 @@ def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str, sample
         samples=progress.samples,
         samples_before=samples_before,
         skipped_batches=progress.skipped_batches,
+        loss_scale=progress.loss_scale,
         checkpoint_stall_s=trained.checkpoint_stall_s,
         seconds=seconds,
         loss_sum=float(progress.loss_sum),
@@ -98,6 +100,7 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
         samples=sum(rank.samples for rank in ranks),
         samples_before=sum(rank.samples_before for rank in ranks),
         skipped_batches=first.skipped_batches,
+        loss_scale=first.loss_scale,
         checkpoint_stall_s=max(rank.checkpoint_stall_s for rank in ranks),
         seconds=max(rank.seconds for rank in ranks),
         loss_sum=sum(rank.loss_sum for rank in ranks),

@@ -2,6 +2,7 @@
 
     to the device    StagingRing.take() ─> Area ─filled─> one copy, enqueued ─> area.sent(event)     used in turn
     from the device  HostCopy(tensor): memory of its own, the copy enqueued, an event                 used once
+                     HostCopies(tensors): the same for many, in one piece of memory, with one event
 
 Rules of this file: *an area is filled only when its last copy is done*, and *a copy's memory is its holder's*. Rings
 are as long as the schedule lets batches be under way, so the wait for an area's event is over before it begins: it is
@@ -12,6 +13,8 @@ a checkpoint's journal at once, and the latter has no schedule.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import accumulate
 from math import prod
 from typing import Protocol
 
@@ -20,7 +23,19 @@ from torch import Tensor
 
 from bagpipe.pipeline.stream import Event, Streams
 
-__all__ = ["ALIGN_BYTES", "Area", "Arrival", "Here", "HostCopy", "StagingRing", "empty_view", "to_host"]
+__all__ = [
+    "ALIGN_BYTES",
+    "Area",
+    "Arrival",
+    "Copies",
+    "Here",
+    "HostCopies",
+    "HostCopy",
+    "StagingRing",
+    "copy_to_host",
+    "empty_view",
+    "to_host",
+]
 
 #: Tensors begin at multiples of this in an area, as those that torch allocates on a device do: matrix kernels are
 #: chosen by where their operands begin, and results must not depend on how a batch came here.
@@ -139,6 +154,66 @@ _ARRIVALS: dict[bool, type[Here] | type[HostCopy]] = {False: Here, True: HostCop
 def to_host(streams: Streams, tensor: Tensor) -> Arrival:
     """Bring a tensor to the host; nothing waits, and on a CPU nothing is copied."""
     return _ARRIVALS[streams.is_async](streams, tensor)
+
+
+class Copies(Protocol):
+    """Copies of tensors that come to the host: they hold what the tensors held when they were asked for."""
+
+    def order(self) -> None:
+        """What the current stream does from now on comes after the copying."""
+        ...
+
+    def get(self) -> Mapping[str, Tensor]:
+        """The copies by name, contiguous, in host memory; blocks until they are there."""
+        ...
+
+
+class _CopiesHere:
+    """Copies made at once."""
+
+    def __init__(self, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
+        self._host = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+    def order(self) -> None:
+        """They are made."""
+
+    def get(self) -> Mapping[str, Tensor]:
+        return self._host
+
+
+class HostCopies:
+    """Copies of a device's tensors, made on the current stream, in one piece of memory; see `HostCopy`.
+
+    Tensors that are on the host all the same, such as an optimizer's counts of steps, are copied at once.
+    """
+
+    def __init__(self, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
+        sizes = [-(-prod(tensor.shape) * tensor.itemsize // ALIGN_BYTES) * ALIGN_BYTES for tensor in tensors.values()]
+        *firsts, num_bytes = accumulate(sizes, initial=0)
+        memory = streams.memory(num_bytes)
+        self._streams = streams
+        self._host: dict[str, Tensor] = {}
+        for (name, tensor), first in zip(tensors.items(), firsts, strict=True):
+            self._host[name] = empty_view(memory, first, tuple(tensor.shape), tensor.dtype)
+            self._host[name].copy_(tensor.detach(), non_blocking=True)
+        self._copied = streams.here().record()
+
+    def order(self) -> None:
+        if self._copied is not None:
+            self._streams.here().wait(self._copied)
+
+    def get(self) -> Mapping[str, Tensor]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
+
+
+_COPIES: dict[bool, type[_CopiesHere] | type[HostCopies]] = {False: _CopiesHere, True: HostCopies}
+
+
+def copy_to_host(streams: Streams, tensors: Mapping[str, Tensor]) -> Copies:
+    """Copy tensors of a device, or of the host, by name; nothing waits. On a CPU the copies are made at once."""
+    return _COPIES[streams.is_async](streams, tensors)
 
 
 def empty_view(memory: Tensor, first_byte: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

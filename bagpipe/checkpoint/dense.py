@@ -1,6 +1,6 @@
 """`DenseState`: the dense part of a model on the host: parameters, buffers, optimizer state, random state, by name.
 
-model, optimizer ──capture (copies)──> DenseState ──save──> dense-<rank>.safetensors ──load──> restore
+model, optimizer ──capture──> DenseCopy ──get──> DenseState ──save──> dense-<rank>.safetensors ──load──> restore
 
 model.<name>              parameters and buffers, by the model's own names
 optim.<name>.<state>      optimizer state of a parameter; what is no tensor is in the file's metadata, as JSON
@@ -21,11 +21,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bagpipe.cache.staging import Copies, copy_to_host
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stream import Streams
 
 __all__ = [
+    "DenseCopy",
     "DenseState",
     "capture",
     "check_model",
@@ -107,15 +110,33 @@ class DenseState:
         return states
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenseCopy:
+    """A dense state on its way to the host.
+
+    Attributes:
+        tensors, values: see `DenseState`.
+    """
+
+    tensors: Copies
+    values: Mapping[str, Any]
+
+    def get(self) -> DenseState:
+        """The state, in host memory; blocks until it is there."""
+        return DenseState(tensors=self.tensors.get(), values=self.values)
+
+
 def capture(
+    streams: Streams,
     model: nn.Module,
     *optimizers: torch.optim.Optimizer,
     only: Collection[str] | None = None,
     rng: Mapping[str, Tensor] | None = None,
-) -> DenseState:
-    """Copy the dense state to the host. Blocks until a device has done what was asked of it before.
+) -> DenseCopy:
+    """Copy the dense state to the host, as the current stream will have left it; see `copy_to_host`.
 
     Args:
+        streams: of the model's device.
         model: whose parameters and buffers (also those outside its state_dict) are copied.
         optimizers: of its parameters; each parameter's state is with one of them.
         only: names of the parameters and buffers to copy, with their optimizer state; None: all.
@@ -129,7 +150,7 @@ def capture(
     values: dict[str, Any] = {}
     for name, tensor in _named_tensors(model):
         if only is None or name in only:
-            tensors[_MODEL + name] = _copy(tensor)
+            tensors[_MODEL + name] = tensor
     for name, parameter in model.named_parameters():
         if only is not None and name not in only:
             continue
@@ -137,14 +158,14 @@ def capture(
             for state, value in optimizer.state.get(parameter, {}).items():
                 full_name = f"{_OPTIM}{name}.{state}"
                 if isinstance(value, Tensor):
-                    tensors[full_name] = _copy(value)
+                    tensors[full_name] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     values[full_name] = value
                 else:
                     raise InputError(f"optimizer state {state!r} of {name!r} is a {type(value).__name__}, not a tensor")
     for name, value in (rng or {}).items():
-        tensors[_RNG + name] = _copy(value)
-    return DenseState(tensors=tensors, values=values)
+        tensors[_RNG + name] = value
+    return DenseCopy(tensors=copy_to_host(streams, tensors), values=values)
 
 
 def check_model(model: nn.Module) -> None:
@@ -206,10 +227,6 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then buffers; a tied one under each of its names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -1,21 +1,21 @@
 """`Recorder`: one rank's checkpoints, made while it trains. Lanes copy what they are about to change; a thread writes.
 
-    compute  before_forward(C)  the dense part, copied ───────────────────────┐
+    compute  before_forward(C)  the dense part, on its way to the host ───────┐
     compute, push  before_update(b)  the moment of C; rows that are dirty ────┤ `Making`
     copy     (RowCache.evict_in_epoch)  rows that leave, told their epoch     │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `Scribe` ──Part──> on_part
     main     finish(N)  the last checkpoint, when everything is written back
 
 Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, the dense parts of
-the two checkpoints before, or so many finished parts that other ranks cannot be what they wait for. A checkpoint is
-never skipped: all ranks make the same ones.
+the two checkpoints before, or so many finished parts that other ranks cannot be what they wait for; *nor for a device*:
+copies come when they come, and the scribe waits for them. A checkpoint is never skipped: all ranks make the same ones.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +27,9 @@ from bagpipe.store.interface import WriteRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
+    from bagpipe.cache.staging import Arrival
     from bagpipe.engine import Engine
 
 __all__ = ["BACKLOG_BYTES", "NoRecorder", "Recorder"]
@@ -51,6 +53,9 @@ class NoRecorder:
     """In the place of a recorder where there is none."""
 
     stall_s = 0.0
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """Training begins. Before a checkpoint leaves this rank, a thread calls `check`, which raises if it is bad."""
 
     def before_forward(self, b: int, loss_sum: Tensor) -> None:
         """Batch b is about to be computed by the whole model; `loss_sum` is that of the batches before."""
@@ -112,9 +117,9 @@ class Recorder(NoRecorder):
         written: rows that this process has written, the latest ones at least.
         stall_s: what it has cost the lanes so far, the last checkpoint left out.
 
-    `Part.progress` has ``steps``, ``samples``, ``skipped_batches`` and ``loss_sum``; with stages also ``loss_sums`` by
-    seat; and ``dense``: digests of parameters and optimizer state, by stage (``model`` where there are none), which
-    ranks that hold the same must agree on. Buffers are left out of them: each rank's are its own while it trains.
+    `Part.progress` has ``steps``, ``samples``, ``skipped_batches``, ``loss_sum`` and `LossScale.carried`; with stages
+    ``loss_sums`` by seat; and ``dense``: digests of parameters and optimizer state, by stage (``model`` where there are
+    none), which ranks that hold the same must agree on, buffers left out: each rank's are its own while it trains.
     """
 
     def __init__(
@@ -158,6 +163,9 @@ class Recorder(NoRecorder):
     ) -> None:
         """End the thread. What is not written by then is given up; `finish` has waited for it if all went well."""
         self._scribe.close()
+
+    def watch(self, check: Callable[[], None]) -> None:
+        self._scribe.check = check
 
     def due(self, b: int) -> bool:
         """Whether a checkpoint is made before batch b."""
@@ -229,40 +237,41 @@ class Recorder(NoRecorder):
             return next((making for making in self._makings.values() if making.step == step), None)
 
     def _copy_model(self, making: Making, loss_sum: Tensor) -> None:
+        making.loss_sum = self._sent(loss_sum)
+        self._copy_dense(making, "model", [self._bound.optimizer])
+
+    def _copy_stage(self, making: Making, stage: int) -> None:
+        pipeline = self._bound.pipeline
+        assert pipeline is not None, "stages have a pipeline"
+        with self._dense_lock:
+            copied = making.dense.get(str(stage))
+            if copied is not None:
+                copied.tensors.order()  # another seat of the stage was first: this one begins when it is copied
+                return
+            optimizer = pipeline.optimizers.get(stage)
+            self._copy_dense(making, str(stage), [optimizer] if optimizer else [], pipeline.names_of(stage))
+
+    def _copy_dense(
+        self, making: Making, name: str, optimizers: Sequence[Optimizer], only: Collection[str] | None = None
+    ) -> None:
         from bagpipe.checkpoint.dense import capture, random_state
 
         engine = self._bound
         making.unshared = frozenset(f"model.{key}" for key, _ in engine.model.named_buffers(remove_duplicate=False))
-        making.progress["loss_sum"] = float(loss_sum)
-        making.dense["model"] = capture(engine.model, engine.optimizer, rng=random_state(engine.cache.device))
-        self._give(making, "dense model")
-        reach("after-dense-copy")
-
-    def _copy_stage(self, making: Making, stage: int) -> None:
-        from bagpipe.checkpoint.dense import capture, random_state
-
-        engine, pipeline = self._bound, self._bound.pipeline
-        assert pipeline is not None, "stages have a pipeline"
-        with self._dense_lock:  # another seat of the stage may not begin before it is copied
-            if f"dense {stage}" not in making.missing:
-                return
-            making.unshared = frozenset(f"model.{key}" for key, _ in engine.model.named_buffers(remove_duplicate=False))
-            optimizer = pipeline.optimizers.get(stage)
-            making.dense[str(stage)] = capture(
-                engine.model,
-                *(() if optimizer is None else (optimizer,)),
-                only=pipeline.names_of(stage),
-                rng=None if making.dense else random_state(engine.cache.device),
-            )
-            self._give(making, f"dense {stage}")
+        rng = None if making.dense else random_state(engine.cache.device)
+        making.dense[name] = capture(engine.cache.streams, engine.model, *optimizers, only=only, rng=rng)
+        self._give(making, f"dense {name}")
         reach("after-dense-copy")
 
     def _note_loss(self, making: Making, seat: int, loss_sum: Tensor) -> None:
-        with self._lock:
-            sums = making.progress.setdefault("loss_sums", {})
-            sums[str(seat)] = float(loss_sum)
-            making.progress["loss_sum"] = sum(sums[name] for name in sorted(sums, key=int))
-            self._give(making, f"dense loss {seat}")
+        making.seat_sums[seat] = self._sent(loss_sum)
+        self._give(making, f"dense loss {seat}")
+
+    def _sent(self, loss_sum: Tensor) -> Arrival:
+        from bagpipe.cache.staging import to_host
+
+        # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.
+        return to_host(self._bound.cache.streams, loss_sum.clone())
 
     def _take_moment(self, step: int, counts: Callable[[], Mapping[str, int]]) -> None:
         cache = self._bound.cache

@@ -3,7 +3,8 @@
 lanes ──rows, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
                                                          └──Part──> parts ──teller──> on_part
 
-Rules: *the writer waits for no lane and no other rank*, so the lanes' waiting for it always ends. The teller waits for
+Rules: *the writer waits for no lane and no other rank*, so the lanes' waiting for it always ends. It waits for a
+device: for copies that lanes have enqueued, behind batches that wait for no later checkpoint. The teller waits for
 other ranks, whose lanes may wait for this one's; so no lane waits for it, unless far more checkpoints are under way
 than that can explain. What is whole when the writer fails is published before its error is told; after an error a
 thread goes on taking work, and does none. The queues are bounded by those who fill them: see `Recorder`.
@@ -31,7 +32,8 @@ from bagpipe.store.interface import WriteRequest
 
 if TYPE_CHECKING:
     from bagpipe.cache.capture import CapturedRows
-    from bagpipe.checkpoint.dense import DenseState
+    from bagpipe.cache.staging import Arrival
+    from bagpipe.checkpoint.dense import DenseCopy
 
 __all__ = ["Making", "OnPart", "Places", "Scribe", "ScribesTaker"]
 
@@ -52,6 +54,7 @@ class Making:
         step, epoch: of the checkpoint, and of the logs that end with it.
         missing: pieces that lanes still owe.
         dense: copies by name, see `Recorder`; those that are missing are being made.
+        loss_sum: of the batches before; None: `seat_sums` are those of the seats.
         unshared: names of tensors that ranks with the same dense part may hold different values of.
         names: tables and ids of dirty rows.
         num_groups: groups in this rank's logs.
@@ -62,12 +65,21 @@ class Making:
     step: int
     epoch: int
     missing: set[str]
-    dense: dict[str, DenseState] = field(default_factory=dict)
+    dense: dict[str, DenseCopy] = field(default_factory=dict)
+    loss_sum: Arrival | None = None
+    seat_sums: dict[int, Arrival] = field(default_factory=dict)
     unshared: frozenset[str] = frozenset()
     names: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = field(default_factory=list)
     num_groups: tuple[int, ...] = ()
     progress: dict[str, Any] = field(default_factory=dict)
     file: FileEntry | None = None
+
+    def losses(self) -> dict[str, Any]:
+        """For `progress`. Blocks until they are on the host."""
+        if self.loss_sum is not None:
+            return {"loss_sum": self.loss_sum.get().item()}
+        sums = {seat: self.seat_sums[seat].get().item() for seat in sorted(self.seat_sums)}
+        return {"loss_sum": sum(sums.values()), "loss_sums": {str(seat): value for seat, value in sums.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +108,7 @@ class Scribe:
         error: the first error.
         backlog_bytes: of rows that wait to be written.
         num_dense: dense parts that wait to be written.
+        check: see `Recorder.watch`.
     """
 
     def __init__(
@@ -105,6 +118,7 @@ class Scribe:
         self.backlog_bytes = 0
         self.num_dense = 0
         self.schema: RowSchema | None = None
+        self.check: Callable[[], None] = lambda: None
         self._rank = rank
         self._places = places
         self._on_part = on_part
@@ -219,17 +233,20 @@ class Scribe:
         from bagpipe.checkpoint.dense import DenseState, combine
 
         assert self._places is not None, "a dense part goes to a file"
+        states = {name: copy.get() for name, copy in making.dense.items()}
+        making.progress.update(making.losses())
         digests = {}
-        for name, state in making.dense.items():
+        for name, state in states.items():
             shared = {key: value for key, value in state.tensors.items() if key not in making.unshared}
             digests[name] = DenseState(tensors=shared, values=state.values).digest()
         making.progress["dense"] = digests
-        making.file = combine(making.dense.values()).save(self._places.step(making.step), self._rank)
+        making.file = combine(states.values()).save(self._places.step(making.step), self._rank)
         making.dense.clear()
         with self._changed:
             self.num_dense -= 1
 
     def _complete(self, making: Making) -> None:
+        self.check()  # what came before the dense part on the device has come by now
         part = None if self._places is None else self._part(making, self._places.step(making.step))
         self._put(self._parts, lambda: self._hand_on(making, part))
 

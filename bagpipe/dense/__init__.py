@@ -6,5 +6,6 @@
     inputs ──source──> values ──copy──> buffers ──a recording──> …    `RecordedWork`: the rest as a CUDA graph
 
 Which of them computes a batch is a function of the configuration and the batch's number of examples, never of what came
-before: so a job gives the same bits with and without a cache, resumed or not, whatever it is asked to use.
+before: so a job gives the same bits with and without a cache, resumed or not, whatever it is asked to use. A loss scale
+that grows is told to them with each batch; training keeps it, and checkpoints do.
 """

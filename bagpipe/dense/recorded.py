@@ -1,8 +1,8 @@
 """`RecordedWork`: forward, loss and backward of the dense stage as one recording that is replayed batch after batch.
 
-    source(inputs) ──values──copy──> leaves ─┐                        ┌─> loss, loss sum
-                      labels ──copy──> labels ┴─ replay: stage, loss, ─┼─> gradients of parameters ──> `grad`
-                                                 gradients             └─> gradients of leaves ──> source's backward
+    source(inputs) ──values──copy──> leaves ──┐                        ┌─> loss, loss sum
+                     labels ──copy──> labels ─┼─ replay: stage, loss, ─┼─> gradients of parameters ──> `grad`
+                 loss scale ──fill──> root ───┘          gradients     └─> gradients of leaves ──> source's backward
 
 The lookups stay outside, with the kernels of rows. A full batch is replayed, every one, and the last, smaller one goes
 operator by operator: so whether a batch is replayed depends on its size alone. Gradients come from `autograd.grad`,
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from bagpipe.dense.graphs import Graphs, Recording
 from bagpipe.dense.loss import total_loss
 from bagpipe.dense.precision import Precision
+from bagpipe.dense.scale import LossScale
 from bagpipe.dense.work import DensePass, heads_of, split_pass, values_of
 from bagpipe.errors import InputError
 from bagpipe.stages.staged import StagedModel
@@ -43,6 +44,7 @@ class _Recorded:
     Attributes:
         values: what the stage takes, static; leaves where a gradient is wanted.
         labels: static.
+        root: what the backward starts from, static.
         recording: its outputs are loss, loss sum, then the gradients.
         parameters: those that have a gradient, in the order of theirs.
         graded: positions of the values that have a gradient, in the order of theirs.
@@ -50,12 +52,14 @@ class _Recorded:
 
     values: tuple[Tensor, ...]
     labels: Tensor
+    root: Tensor
     recording: Recording
     parameters: tuple[nn.Parameter, ...]
     graded: tuple[int, ...]
 
-    def load(self, values: Sequence[Tensor], labels: Tensor) -> None:
-        """Copy a batch into the static memory."""
+    def load(self, values: Sequence[Tensor], labels: Tensor, loss_scale: LossScale) -> None:
+        """Copy a batch and its scale into the static memory."""
+        self.root.fill_(loss_scale.value)
         with torch.no_grad():
             for static, value in zip((*self.values, self.labels), (*values, labels), strict=True):
                 static.copy_(value)
@@ -116,21 +120,22 @@ class RecordedWork:
         # By the number of this rank's examples, which a full batch gives one or two values.
         self._recorded: dict[int, _Recorded] = {}
 
-    def forward(self, inputs: ModelInputs, num_global_examples: int) -> DensePass:
+    def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         values = values_of(self._staged, inputs)
         if num_global_examples != self._full_batch:
-            return split_pass(self._staged, values, inputs.labels, num_global_examples, self.precision)
+            return split_pass(self._staged, values, inputs.labels, num_global_examples, loss_scale)
         num_examples = inputs.labels.shape[0]
         recorded = self._recorded.get(num_examples)
         if recorded is None:
             recorded = self._recorded[num_examples] = self._record(values, inputs.labels)
-        recorded.load(values, inputs.labels)
+        recorded.load(values, inputs.labels, loss_scale)
         recorded.recording.replay()
         return _RecordedPass(recorded=recorded, values=values, copies=self._copies)
 
     def _record(self, values: Sequence[Tensor], labels: Tensor) -> _Recorded:
         leaves = [value.detach().clone().requires_grad_(value.requires_grad) for value in values]
         static_labels = labels.clone()
+        root = labels.new_ones(())  # a loss has its labels' dtype
         graded = [place for place, leaf in enumerate(leaves) if leaf.requires_grad]
         wanted = [*self._parameters, *(leaves[place] for place in graded)]
         reached: list[bool] = []
@@ -138,7 +143,6 @@ class RecordedWork:
         def work() -> list[Tensor]:
             total = total_loss(heads_of(self._staged, leaves), static_labels)
             loss = total / self._full_batch
-            root = self.precision.root_gradient(loss)
             gradients = torch.autograd.grad(loss, wanted, root, allow_unused=True)
             reached[:] = [gradient is not None for gradient in gradients]
             pairs = zip(wanted, gradients, strict=True)
@@ -154,6 +158,7 @@ class RecordedWork:
         return _Recorded(
             values=tuple(leaves),
             labels=static_labels,
+            root=root,
             recording=recording,
             parameters=tuple(compress(self._parameters, of_parameters)),
             graded=tuple(compress(graded, of_values)),

@@ -2,7 +2,7 @@
 
     forward(inputs) ──> DensePass: loss, loss_sum ──backward()──> gradients: parameters' in `grad`, rows' in their runs
 
-Gradients are multiplied by the loss scale (`Precision`); who takes them divides it out.
+Gradients are multiplied by the batch's loss scale (`LossScale`); who takes them divides it out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.dense.precision import Precision
+from bagpipe.dense.scale import LossScale
 from bagpipe.stages.staged import StagedModel
 
 if TYPE_CHECKING:
@@ -53,12 +54,13 @@ class DenseWork(Protocol):
     @property
     def precision(self) -> Precision: ...
 
-    def forward(self, inputs: ModelInputs, num_global_examples: int) -> DensePass:
+    def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         """Forward and loss of a batch whose rows are current.
 
         Args:
             inputs: of this rank's examples, at least one.
             num_global_examples: of all ranks.
+            loss_scale: what gradients are to be multiplied by.
         """
         ...
 
@@ -69,16 +71,16 @@ class EagerPass:
 
     loss: Tensor
     loss_sum: Tensor
-    precision: Precision
+    loss_scale: LossScale
 
     def backward(self) -> None:
-        self.loss.backward(self.precision.root_gradient(self.loss))  # type: ignore[no-untyped-call]
+        self.loss.backward(self.loss_scale.root_gradient(self.loss))  # type: ignore[no-untyped-call]
 
 
-def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, precision: Precision) -> EagerPass:
+def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale) -> EagerPass:
     """Logits ``[num_examples]`` of every head, and labels, as a pass."""
     total = total_loss(heads, labels)
-    return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), precision=precision)
+    return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
 
 
 class EagerWork:
@@ -93,10 +95,10 @@ class EagerWork:
         self.precision = precision if precision is not None else Precision()
         self._model = model
 
-    def forward(self, inputs: ModelInputs, num_global_examples: int) -> DensePass:
+    def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         with self.precision.autocast():
             logits = self._model(inputs.dense, inputs.sparse)
-        return eager_pass(as_heads(logits), inputs.labels, num_global_examples, self.precision)
+        return eager_pass(as_heads(logits), inputs.labels, num_global_examples, loss_scale)
 
 
 class SplitWork:
@@ -111,10 +113,8 @@ class SplitWork:
         self.precision = precision
         self._staged = staged
 
-    def forward(self, inputs: ModelInputs, num_global_examples: int) -> DensePass:
-        return split_pass(
-            self._staged, values_of(self._staged, inputs), inputs.labels, num_global_examples, self.precision
-        )
+    def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
+        return split_pass(self._staged, values_of(self._staged, inputs), inputs.labels, num_global_examples, loss_scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,11 +142,11 @@ class SplitPass:
 
 
 def split_pass(
-    staged: StagedModel, values: Sequence[Tensor], labels: Tensor, num_global_examples: int, precision: Precision
+    staged: StagedModel, values: Sequence[Tensor], labels: Tensor, num_global_examples: int, loss_scale: LossScale
 ) -> SplitPass:
     """What the source gave, and labels, as a pass."""
     leaves = _leaves_of(values)
-    stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, precision)
+    stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale)
     return SplitPass(stage=stage, values=values, leaves=leaves)
 
 

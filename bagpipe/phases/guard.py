@@ -132,12 +132,15 @@ class Guard:
         """
         with self._lock:
             # Lanes' sums do not arrive in the order in which the lanes have sent them: one may hold up no other.
-            verdicts, self._verdicts = self._verdicts, []
-            for verdict in verdicts:
-                if not verdict.total.is_here():
-                    self._verdicts.append(verdict)
-                elif not _is_finite(verdict.total):
-                    raise self._error(verdict.batch, verdict.what)
+            here: list[_Verdict] = []
+            late: list[_Verdict] = []
+            for verdict in self._verdicts:
+                (here if verdict.total.is_here() else late).append(verdict)
+            bad = next((verdict for verdict in here if not _is_finite(verdict.total)), None)
+            if bad is not None:
+                # None is forgotten: a lane and the thread that makes checkpoints both ask, and neither may go on.
+                raise self._error(bad.batch, bad.what)
+            self._verdicts = late
 
     def _judge(self, batch: int, suspects: Sequence[_Suspect]) -> bool:
         bad = next((s for s in suspects if not bool(torch.isfinite(s.terms).all())), None)

@@ -22,7 +22,7 @@ from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.client.step import Step
 from bagpipe.crash_points import reach
 from bagpipe.dense.work import DensePass
-from bagpipe.errors import InputError, LostRowError
+from bagpipe.errors import InputError, JobError, LostRowError
 from bagpipe.peers.interface import Peers, Wish
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
@@ -84,6 +84,7 @@ class Phase(ABC):
         self.steps = steps
         self.flights: dict[int, Flight] = {}
         self.next_step: Step | None = None
+        self.gave_up = False  # a step that this rank had, because of another that has none or stops
         self.read_ahead = engine.settings.read_ahead
         # A batch is read when the one `read_ahead` before it is done: its area is free again.
         self.uploads = engine.cache.uploads(self.read_ahead + 1)
@@ -110,7 +111,7 @@ class Phase(ABC):
             hazards,
             streams=self.cache.streams,
             trace=self.engine.trace,
-            on_batch=self._done,
+            on_batch=self.done,
             agree=self.agree if peers is not None else None,
             # At once: the others are waiting for this rank's part of an exchange.
             on_error=peers.report if peers is not None else None,
@@ -139,11 +140,15 @@ class Phase(ABC):
     def _settle(self, peers: Peers, report: Report) -> Report:
         """Every rank has written its rows; what one of them knows, all know."""
         error = str(self.input_error) if self.input_error is not None else None
-        ends = peers.gather([report.stopped, error])
-        for rank, (_, found) in enumerate(ends):
+        ends = peers.gather([report.stopped, error, self.gave_up])
+        for rank, (_, found, _) in enumerate(ends):
             if found is not None and self.input_error is None:
                 self.input_error = InputError(f"rank {rank}: {found}")
-        return dataclasses.replace(report, stopped=any(stopped for stopped, _ in ends))
+        stopped = any(stopped for stopped, _, _ in ends)
+        having_more = [rank for rank, (_, _, gave_up) in enumerate(ends) if gave_up]
+        if having_more and not stopped and self.input_error is None:
+            raise JobError(f"the data ended at batch {self.num_steps}, but not for ranks {having_more}, who have more")
+        return dataclasses.replace(report, stopped=stopped)
 
     def loop(self) -> Loop:
         """What is run."""
@@ -201,6 +206,7 @@ class Phase(ABC):
         wish = Wish.STOP if stop else Wish.GO if self.next_step is not None else Wish.END
         strongest = self.engine.peers.agree(wish)
         if strongest is not Wish.GO:
+            self.gave_up = self.next_step is not None
             self.next_step = None
         return strongest is Wish.STOP
 
@@ -273,7 +279,8 @@ class Phase(ABC):
         """Float64 scalar: the sum of all examples' losses so far."""
         return self.loss_sum
 
-    def _done(self, b: int) -> None:
+    def done(self, b: int) -> None:
+        """The compute lane is done with the batch."""
         flight = self.flights[b]
         self.num_steps += 1
         if flight.is_skipped:

@@ -49,7 +49,7 @@ class PipelinedTraining(Training):
             self.head_loss,
             before_batch=self.before_batch,
             loss_sums=self._seat_sums(carried),
-            loss_scale=self.precision.loss_scale,
+            loss_scale=self.loss_scale.value,
         )
 
     def loop(self) -> Loop:
@@ -85,7 +85,7 @@ class PipelinedTraining(Training):
         self.runtime.unpool(source, b)
         current = self.cache.current
         runs = () if current is None else current.runs
-        self.precision.unscale_rows(runs)
+        self.loss_scale.unscale_rows(runs)
         self.guard.is_bad(b, runs=runs)
 
     def before_batch(self, seat: Seat, b: int, loss_sum: Tensor) -> None:
@@ -93,7 +93,7 @@ class PipelinedTraining(Training):
 
     def optimize(self, stage: int, b: int) -> None:
         self.guard.is_bad(b, parameters=self.pipeline.staged.parameters_of(stage))
-        self.precision.unscale_parameters(parameter for _, parameter in self.pipeline.staged.parameters_of(stage))
+        self.loss_scale.unscale_parameters(parameter for _, parameter in self.pipeline.staged.parameters_of(stage))
         self.pipeline.optimize(stage)
 
     def head_loss(self, head: int, logits: Tensor, labels: Tensor) -> Tensor:

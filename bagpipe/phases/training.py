@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.step import StepContext
 from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.client.step import Step
+from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.phases.guard import Guard
 from bagpipe.phases.phase import Phase
-from bagpipe.progress import PhaseResult
+from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.interface import WriteRequest
 
 if TYPE_CHECKING:
@@ -49,12 +51,16 @@ class Training(Phase):
             engine.cache.streams,
             rank=None if peers is None else peers.rank,
             skips=engine.settings.nonfinite == "skip",
-            hint=engine.dense.precision.hint,
+            hint=engine.dense.precision.loss_scale.hint,
         )
-        self.precision = engine.dense.precision
+        #: Of the batch that is computed.
+        self.loss_scale = engine.dense.precision.loss_scale.resumed(carried)
+        if self.loss_scale.growth_steps and (not self.guard.skips or engine.pipeline is not None):
+            raise InputError("a loss scale that grows needs batches that can be left out, and no stages")
         self.buffers: dict[str, Tensor] = {}
 
     def run(self) -> PhaseResult:
+        self.recorder.watch(self.guard.check)
         # Before the step and after the sums over ranks, which may still be on their way when the backward is over, and
         # whose own hook is there already.
         hook = self.engine.optimizer.register_step_pre_hook(self._unscale)
@@ -64,7 +70,7 @@ class Training(Phase):
             hook.remove()
 
     def _unscale(self, *_: object) -> None:
-        self.precision.unscale_parameters(self.engine.model.parameters())
+        self.loss_scale.unscale_parameters(self.engine.model.parameters())
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {
@@ -97,7 +103,8 @@ class Training(Phase):
         flight = self.flights[b]
         self.begin(flight.context)
         if flight.inputs is not None:  # few models take an empty batch
-            flight.work = self.engine.dense.forward(flight.inputs, flight.step.num_global_examples)
+            num_examples = flight.step.num_global_examples
+            flight.work = self.engine.dense.forward(flight.inputs, num_examples, self.loss_scale)
             flight.loss_sum = flight.work.loss_sum
 
     def backward(self, b: int) -> None:
@@ -107,7 +114,7 @@ class Training(Phase):
             work.backward()
         current = self.cache.current
         runs = () if current is None else current.runs
-        self.precision.unscale_rows(runs)
+        self.loss_scale.unscale_rows(runs)
         flight.is_skipped = self.guard.is_bad(
             b,
             loss=None if work is None else work.loss,
@@ -150,7 +157,15 @@ class Training(Phase):
 
     def counts(self) -> Mapping[str, int]:
         """Of the batches done, for `Part.progress`."""
-        return {"samples": self.samples, "skipped_batches": self.num_skipped}
+        return {"samples": self.samples, "skipped_batches": self.num_skipped, **self.loss_scale.carried()}
+
+    def done(self, b: int) -> None:
+        # Not with the step: a checkpoint before b takes what is counted when rows change, which on ranks is later.
+        self.loss_scale = self.loss_scale.after(is_finite=not self.flights[b].is_skipped)
+        super().done(b)
+
+    def progress(self) -> Progress:
+        return dataclasses.replace(super().progress(), loss_scale=self.loss_scale.value)
 
     def store(self, b: int) -> None:
         flight = self.flights[b]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bagpipe.cache.staging import ALIGN_BYTES, HostCopy, StagingRing, empty_view, to_host
-from bagpipe.pipeline.stream import HostStream, NullStreams
+from bagpipe.cache.staging import ALIGN_BYTES, HostCopy, StagingRing, copy_to_host, empty_view, to_host
+from bagpipe.pipeline.stream import HostStream, NullStreams, RecordingStreams
 
 
 @dataclass(eq=False)
@@ -103,6 +103,39 @@ def test_areas_grow_once_and_stay() -> None:
 def test_a_ring_has_areas() -> None:
     with pytest.raises(ValueError, match="num_areas must be at least 1, got 0"):
         StagingRing(NullStreams(), 0)
+
+
+@pytest.mark.parametrize("streams", [LateStreams(), NullStreams()])
+def test_copies_are_of_the_moment(streams: NullStreams) -> None:
+    """Of any shape and dtype, contiguous, in one piece of memory with one event where there are events."""
+    tied = torch.arange(3, dtype=torch.float64)
+    tensors = {
+        "turned": torch.arange(6, dtype=torch.float32).view(2, 3).t(), "count": torch.tensor(7),
+        "none": torch.empty(0, 4), "half": torch.ones(5, dtype=torch.bfloat16, requires_grad=True),
+        "one": tied, "other": tied,
+    }  # fmt: skip
+    expected = {name: tensor.tolist() for name, tensor in tensors.items()}
+    copies = copy_to_host(streams, tensors)
+    for tensor in tensors.values():
+        tensor.detach().zero_()
+    if isinstance(streams, LateStreams):
+        assert [copy.num_waits for copy in streams.current.copies] == [0]
+        assert streams.num_allocated == 5 * ALIGN_BYTES
+    found = copies.get()
+    assert {name: tensor.tolist() for name, tensor in found.items()} == expected
+    assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in found.values())
+    assert len({tensor.data_ptr() for tensor in found.values() if tensor.numel()}) == 5
+    if isinstance(streams, LateStreams):
+        assert [copy.num_waits for copy in streams.current.copies] == [1]
+
+
+def test_another_stream_may_be_put_behind_the_copies() -> None:
+    streams = RecordingStreams()
+    copies = copy_to_host(streams, {"one": torch.ones(1)})
+    copies.order()
+    assert streams.log == [("main", "record", "main#0"), ("main", "wait", "main#0")]
+    copy_to_host(NullStreams(), {}).order()
 
 
 def test_a_copy_is_here_when_its_event_has_happened() -> None:

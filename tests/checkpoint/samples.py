@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from bagpipe.checkpoint.dense import capture, random_state
+from bagpipe.checkpoint.dense import DenseState, capture, random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.rows import RowWriter, save_dirty
+from bagpipe.pipeline.stream import NullStreams
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import WriteRequest
 
@@ -69,6 +71,11 @@ def model_and_optimizer(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer
     return model, optimizer
 
 
+def captured(model: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> DenseState:
+    """The dense state of a model on the CPU, by `capture`."""
+    return capture(NullStreams(), model, *optimizers, **options).get()
+
+
 def save(
     folder: CheckpointFolder,
     generation: int,
@@ -81,7 +88,7 @@ def save(
 ) -> Checkpoint:
     """Save and publish: `changes` by rank."""
     model, optimizer = model_and_optimizer()
-    dense = capture(model, optimizer, rng=random_state(torch.device("cpu")))
+    dense = captured(model, optimizer, rng=random_state(torch.device("cpu")))
     where = folder.step_folder(generation, step)
     for rank, rows in enumerate(changes):
         writer = RowWriter(folder.generation_folder(generation), SCHEMA, rank=rank, epoch=step)

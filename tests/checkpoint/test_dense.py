@@ -10,7 +10,8 @@ from bagpipe.checkpoint.files import check
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.digest import dense_digest
 from bagpipe.errors import InputError
-from tests.checkpoint.samples import model_and_optimizer
+from bagpipe.pipeline.stream import RecordingStreams
+from tests.checkpoint.samples import captured, model_and_optimizer
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def test_training_goes_on_as_if_it_had_never_ended(tmp_path, optimizer_type, opt
     torch.manual_seed(1)
     model, optimizer = fresh(optimizer_type, **options)
     train(model, optimizer, 3)
-    state = capture(model, optimizer, rng=random_state(CPU))
+    state = captured(model, optimizer, rng=random_state(CPU))
     entry = state.save(tmp_path, 0)
     check(tmp_path, entry)
     assert entry.name == "dense-0000.safetensors"
@@ -59,15 +60,25 @@ def test_training_goes_on_as_if_it_had_never_ended(tmp_path, optimizer_type, opt
 
 def test_copies_do_not_follow_the_model():
     model, optimizer = model_and_optimizer()
-    state = capture(model, optimizer)
+    state = captured(model, optimizer)
     before = state.digest()
     train(model, optimizer, 1)
-    assert state.digest() == before != capture(model, optimizer).digest()
+    assert state.digest() == before != captured(model, optimizer).digest()
+
+
+def test_a_file_is_the_same_from_a_device(tmp_path):
+    """Whose copies lie in one piece of memory."""
+    model, optimizer = model_and_optimizer()
+    copy = capture(RecordingStreams(), model, optimizer, rng=random_state(CPU))
+    expected = captured(model, optimizer, rng=random_state(CPU)).save(tmp_path, 0)
+    train(model, optimizer, 1)
+    found = copy.get().save(tmp_path, 1)
+    assert (found.num_bytes, found.xxh3_128) == (expected.num_bytes, expected.xxh3_128)
 
 
 def test_names_are_the_models_own(tmp_path):
     model, optimizer = model_and_optimizer()
-    path = tmp_path / capture(model, optimizer, rng=random_state(CPU)).save(tmp_path, 3).name
+    path = tmp_path / captured(model, optimizer, rng=random_state(CPU)).save(tmp_path, 3).name
     names = load_file(path).keys()
     assert {name.removeprefix("model.") for name in names if name.startswith("model.")} == model.state_dict().keys()
     assert {"optim.0.weight.exp_avg", "optim.0.weight.step", "model.1.running_mean", "rng.cpu"} <= names
@@ -77,14 +88,14 @@ def test_values_that_are_no_tensors_are_kept(tmp_path):
     model, optimizer = model_and_optimizer()
     parameter = next(model.parameters())
     optimizer.state[parameter] |= {"count": 3, "nothing": None, "rate": 0.1, "on": True}
-    state = load(tmp_path, capture(model, optimizer).save(tmp_path, 0))
+    state = load(tmp_path, captured(model, optimizer).save(tmp_path, 0))
     again, optimizer_again = model_and_optimizer(1)
     state.restore(again, optimizer_again)
     found = optimizer_again.state[next(again.parameters())]
     assert (found["count"], found["nothing"], found["rate"], found["on"]) == (3, None, 0.1, True)
     optimizer.state[parameter]["odd"] = [1]
     with pytest.raises(InputError, match=r"'odd' of '0\.weight' is a list"):
-        capture(model, optimizer)
+        captured(model, optimizer)
 
 
 def test_parts_make_the_whole():
@@ -96,28 +107,28 @@ def test_parts_make_the_whole():
     second.step()
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     parts = [
-        capture(model, optimizer, only=[name for name in names if name.startswith("0.") == mine], rng={"cpu": rng})
+        captured(model, optimizer, only=[name for name in names if name.startswith("0.") == mine], rng={"cpu": rng})
         for optimizer, mine, rng in ((first, True, torch.zeros(2)), (second, False, torch.ones(2)))
     ]
     assert not parts[0].tensors.keys() & parts[1].tensors.keys() - {"rng.cpu"}
     whole = combine(parts)
     assert whole.rng()["cpu"].tolist() == [0, 0]
-    assert whole.digest() == capture(model, first, second).digest()
+    assert whole.digest() == captured(model, first, second).digest()
     again, whole_optimizer = model_and_optimizer(3)
     whole.restore(again, whole_optimizer)
-    assert capture(again, whole_optimizer).digest() == whole.digest()
+    assert captured(again, whole_optimizer).digest() == whole.digest()
     assert combine([whole, *parts]).digest() == whole.digest()
 
 
 def test_of_what_several_parts_have_the_first_counts():
-    one, two = capture(*model_and_optimizer(0)), capture(*model_and_optimizer(1))
+    one, two = captured(*model_and_optimizer(0)), captured(*model_and_optimizer(1))
     assert combine([one, two]).digest() == one.digest() != two.digest()
 
 
 def test_a_tied_parameter_is_there_under_each_name():
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model[1].weight = model[0].weight
-    state = capture(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert {"model.0.weight", "model.1.weight"} <= state.tensors.keys()
     state.restore(model)
 
@@ -133,7 +144,7 @@ class _Stateful(nn.Module):
 def test_extra_state_is_refused():
     model = nn.Sequential(nn.Linear(1, 1), _Stateful())
     with pytest.raises(InputError, match="module '1' has extra state"):
-        capture(model)
+        captured(model)
 
 
 @pytest.mark.parametrize(
@@ -149,26 +160,26 @@ def test_extra_state_is_refused():
     ],
 )
 def test_another_model_is_refused_and_unchanged(build, said):
-    state = capture(*model_and_optimizer())
+    state = captured(*model_and_optimizer())
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = capture(model).digest()
+    before = captured(model).digest()
     with pytest.raises(InputError, match=said):
         state.restore(model, optimizer)
-    assert capture(model).digest() == before
+    assert captured(model).digest() == before
 
 
 def test_another_optimizer_is_refused_and_unchanged():
     model, optimizer = fresh(torch.optim.Adagrad)
-    before = capture(model, optimizer).digest()
+    before = captured(model, optimizer).digest()
     with pytest.raises(InputError, match=r"state 'step' of '0\.weight' is .* in this job|state 'sum' .* missing there"):
-        capture(*model_and_optimizer()).restore(model, optimizer)
-    assert capture(model, optimizer).digest() == before
+        captured(*model_and_optimizer()).restore(model, optimizer)
+    assert captured(model, optimizer).digest() == before
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0notjson!", (2**40).to_bytes(8, "little")])
 def test_other_content_is_broken(tmp_path, content):
-    entry = capture(*model_and_optimizer()).save(tmp_path, 0)
+    entry = captured(*model_and_optimizer()).save(tmp_path, 0)
     (tmp_path / entry.name).write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match="cannot be read"):
         load(tmp_path, entry)

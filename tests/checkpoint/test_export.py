@@ -9,7 +9,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from bagpipe.checkpoint.dense import capture
 from bagpipe.checkpoint.export import ExportTable, collect, write
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Part
@@ -19,7 +18,7 @@ from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.records import host_words, split_record
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
-from tests.checkpoint.samples import SCHEMA, manifest_of, model_and_optimizer, rows_of, three_checkpoints
+from tests.checkpoint.samples import SCHEMA, captured, manifest_of, model_and_optimizer, rows_of, three_checkpoints
 
 TABLES = (
     ExportTable(name="ebc.embedding_bags.user", table="user", num_rows=None),
@@ -68,7 +67,7 @@ def test_a_bounded_table_is_whole(tmp_path, optimizer, dtype):
         part.copy_(torch.arange(part.numel()).view(part.shape) + 7)
     writer.append([WriteRequest(0, trained, host_words(records))], 1)
     model, dense_optimizer = model_and_optimizer()
-    sealed = Part(rank=0, dense=capture(model, dense_optimizer).save(where, 0), rows=writer.seal(where, 1))
+    sealed = Part(rank=0, dense=captured(model, dense_optimizer).save(where, 0), rows=writer.seal(where, 1))
     manifest = dataclasses.replace(manifest_of(generation, 1, (sealed,)), row_schema=schema.to_json())
     exported = collect(folder.publish(manifest), TABLES[1:2], DENSE, max_bytes=1 << 30)
     weight = exported.weights["ebc.embedding_bags.item.weight"]

@@ -44,14 +44,14 @@ def train(
     model: nn.Module, work: DenseWork, sizes: Sequence[int] = SIZES, *, first_seed: int = 0
 ) -> tuple[list[float], Mapping[str, Tensor]]:
     """Plain gradient steps; the losses, and the state the model ends with."""
-    losses = []
+    losses, loss_scale = [], work.precision.loss_scale
     for seed, size in enumerate(sizes, start=first_seed):
-        under_way: Any = work.forward(inputs_of(size, seed), num_global_examples=size)
+        under_way: Any = work.forward(inputs_of(size, seed), size, loss_scale)
         under_way.backward()
         losses.append(float(under_way.loss_sum))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter -= 0.1 / work.precision.loss_scale * parameter.grad
+                    parameter -= 0.1 / loss_scale.value * parameter.grad
                     parameter.grad = None
     return losses, {name: value.clone() for name, value in model.state_dict().items()}

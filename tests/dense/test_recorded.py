@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bagpipe.dense.graphs import Recording, RepeatedCalls, Work
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.scale import LossScale
 from bagpipe.dense.stage import prepared
 from bagpipe.dense.work import EagerWork
 from bagpipe.errors import InputError
@@ -60,7 +61,7 @@ def recorded(
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("dlrm", BFLOAT16), ("towers", Precision(loss_scale=64)), ("wide-deep", Precision())],
+    [("dlrm", BFLOAT16), ("towers", Precision(loss_scale=LossScale(value=64))), ("wide-deep", Precision())],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_replays_give_the_bits_of_the_eager_way(name: str, precision: Precision) -> None:
@@ -78,7 +79,7 @@ def test_a_full_batch_is_recorded_once_for_each_share_and_the_last_never() -> No
     train(model, work, (*SIZES, *SIZES))
     assert graphs.recorded == 1
     for share in (6, 5):  # of ranks, where a full batch cannot be shared equally
-        work.forward(inputs_of(share), num_global_examples=SIZES[0]).backward()
+        work.forward(inputs_of(share), SIZES[0], LossScale()).backward()
     assert graphs.recorded == 3
 
 
@@ -91,7 +92,7 @@ def test_recording_leaves_no_trace() -> None:
     state = train(model, work)[1]
     assert int(state["first.num_batches_tracked"]) == len(SIZES)
     assert all(torch.equal(state[key], value) for key, value in expected.items())
-    work.forward(inputs_of(SIZES[0]), num_global_examples=SIZES[0]).backward()
+    work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()).backward()
     assert model.idle.grad is None
 
 
@@ -109,7 +110,7 @@ class Offset(nn.Module):
 def test_gradients_have_memory_of_their_own_and_their_parameters_strides() -> None:
     model = Extended(model_of("dlrm"), Offset())
     work = recorded(model, graphs=AsMade())
-    work.forward(inputs_of(SIZES[0]), num_global_examples=SIZES[0]).backward()
+    work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()).backward()
     graded = [p for p in work._parameters if p.grad is not None]
     assert all(p.grad is not None and p.grad.stride() == p.stride() for p in graded)
     assert len({p.grad.untyped_storage().data_ptr() for p in graded if p.grad is not None}) == len(graded)
@@ -119,7 +120,7 @@ def test_gradients_have_memory_of_their_own_and_their_parameters_strides() -> No
 def test_gradients_of_values_outlive_the_next_batch_only_as_copies(copies: bool) -> None:
     model = model_of("dlrm")
     work = recorded(model, copies=copies)
-    under_way = cast(Any, work.forward(inputs_of(SIZES[0]), num_global_examples=SIZES[0]))
+    under_way = cast(Any, work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()))
     seen: list[Tensor] = []
     under_way.values[under_way.recorded.graded[0]].register_hook(seen.append)
     under_way.backward()

@@ -11,13 +11,14 @@ from torch import nn
 from bagpipe.dense import compiled
 from bagpipe.dense.compiled import Compiler
 from bagpipe.dense.precision import Precision
+from bagpipe.dense.scale import LossScale
 from bagpipe.dense.stage import DenseStage, prepared
 from tests.dense.small import BFLOAT16, model_of, whole
 
 
 def test_a_model_that_is_computed_as_it_is_stays_as_it_is() -> None:
     staged = whole(model_of("dlrm"))
-    assert prepared(staged, Precision(loss_scale=8)) is staged
+    assert prepared(staged, Precision(loss_scale=LossScale(value=8))) is staged
 
 
 def test_a_prepared_model_has_the_models_own_parameters_under_their_own_names() -> None:

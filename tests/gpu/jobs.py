@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.batch import Batch
+from bagpipe.checkpoint.manifest import Part
+from bagpipe.checkpoint.recorder import Recorder
+from bagpipe.checkpoint.scribe import Places
 from bagpipe.schema import DataSchema, Feature, Table
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from tests.store.fences import take_over
 
-__all__ = ["EVERY_ROW", "JOBS", "SHAPES", "Outcome", "batches_of", "run_plain", "smallest_cache"]
+__all__ = ["EVERY_ROW", "JOBS", "SHAPES", "Outcome", "batches_of", "recorded", "run_plain", "smallest_cache"]
 
 #: Cache rows that no job here fills.
 EVERY_ROW = 20_000
@@ -110,6 +116,30 @@ def smallest_cache(name: str) -> int:
         parts = pairwise(offsets.tolist())
         sizes.append(sum(len(np.unique(batch.values[start:stop])) for start, stop in parts))
     return max(sizes)
+
+
+@contextmanager
+def recorded(job: PlainJob, folder: Path, every: int) -> Iterator[dict[int, Part | None]]:
+    """The entered job makes checkpoints; what it hands on, by step."""
+    parts: dict[int, Part | None] = {}
+
+    def place(step: int) -> Path:
+        path = folder / str(step)
+        path.mkdir(exist_ok=True)
+        return path
+
+    recorder = Recorder(
+        every=every,
+        places=Places(generation=folder, step=place),
+        on_part=lambda step, epoch, part: parts.__setitem__(step, part),
+    )
+    job.store.claim()
+    take_over(job.store)
+    job.engine.claim = lambda: False
+    job.engine.recorder = recorder
+    recorder.bind(job.engine)
+    with recorder:
+        yield parts
 
 
 def run_plain(name: str, **settings: Any) -> Outcome:

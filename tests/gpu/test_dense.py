@@ -17,6 +17,7 @@ from bagpipe.dense import compiled
 from bagpipe.dense.graphs import CudaGraphs, Graphs, RepeatedCalls
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.scale import LossScale
 from bagpipe.dense.stage import prepared
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.stages.staged import StagedModel, StageModule, StageValue
@@ -94,7 +95,7 @@ def compiling(model: nn.Module, precision: Precision) -> DenseWork:
     return SplitWork(prepared(whole(model), precision, compiles=True), precision)
 
 
-def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: float = 1.0) -> End:
+def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: int = 1) -> End:
     """Digests and the sum of losses of a job whose dense part is computed in a way."""
     settings = PlainSettings(
         schema=schema_of(SHAPES[SHAPE]), device=device, cache_rows=cache_rows, rows="adagrad", eps=1e-3, dim=16
@@ -103,7 +104,7 @@ def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_row
         precision = Precision(
             device_type=torch.device(device).type,
             autocast_dtype=dtype,
-            loss_scale=4096.0 if dtype == torch.float16 else scale,
+            loss_scale=LossScale(value=4096 if dtype == torch.float16 else scale),
         )
         job.engine.dense = way(job.model, precision)
         result = job.train(batches_of(SHAPE))
@@ -123,8 +124,10 @@ def test_autocast_keeps_direct_modes_bits_and_the_cpus_values(device: str, dtype
     assert end_of("cpu", EagerWork)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
 
 
-def test_a_loss_scale_changes_no_bit(device: str) -> None:
-    assert end_of(device, EagerWork, scale=1024.0) == end_of(device, EagerWork)
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_loss_scale_changes_no_bit(device: str, replays: bool) -> None:
+    way: Way = recorded(device) if replays else EagerWork
+    assert end_of(device, way, scale=1024) == end_of(device, way)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 from bagpipe.progress import Progress
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
-from tests.gpu.jobs import SHAPES, batches_of, schema_of, smallest_cache
+from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +33,8 @@ def batches_again(shape: str, times: int) -> list[Any]:
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(("shape", "rows"), [("one-hot", "adagrad"), ("weighted", "adam")])
-def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool) -> None:
+def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool, tmp_path: Path) -> None:
+    """Checkpoints included."""
     batches = batches_again(shape, 4)
 
     def on_batch(totals: Callable[[], Progress]) -> None:
@@ -44,12 +46,13 @@ def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool) 
         cache_rows=2 * smallest_cache(shape) if cached else 0,
     )  # fmt: skip
     try:
-        with PlainJob(settings, on_batch=on_batch) as job:
+        with PlainJob(settings, on_batch=on_batch) as job, recorded(job, tmp_path, every=5) as parts:
             job.engine.optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
             result = job.train(batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert result.progress.steps == len(batches)
+    assert list(parts) == [*range(5, len(batches), 5), len(batches)]
 
 
 def test_the_mode_sees_a_number_that_is_read(cuda: str) -> None:

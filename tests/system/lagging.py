@@ -126,7 +126,12 @@ class LaggingStreams:
         _merge(self.done, clock)
 
     def note(self, what: str, *tensors: Any) -> None:
-        if self.watches and not any(isinstance(tensor, Tensor) and self._is_host(tensor) for tensor in tensors):
+        is_lane = hasattr(self.local, "resource")  # the thread that writes checkpoints may wait
+        if (
+            self.watches
+            and is_lane
+            and not any(isinstance(tensor, Tensor) and self._is_host(tensor) for tensor in tensors)
+        ):
             frames = [
                 f for f in traceback.extract_stack() if "/bagpipe/" in f.filename or "/torch/optim/" in f.filename
             ]

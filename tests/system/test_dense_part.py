@@ -19,7 +19,7 @@ from tests.system import programs
 from tests.system.jobs import change, run_job
 from tests.system.programs import run_forked
 from tests.system.rank_threads import run_ranks
-from tests.system.recording import recorded
+from tests.system.recording import Crash, recorded
 from tests.system.resumed import JOB, digests
 
 MakeConfig = Callable[..., Config]
@@ -92,8 +92,47 @@ def test_a_loss_scale_changes_no_bit_on_ranks(clicks: MakeConfig) -> None:
 @pytest.mark.parametrize("stages", [{}, STAGES], ids=["whole", "staged"])
 def test_a_scale_that_is_too_large_is_named(clicks: MakeConfig, stages: dict[str, object]) -> None:
     config = change(clicks(), run__autocast="float16", run__loss_scale=2**24, **stages)
-    with pytest.raises(JobError, match=r"^batch 0: .*not finite.*run\.loss_scale = 1.67772e\+07: a smaller one may do"):
+    with pytest.raises(JobError, match=r"^batch 0: .*not finite.*run\.loss_scale = 16777216: a smaller one may do"):
         run_job(config)
+
+
+# ---- a loss scale that grows -----------------------------------------------------------------------------------------
+
+#: float16 has none of the scales it begins with, so batches are left out until one fits.
+GROWING = {
+    "run__autocast": "float16",
+    "run__nonfinite": "skip",
+    "run__loss_scale": 2**24,
+    "run__loss_scale_growth_steps": 12,
+}
+
+
+@pytest.mark.usefixtures("replays")
+def test_a_scale_that_grows_changes_no_bit(clicks: MakeConfig) -> None:
+    """Replays, which take it as an input, and the last, smaller batch."""
+    config = change(clicks("mixed", "deepfm"), run__nonfinite="skip")
+    grown = run_job(change(config, run__loss_scale_growth_steps=3, run__cuda_graph=True))
+    assert grown.trained.progress.loss_scale == 2 ** (26 // 3)
+    assert grown.digests == run_job(config).digests
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_scale_goes_on_where_a_job_died(clicks: MakeConfig, tmp_path: Path, ranks: int) -> None:
+    """Amid batches that are left out, and amid finite ones; whatever the cache."""
+    config = change(clicks(), **GROWING)
+    job = recorded(smallest(change(config, data__limit=12 * 18)), tmp_path, every=2, world_size=ranks)
+    with pytest.raises(Crash):
+        job.run(crash_at=6)
+    job.run()
+    job.config = smallest(config)
+    resumed = job.run()
+    assert resumed.first_batch == 18
+    direct = recorded(change(config, cache__rows=0), tmp_path, every=0, world_size=ranks).run()
+    assert resumed.digests == direct.digests
+    progress = [result.progress for end in (resumed, direct) for result in end.results]
+    ends = {(each.loss_scale, each.skipped_batches) for each in progress}
+    assert len(ends) == 1
+    assert max(ends)[1] > 5
 
 
 # ---- recordings ------------------------------------------------------------------------------------------------------

@@ -6,18 +6,22 @@ On a device that lags infinitely a ring of staging areas that is too short, or a
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bagpipe.batch import Batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.errors import JobError
+from bagpipe.phases.guard import Guard
 from bagpipe.pipeline import stream
 from bagpipe.progress import Progress
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
-from tests.gpu.jobs import SHAPES, batches_of, schema_of, smallest_cache
+from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 from tests.system.lagging import LaggingStreams
 from trainer.progress import ProgressReporter
 
@@ -49,19 +53,22 @@ def job_of(shape: str, streams: LaggingStreams, **settings: Any) -> PlainJob:
 
 
 @pytest.mark.parametrize(
-    ("shape", "rows", "cached"), [("weighted", "adam", True), ("mean", "rowwise_adagrad", True), ("mean", "sgd", False)]
+    ("shape", "rows", "cached", "every"),
+    [("weighted", "adam", True, 2), ("mean", "rowwise_adagrad", True, 0), ("mean", "sgd", False, 0)],
 )
 def test_training_waits_where_the_schedule_says_and_nowhere_else(
-    shape: str, rows: str, cached: bool, streams: LaggingStreams
+    shape: str, rows: str, cached: bool, every: int, streams: LaggingStreams, tmp_path: Path
 ) -> None:
+    """Checkpoints included. Who writes them waits, and after that a lane need not: so not in all cases."""
     settings = {"rows": rows, "cache_rows": smallest_cache(shape) if cached else 0}
-    with job_of(shape, streams, **settings) as job:
+    with job_of(shape, streams, **settings) as job, recorded(job, tmp_path, every=every) as parts:
         optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
         job.engine.optimizer = optimizer
         streams._allowed = lambda: [state["step"] for state in optimizer.state.values()]
         result = job.train(batches_of(shape))
         job.score(batches_of(shape))
     assert result.progress.steps == len(batches_of(shape))
+    assert list(parts) == ([2, 4, 6, 8, 10] if every else [10])
     assert streams.found == []
 
 
@@ -80,15 +87,49 @@ def test_staging_changes_no_bit(streams: LaggingStreams, monkeypatch: pytest.Mon
     assert staged == outcome()
 
 
+def with_a_bad_one(number: int) -> list[Batch]:
+    batches = list(batches_of("one-hot"))
+    dense = batches[number].dense.copy()
+    dense[0, 0] = float("inf")
+    batches[number] = dataclasses.replace(batches[number], dense=dense)
+    return batches
+
+
+def test_a_bad_batch_is_in_no_checkpoint(
+    streams: LaggingStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums may be later than all that the lanes do for a checkpoint: whoever writes it looks again."""
+    check = Guard.check
+
+    def too_early(guard: Guard) -> None:
+        if threading.current_thread().name == "bagpipe-scribe":
+            check(guard)
+
+    monkeypatch.setattr(Guard, "check", too_early)
+    with (
+        job_of("one-hot", streams, cache_rows=smallest_cache("one-hot")) as job,
+        recorded(job, tmp_path, every=2) as parts,
+        pytest.raises(JobError, match=r"batch 5: the loss, or a gradient, is not finite"),
+    ):
+        job.train(with_a_bad_one(5))
+    assert list(parts) == [2, 4]
+
+
+def test_a_bad_batch_is_told_to_all_who_ask(streams: LaggingStreams) -> None:
+    guard = Guard(streams)
+    assert not guard.is_bad(3, loss=torch.tensor(float("nan")))
+    guard.check()
+    streams.here().synchronize()
+    for _ in range(2):
+        with pytest.raises(JobError, match="batch 3"):
+            guard.check()
+
+
 def test_a_bad_batch_is_seen_before_its_rows_are_stored(streams: LaggingStreams) -> None:
     """Its sums come late: the job ends all the same, and nothing of the batch has reached the store."""
-    batches = list(batches_of("one-hot"))
-    dense = batches[4].dense.copy()
-    dense[0, 0] = float("inf")
-    batches[4] = dataclasses.replace(batches[4], dense=dense)
     with job_of("one-hot", streams, cache_rows=smallest_cache("one-hot")) as job:
         with pytest.raises(JobError, match=r"batch 4: the loss, or a gradient, is not finite"):
-            job.train(batches)
+            job.train(with_a_bad_one(4))
         for table in range(len(job.rows.tables)):
             rows = job.store.read(table, job.store.ids(table)).rows
             assert torch.from_numpy(rows).isfinite().all()

@@ -11,7 +11,7 @@ import torch
 
 from bagpipe.client.step import Step
 from bagpipe.config import Config
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, JobError
 from tests.system.clicks import NUM_EXAMPLES
 from tests.system.jobs import change, run_job
 from tests.system.rank_threads import RanksEnd, run_ranks
@@ -101,3 +101,13 @@ def test_bad_input_that_one_rank_meets_first_ends_all_at_that_batch(clicks: Make
     assert errors == ["rank 1: " + errors[1], "day_0:77: expected 40 columns, got 3", "rank 1: " + errors[1]]
     assert [result.progress.steps for result in spoiled.results] == [5, 5, 5]
     assert not any(result.report.stopped for result in spoiled.results)
+
+
+def test_a_rank_whose_data_ends_before_the_others_is_no_end(clicks: MakeConfig) -> None:
+    """All stop at its batch, as they must; but what was trained is a part of the data."""
+
+    def spoil(rank: int, steps: Iterator[Step]) -> Iterator[Step]:
+        return itertools.islice(steps, 5) if rank == 1 else steps
+
+    with pytest.raises(JobError, match=r"^the data ended at batch 5, but not for ranks \[0, 2\], who have more$"):
+        run_ranks(change(clicks(), cache__rows=100), 3, spoil=spoil)

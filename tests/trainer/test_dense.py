@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from bagpipe.config import Config, ModelConfig, RunConfig
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.recorded import RecordedWork
+from bagpipe.dense.scale import LossScale
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
@@ -35,9 +36,12 @@ def work_of(model: nn.Module | None = None, **run: Any) -> DenseWork:
     [
         ({}, Precision()),
         ({"autocast": "bfloat16"}, Precision(autocast_dtype=torch.bfloat16)),
-        ({"autocast": "float16"}, Precision(autocast_dtype=torch.float16, loss_scale=4096.0)),
+        ({"autocast": "float16"}, Precision(autocast_dtype=torch.float16, loss_scale=LossScale(value=4096))),
         ({"autocast": "float16", "loss_scale": 1}, Precision(autocast_dtype=torch.float16)),
-        ({"device": "cuda:1", "loss_scale": 8}, Precision(device_type="cuda", loss_scale=8.0)),
+        (
+            {"device": "cuda:1", "loss_scale": 8, "loss_scale_growth_steps": 100},
+            Precision(device_type="cuda", loss_scale=LossScale(value=8, growth_steps=100)),
+        ),
     ],
 )
 def test_precision(run: dict[str, Any], expected: Precision) -> None:

@@ -11,7 +11,7 @@ from trainer.progress import ProgressReporter
 
 PROGRESS = Progress(
     steps=3, samples=10, loss_sum=torch.tensor(5.0), rows_unique=4, rows_inserted=1, rows_fetched=1,
-    rows_written=0, elapsed_s=2.0, exposed_s=0.5,
+    rows_written=0, elapsed_s=2.0, exposed_s=0.5, skipped_batches=2, loss_scale=512,
 )  # fmt: skip
 
 
@@ -33,6 +33,8 @@ def test_progress_goes_to_tensorboard(shows_loss: bool, tmp_path: Path) -> None:
         "cache/exposed_share": 0.25,
         "store/rows_fetched": 1.0,
         "store/rows_written": 0.0,
+        "train/skipped_batches": 2.0,
+        "train/loss_scale": 512.0,
     }
 
 

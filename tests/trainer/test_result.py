@@ -9,8 +9,8 @@ from trainer.result import Result
 RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, rows_unique=9, rows_fetched=1,
     rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None, dense_digest="d", embedding_digest="e",
-    peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25,
-    stopped=False, continued=True,
+    peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048, resumed_from=20, checkpoints=4,
+    checkpoint_stall_s=0.25, stopped=False, continued=True,
 )  # fmt: skip
 
 
@@ -22,9 +22,11 @@ def test_the_result_is_one_json_object(tmp_path: Path) -> None:
 
 def test_the_result_says_what_a_person_must_know() -> None:
     text = "\n".join(RESULT.lines())
+    assert "interrupted" not in text
+    assert "the run was interrupted" in "\n".join(dataclasses.replace(RESULT, stopped=True).lines())
     assert "AUC 0.50000" in text
     assert "2 malformed rows were skipped" in text
     assert "the namespace was there before" in text
-    assert "3 batches were left out" in text
+    assert "3 batches were left out: a loss or gradient was not finite (loss scale at the end: 2048)" in text
     assert "resumed from the checkpoint at step 20" in text
     assert "4 checkpoints written, training waited 0.25 s" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bagpipe.cache.staging import Area, HostCopy, StagingRing
+from bagpipe.cache.staging import Area, HostCopies, HostCopy, StagingRing
 from bagpipe.pipeline import stream
 from bagpipe.pipeline.cuda_stream import CudaStreams
 from bagpipe.testing.races.device import ModelledCuda
@@ -72,6 +72,7 @@ def watch() -> Iterator[Watch]:
         stack.enter_context(patch.dict(stream._KEEP, cpu=found.cuda.record_stream))
         stack.enter_context(patch.object(StagingRing, "take", _take(found)))
         stack.enter_context(patch.object(HostCopy, "get", _get(found)))
+        stack.enter_context(patch.object(HostCopies, "get", _get_all(found)))
         stack.enter_context(model_meetings(found.history, found.cuda))
         stack.enter_context(OperatorMode(found.history))
         yield found
@@ -100,5 +101,18 @@ def _get(found: Watch) -> Any:
         tensor = original(copy)
         found.history.host_access(tensor, writes=False)
         return tensor
+
+    return get
+
+
+def _get_all(found: Watch) -> Any:
+    """`HostCopies.get`, after which the host reads all of them."""
+    original = HostCopies.get
+
+    def get(copies: HostCopies) -> Mapping[str, Tensor]:
+        tensors = original(copies)
+        for tensor in tensors.values():
+            found.history.host_access(tensor, writes=False)
+        return tensors
 
     return get

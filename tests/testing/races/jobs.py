@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bagpipe.batch import Batch
-from bagpipe.checkpoint.recorder import Recorder
-from bagpipe.checkpoint.scribe import Places
 from bagpipe.pipeline.stream import Stream, Streams
 from bagpipe.schedule.program import Resource
 from bagpipe.schema import DataSchema, Feature, Table
-from bagpipe.store.memory import MemoryStore
-from bagpipe.testing.plain_job import PlainJob, PlainSettings
-from tests.store.fences import take_over
+from bagpipe.testing.plain_job import PlainSettings
 
-__all__ = ["Deaf", "batches", "recorded_job", "settings"]
+__all__ = ["Deaf", "batches", "settings"]
 
 NUM_FEATURES = 3
 NUM_EXAMPLES = 6
@@ -64,31 +56,6 @@ def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
             )
         )
     return made
-
-
-@contextmanager
-def recorded_job(folder: Path, every: int) -> Iterator[tuple[PlainJob, list[int]]]:
-    """A job that makes checkpoints, and the steps of those that were made."""
-    name, steps = uuid.uuid4().hex, []
-
-    def place(step: int) -> Path:
-        path = folder / str(step)
-        path.mkdir(exist_ok=True)
-        return path
-
-    recorder = Recorder(
-        every=every,
-        places=Places(generation=folder, step=place),
-        on_part=lambda step, epoch, part: steps.append(step),
-    )
-    with PlainJob(settings(), make_store=lambda rows: MemoryStore(rows, name=name, num_buckets=8)) as job:
-        job.store.claim()
-        take_over(job.store)
-        job.engine.claim = lambda: False
-        job.engine.recorder = recorder
-        recorder.bind(job.engine)
-        with recorder:
-            yield job, steps
 
 
 class Deaf:

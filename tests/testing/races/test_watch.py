@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from bagpipe.pipeline.stream import NullStreams, open_streams
+from bagpipe.cache.staging import HostCopies
+from bagpipe.pipeline.stream import NullStreams, Streams, open_streams
 from bagpipe.testing.plain_job import PlainJob
 from bagpipe.testing.races.watch import RacesFound, Watch, watch
-from tests.testing.races.jobs import batches, recorded_job, settings
+from tests.gpu.jobs import recorded
+from tests.testing.races.jobs import batches, settings
 from tests.testing.races.ranks import run_two_ranks
 
 
@@ -45,11 +49,43 @@ def test_two_ranks(cache_rows: int) -> None:
 
 
 def test_checkpoints_are_made_beside_it(tmp_path: Path) -> None:
-    """Rows are copied by whichever lane is about to change them, and written by a thread of their own."""
-    with watch() as found, recorded_job(tmp_path, every=4) as (job, steps):
+    """What is about to change is copied by whichever lane changes it, and written by a thread of their own."""
+    with PlainJob(settings()) as plain:
+        plain.train(batches(10))
+        expected = plain.digests()
+    with watch() as found, PlainJob(settings()) as job, recorded(job, tmp_path, every=4) as parts:
         job.train(batches(10))
+        check_that_nothing_waits(found)
+        assert job.digests() == expected
     found.check()
-    assert steps == [4, 8, 10]
+    assert list(parts) == [4, 8, 10]
+
+
+def _beside_the_lane(copies: HostCopies, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        _copy(copies, streams, tensors)
+
+
+def _without_an_event(copies: HostCopies, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
+    _copy(copies, streams, tensors)
+    copies._copied = None
+
+
+_copy = HostCopies.__init__
+
+
+@pytest.mark.parametrize(
+    ("copy", "race"),
+    [(_beside_the_lane, ("aten::add_", "aten::copy_")), (_without_an_event, ("aten::copy_", "the host"))],
+)
+def test_a_dense_part_that_is_copied_or_written_too_early(
+    copy: Callable[..., None], race: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied beside the steps that change it; written to its file before it is copied."""
+    monkeypatch.setattr(HostCopies, "__init__", copy)
+    with watch() as found, PlainJob(settings()) as job, recorded(job, tmp_path, every=4):
+        job.train(batches(6))
+    assert race in {(race.first.operator, race.second.operator) for race in found.races}
 
 
 def test_a_race_is_told_with_both_sides() -> None:

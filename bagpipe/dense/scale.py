@@ -1,0 +1,91 @@
+"""`LossScale`: what gradients are multiplied by from the loss on, and divided by before anything takes them.
+
+    loss ──backward, from root_gradient──> gradients * value ──unscale──> optimizers
+    scale of batch b, whether b was finite ──after──> scale of batch b + 1
+
+A scale is a power of two: it changes the exponents of gradients and no other bit, unless a number leaves the range of
+its type. A gradient that leaves float16's at the top is infinite, and the guard sees it.
+
+Where it grows, the rule is that of torch's GradScaler: half of it after a batch that was left out, twice as much after
+`growth_steps` finite batches in a row. So it depends on nothing but the batches before, and is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.lookup import ActiveRun
+
+__all__ = ["MAX_LOSS_SCALE", "LossScale"]
+
+#: 2^8 beyond float16's largest number: more can only overflow.
+MAX_LOSS_SCALE = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """The scale of one batch.
+
+    Attributes:
+        value: a power of two from 1 to `MAX_LOSS_SCALE`.
+        growth_steps: finite batches in a row after which it doubles; 0: it stays as it is, whatever happens.
+        num_finite: finite batches since it last changed, or since one was left out.
+    """
+
+    value: int = 1
+    growth_steps: int = 0
+    num_finite: int = 0
+
+    @property
+    def hint(self) -> str:
+        """What may help where a gradient is not finite, for an error's message; empty: nothing here."""
+        if self.value == 1:
+            return ""
+        return f"; gradients are multiplied by run.loss_scale = {self.value}: a smaller one may do"
+
+    def after(self, *, is_finite: bool) -> LossScale:
+        """The scale of the next batch.
+
+        Args:
+            is_finite: this batch's loss and gradients are, on all ranks; otherwise it was left out.
+        """
+        if not self.growth_steps:
+            return self
+        if not is_finite:
+            return dataclasses.replace(self, value=max(self.value // 2, 1), num_finite=0)
+        if self.num_finite + 1 < self.growth_steps:
+            return dataclasses.replace(self, num_finite=self.num_finite + 1)
+        return dataclasses.replace(self, value=min(self.value * 2, MAX_LOSS_SCALE), num_finite=0)
+
+    def carried(self) -> Mapping[str, int]:
+        """What a checkpoint keeps of it, for `Part.progress`: nothing of a scale that stays."""
+        return {"loss_scale": self.value, "finite_steps": self.num_finite} if self.growth_steps else {}
+
+    def resumed(self, carried: Mapping[str, int]) -> LossScale:
+        """The scale a job goes on with: the checkpoint's, if it has one; a scale that stays is this one."""
+        if not self.growth_steps or "loss_scale" not in carried:
+            return self
+        return dataclasses.replace(self, value=carried["loss_scale"], num_finite=carried["finite_steps"])
+
+    def root_gradient(self, loss: Tensor) -> Tensor:
+        """What the backward of a loss starts from: the scale, as a scalar like the loss."""
+        return torch.full_like(loss, self.value)
+
+    def unscale_rows(self, runs: Sequence[ActiveRun]) -> None:
+        """Divide the scale out of the gradients that backward has delivered to the rows."""
+        if self.value == 1:
+            return
+        for run in runs:
+            # Not in place: two runs may hold the same tensor.
+            run.gradients[:] = [(vectors * (1 / self.value), weights) for vectors, weights in run.gradients]
+
+    def unscale_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Divide the scale out of the gradients of parameters, in place."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.value != 1 and gradients:
+            torch._foreach_mul_(gradients, 1 / self.value)

@@ -1,0 +1,80 @@
+"""That a loss scale leaves no trace, and how it grows: as torch's GradScaler lets it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bagpipe.config_rules import LOSS_SCALES
+from bagpipe.dense.scale import MAX_LOSS_SCALE, LossScale
+
+
+def test_the_configuration_has_the_same_bound() -> None:
+    assert max(LOSS_SCALES) == MAX_LOSS_SCALE
+
+
+@settings(max_examples=30)
+@given(exponent=st.integers(1, 24), seed=st.integers(0, 1000), examples=st.integers(1, 9))
+def test_a_scale_divided_out_leaves_the_same_bits(exponent: int, seed: int, examples: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    layers = nn.Sequential(nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 1))
+    vectors = torch.randn(examples, 5, generator=draw, requires_grad=True)
+    tensors = [vectors, *layers.parameters()]
+    found = []
+    for scale in (LossScale(), LossScale(value=2**exponent)):
+        loss = layers(vectors).square().sum() / examples
+        loss.backward(scale.root_gradient(loss))
+        scale.unscale_parameters(tensors)
+        found.append([tensor.grad for tensor in tensors])
+        for tensor in tensors:
+            tensor.grad = None
+    assert all(torch.equal(plain, scaled) for plain, scaled in zip(*found, strict=True))
+
+
+def test_gradients_of_rows_are_divided_in_new_memory() -> None:
+    """Two runs may hold one tensor: dividing it in place would do so twice."""
+    shared = torch.full((2, 3), 8.0)
+    runs = [SimpleNamespace(gradients=[(shared, None)]), SimpleNamespace(gradients=[(shared, torch.ones(2))])]
+    LossScale(value=4).unscale_rows(cast(Any, runs))
+    assert torch.equal(shared, torch.full((2, 3), 8.0))
+    assert all(torch.equal(run.gradients[0][0], torch.full((2, 3), 2.0)) for run in runs)
+    assert runs[1].gradients[0][1] is not None
+    LossScale().unscale_rows(cast(Any, runs))
+    assert all(torch.equal(run.gradients[0][0], torch.full((2, 3), 2.0)) for run in runs)
+
+
+def test_a_scale_is_named_where_it_may_be_the_cause() -> None:
+    assert LossScale().hint == ""
+    assert "run.loss_scale = 4096" in LossScale(value=4096).hint
+
+
+@settings(max_examples=30)
+@given(exponent=st.integers(0, 24), steps=st.integers(1, 4), finite=st.lists(st.booleans(), max_size=40))
+def test_it_grows_as_a_grad_scaler_does_between_its_bounds(exponent: int, steps: int, finite: list[bool]) -> None:
+    scale = LossScale(value=2**exponent, growth_steps=steps)
+    value, tracker = torch.tensor(2.0**exponent), torch.tensor(0, dtype=torch.int32)
+    for is_finite in finite:
+        scale = scale.after(is_finite=is_finite)
+        torch._amp_update_scale_(value, tracker, torch.tensor(float(not is_finite)), 2.0, 0.5, steps)
+        value.clamp_(1, MAX_LOSS_SCALE)
+        assert (scale.value, scale.num_finite) == (int(value), int(tracker))
+
+
+def test_one_that_does_not_grow_stays() -> None:
+    scale = LossScale(value=8)
+    assert scale.after(is_finite=False).after(is_finite=True) is scale
+    assert scale.carried() == {}
+    assert scale.resumed({"loss_scale": 2, "finite_steps": 1}) is scale
+
+
+def test_it_goes_on_where_it_was() -> None:
+    begun = LossScale(value=8, growth_steps=3)
+    later = begun.after(is_finite=False).after(is_finite=True)
+    assert later.carried() == {"loss_scale": 4, "finite_steps": 1}
+    assert begun.resumed(later.carried()) == later
+    assert begun.resumed({"samples": 3}) is begun, "a checkpoint of a job whose scale stayed"
