@@ -2,7 +2,8 @@
 
 planner      one thread, plans of the cache measured in `steps`
 preparation  a step's plan and inputs as tensors of the device: the data lane's work
-stores       rows of a step written and read by one client, as the two lanes do it: both at once, and each alone
+stores       rows of a step written and read by one client, as the two lanes do it: both at once, and each alone;
+             with the CPU time of the client, which tells whether it or its servers are what rates end at
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -52,7 +54,7 @@ def run_appetite(workload: Workload, plan: Plan, say: Callable[[str], None], kee
             found["missing"][name] = f"{type(error).__name__}: {error}"
             say(f"appetite: without {name} ({error})")
             continue
-        say(f"appetite: {name}: " + ", ".join(f"{what} {rate:,.0f}" for what, rate in found["stores"][name].items()))
+        say(f"appetite: {name}: " + ", ".join(f"{what} {rate:,.4g}" for what, rate in found["stores"][name].items()))
         keep(found)
 
 
@@ -73,7 +75,7 @@ def _prepare_s(workload: Workload, steps: Sequence[Step]) -> float:
 
 
 def _rates(store: Store, steps: Sequence[Step]) -> dict[str, float]:
-    """Rows a second."""
+    """Rows a second, and CPU time of this process per million rows: read, written, read and as many written at once."""
     store.claim()
     fill(store, steps)
     reads = [_requests(step) for step in steps]
@@ -94,11 +96,14 @@ def _rates(store: Store, steps: Sequence[Step]) -> dict[str, float]:
         for found in writes:
             store.write_many(found)
 
-    read_s, write_s, both_s = _seconds(read), _seconds(write), _seconds(lambda: _together(read, write))
+    reading, writing, both = _cost(read), _cost(write), _cost(lambda: _together(read, write))
     return {
-        "rows_read_per_s": num_rows / read_s,
-        "rows_written_per_s": num_rows / write_s,
-        "rows_read_and_written_per_s": num_rows / both_s,
+        "rows_read_per_s": num_rows / reading.wall_s,
+        "rows_written_per_s": num_rows / writing.wall_s,
+        "rows_read_and_written_per_s": num_rows / both.wall_s,
+        "cpu_s_per_million_read": reading.cpu_s / num_rows * 1e6,
+        "cpu_s_per_million_written": writing.cpu_s / num_rows * 1e6,
+        "cpu_s_per_million_read_and_written": both.cpu_s / num_rows * 1e6,
     }
 
 
@@ -115,7 +120,15 @@ def _together(one: Callable[[], object], other: Callable[[], object]) -> None:
     thread.join()
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cost:
+    """Seconds on the clock; seconds of CPU time of this process, of all its threads, in user code and in the kernel."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def _cost(run: Callable[[], object]) -> _Cost:
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - start_s
+    return _Cost(wall_s=time.perf_counter() - start_s, cpu_s=time.process_time() - start_cpu_s)

@@ -1,12 +1,14 @@
-"""The machine: what it is, what is missing on it, and how fast its device copies memory."""
+"""The machine: what it is, what it runs, what is missing on it, and how fast its device copies memory."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -15,9 +17,11 @@ from bagpipe.store.embedded import find_server
 from benchmarks.gpu.timing import median_s, open_clock
 from data.replay.machine import processor_name
 
-__all__ = ["copy_bandwidth", "describe", "missing"]
+__all__ = ["code_digest", "copy_bandwidth", "describe", "load_average", "missing"]
 
 _PACKAGES = ("numpy", "triton", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "redis")
+_ROOT = Path(__file__).parents[2]
+_CODE = ("bagpipe", "data", "trainer", "benchmarks/gpu")
 _NEEDED_BY = {
     "redis": "runs over store servers",
     "fbgemm_gpu": "the comparison with FBGEMM",
@@ -32,8 +36,22 @@ def describe(device: torch.device) -> Mapping[str, str]:
         "processor": f"{processor_name()}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.release()}",
         "versions": ", ".join([f"Python {platform.python_version()}", f"torch {torch.__version__}", *_versions()]),
-        "load average": " ".join(f"{value:.2f}" for value in os.getloadavg()),
     }
+
+
+def load_average() -> str:
+    """Of the last 1, 5 and 15 minutes."""
+    return " ".join(f"{value:.2f}" for value in os.getloadavg())
+
+
+def code_digest() -> str:
+    """SHA-256 over the Python files that take part, 12 hexadecimal digits: a commit need not be there, or be all."""
+    hasher = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_ROOT / folder).rglob("*.py")):
+            hasher.update(f"{path.relative_to(_ROOT)}\0".encode())
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()[:12]
 
 
 def missing() -> list[str]:

@@ -5,7 +5,8 @@
     python -m benchmarks.gpu.main --report            tables and README again, from results.json
 
 Writes results.json after every part, then tables.md; with the default folder also the README's tables, unless it was a
-rehearsal. Exit codes: 0 done; 1 a part failed, the others are there; 2 cannot run here (one line says why).
+rehearsal. Parts that are not measured stay as they are, if they are of this machine and these versions. Exit codes: 0
+done; 1 a part failed, the others are there; 2 cannot run here (one line says why).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from bagpipe.errors import InputError
 from benchmarks.gpu.appetite import run_appetite
 from benchmarks.gpu.kernels import run_kernels
-from benchmarks.gpu.machine import copy_bandwidth, describe, missing
+from benchmarks.gpu.machine import code_digest, copy_bandwidth, describe, load_average, missing
 from benchmarks.gpu.pictures import run_trace
 from benchmarks.gpu.report import checks, tables
 from benchmarks.gpu.results import Results
@@ -60,8 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if torch.device(settings.device).type == "cuda":
         torch.cuda.set_device(settings.device)  # FBGEMM's kernels go where the process is
     folder.mkdir(parents=True, exist_ok=True)
-    results = Results(folder / "results.json")
-    failed = _Run(settings, results, folder, rehearsed=flags.rehearse).measure()
+    device = torch.device(settings.device)
+    basis = {"kind": device.type, "rehearsed": flags.rehearse, "machine": dict(describe(device))}
+    results, line = Results.on(folder / "results.json", basis)
+    if line is not None:
+        print(f"gpu: {line}", flush=True)
+    failed = _Run(settings, results, folder).measure()
     _report(results, folder)
     for line in checks(results.values):
         print(line)
@@ -87,36 +92,42 @@ def _check_device(device: str) -> None:
 class _Run:
     """The parts, one after the other; what several of them need is made once."""
 
-    def __init__(self, settings: Settings, results: Results, folder: Path, *, rehearsed: bool) -> None:
+    def __init__(self, settings: Settings, results: Results, folder: Path) -> None:
         self._settings = settings
         self._results = results
         self._folder = folder
-        self._rehearsed = rehearsed
         self._start_s = time.perf_counter()
 
     def measure(self) -> list[str]:
         """Names of the parts that failed."""
-        device = torch.device(self._settings.device)
-        self._results.put("settings", dataclasses.asdict(self._settings))
-        self._results.put("rehearsed", self._rehearsed)
-        self._results.put("machine", dict(describe(device)))
-        self._results.put("missing", missing())
-        for line in (*(f"{name}: {text}" for name, text in describe(device).items()), *missing()):
-            print(line, flush=True)
-        self._results.put("copy_bytes_per_s", copy_bandwidth(device, self._settings.copy_mib))
-        self.say(
-            f"copies within the device: {self._results.values['copy_bytes_per_s'] / 1e9:.0f} GB/s read and written"
-        )
+        run = self._run()
         failed = []
         for part in self._settings.parts:
+            self._results.begin(part, run)
+            start_s, said = time.perf_counter(), None
             try:
                 self._parts[part]()
             except Exception as error:  # the other parts' figures are not to be lost
                 traceback.print_exc()
-                self._results.put(f"{part}_error", f"{type(error).__name__}: {error}")
+                said = f"{type(error).__name__}: {error}"
                 failed.append(part)
-        self._results.put("seconds", round(time.perf_counter() - self._start_s))
+            self._results.end(part, time.perf_counter() - start_s, said)
         return failed
+
+    def _run(self) -> dict[str, Any]:
+        """What every part of this run carries."""
+        without = missing()
+        for line in (*(f"{name}: {text}" for name, text in self._results.basis["machine"].items()), *without):
+            print(line, flush=True)
+        rate = copy_bandwidth(torch.device(self._settings.device), self._settings.copy_mib)
+        self.say(f"copies within the device: {rate / 1e9:.0f} GB/s read and written")
+        return {
+            "settings": dataclasses.asdict(self._settings),
+            "code": code_digest(),
+            "load_average": load_average(),
+            "missing": without,
+            "copy_bytes_per_s": rate,
+        }
 
     def say(self, line: str) -> None:
         """One line, and when."""

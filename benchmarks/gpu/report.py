@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from benchmarks.gpu.settings import PARTS
 
 __all__ = ["checks", "tables"]
 
@@ -22,38 +24,62 @@ _CONTESTANTS = (_OURS, "ours, torch", *_TORCH, "FBGEMM TBE")
 def tables(values: _Values) -> str:
     """Everything that was measured."""
     lines = list(_head(values))
-    for part, write in (("kernels", _kernels), ("steps", _steps), ("appetite", _appetite)):
-        if part in values:
-            lines += ["", *write(values)]
-    for part in ("kernels", "steps", "appetite", "trace"):
-        if f"{part}_error" in values:
-            lines += ["", f"Part {part} failed: {values[f'{part}_error']}"]
+    for name in PARTS:
+        part = values["parts"].get(name)
+        if part is None:
+            continue
+        if name in _WRITERS and "found" in part:
+            lines += ["", *_WRITERS[name](values)]
+        lines += ["", *_foot(name, part)]
     lines += ["", *checks(values)]
     return "\n".join(lines).strip() + "\n"
 
 
 def _head(values: _Values) -> Iterator[str]:
-    if values.get("rehearsed"):
+    if values["rehearsed"]:
         yield "**A rehearsal: tiny sizes on the CPU. These are no measurements.**"
         yield ""
     if not _on_gpu(values):
         yield "**No GPU has run this yet.** What stands here was measured on a machine without one."
         yield ""
-    for name, text in values.get("machine", {}).items():
+    for name, text in values["machine"].items():
         yield f"* {name}: {text}"
-    for line in values.get("missing", []):
-        yield f"* {line}"
-    if "copy_bytes_per_s" in values:
-        rate = values["copy_bytes_per_s"] / 1e9
-        yield f"* copies within the device's memory: {rate:,.0f} GB/s, bytes read and written"
+
+
+def _foot(name: str, part: _Values) -> Iterator[str]:
+    """The run that measured a part: parts may be of several."""
+    run = part["run"]
+    if "error" in part:
+        yield f"**Part {name} failed: {part['error']}**"
+        yield ""
+    if "seconds" not in part:
+        yield f"**Cut short: part {name} was ended before its end. What is missing here was not measured.**"
+        yield ""
+    yield (
+        f"Part {name}: code {run['code']}, load average {run['load_average']}, copies within the device's memory "
+        f"{run['copy_bytes_per_s'] / 1e9:,.0f} GB/s, bytes read and written"
+        + "".join(f"; {line}" for line in run["missing"])
+        + "."
+    )
 
 
 def _on_gpu(values: _Values) -> bool:
-    return str(values.get("settings", {}).get("device", "")).startswith("cuda")
+    return bool(values["kind"] == "cuda")
+
+
+def _found(values: _Values, name: str) -> Any:
+    """What a part has found; None: nothing."""
+    return values["parts"].get(name, {}).get("found")
+
+
+def _settings(values: _Values, name: str) -> _Values:
+    """Sizes that a part was measured with."""
+    settings: _Values = values["parts"][name]["run"]["settings"]
+    return settings
 
 
 def _kernels(values: _Values) -> Iterator[str]:
-    rate = values["copy_bytes_per_s"]
+    rate = values["parts"]["kernels"]["run"]["copy_bytes_per_s"]
     yield "### Rows pooled and updated"
     yield ""
     yield "Microseconds, medians; in brackets the share of the copy rate that the counted bytes make."
@@ -63,7 +89,7 @@ def _kernels(values: _Values) -> Iterator[str]:
         yield ""
         yield "| optimizer | D | ids | bag | unique | MB | " + " | ".join(_CONTESTANTS) + " |"
         yield "|" + "---|" * (6 + len(_CONTESTANTS))
-        for r in values["kernels"]:
+        for r in _found(values, "kernels"):
             cells = []
             for name in _CONTESTANTS:
                 time_s = r[f"{phase}_s"].get(name)
@@ -76,7 +102,7 @@ def _kernels(values: _Values) -> Iterator[str]:
 
 
 def _steps(values: _Values) -> Iterator[str]:
-    part, settings = values["steps"], values["settings"]
+    part, settings = _found(values, "steps"), _settings(values, "steps")
     floor_s = _floor_s(part)
     yield f"### A step of {settings['batch_size']:,} examples"
     yield ""
@@ -113,8 +139,10 @@ def _steps(values: _Values) -> Iterator[str]:
 
 
 def _appetite(values: _Values) -> Iterator[str]:
-    part, settings = values["appetite"], values["settings"]
-    floor_s = _floor_s(values["steps"]) if "steps" in values else None
+    part, settings = _found(values, "appetite"), _settings(values, "appetite")
+    steps = _found(values, "steps")
+    is_same_step = steps is not None and _sizes(_settings(values, "steps")) == _sizes(settings)
+    floor_s = _floor_s(steps) if is_same_step else None
     yield "### What a device can be fed with"
     yield ""
     yield (
@@ -122,25 +150,34 @@ def _appetite(values: _Values) -> Iterator[str]:
         f"{part['rows_fetched']:,.0f} fetched, {part['rows_evicted']:,.0f} evicted."
     )
     yield ""
-    yield "| | steps/s | rows/s |"
-    yield "|---|---|---|"
+    yield "| | steps/s | rows/s | client's CPU time, s per million rows |"
+    yield "|---|---|---|---|"
     if floor_s is not None:
         where = "the GPU" if _on_gpu(values) else "this machine's CPU, for comparison"
         yield (
             f"| {where}, all rows resident | {1 / floor_s:,.1f} | {part['rows_fetched'] / floor_s:,.0f} fetched, "
-            f"{part['rows_evicted'] / floor_s:,.0f} written |"
+            f"{part['rows_evicted'] / floor_s:,.0f} written | - |"
         )
-    yield f"| planner, one thread | {1 / part['plan_s']:,.1f} | - |"
-    yield f"| preparation of plan and inputs, one thread | {1 / part['prepare_s']:,.1f} | - |"
+    yield f"| planner, one thread | {1 / part['plan_s']:,.1f} | - | - |"
+    yield f"| preparation of plan and inputs, one thread | {1 / part['prepare_s']:,.1f} | - | - |"
     for name, rates in part["stores"].items():
         both = rates["rows_read_and_written_per_s"]
         yield (
             f"| {name}, one client | {both / max(1.0, part['rows_fetched']):,.1f} | {both:,.0f} read and as many "
             f"written at once; {rates['rows_read_per_s']:,.0f} read alone, "
-            f"{rates['rows_written_per_s']:,.0f} written alone |"
+            f"{rates['rows_written_per_s']:,.0f} written alone | {_client_cpu(rates)} |"
         )
     for name, why in part["missing"].items():
-        yield f"| {name} | not measured: {why} | |"
+        yield f"| {name} | not measured: {why} | | |"
+
+
+def _client_cpu(rates: Mapping[str, float]) -> str:
+    if "cpu_s_per_million_read" not in rates:  # measured before it was looked at
+        return "-"
+    return (
+        f"{rates['cpu_s_per_million_read_and_written']:.2f} read and as many written at once; "
+        f"{rates['cpu_s_per_million_read']:.2f} read alone, {rates['cpu_s_per_million_written']:.2f} written alone"
+    )
 
 
 def _floor_s(part: _Values) -> float | None:
@@ -153,6 +190,19 @@ def _ratio(time_s: float, floor_s: float | None) -> str:
     return "-" if floor_s is None else f"{time_s / floor_s:.2f}"
 
 
+def _sizes(settings: _Values) -> _Values:
+    """All but what says which parts to measure."""
+    return {name: value for name, value in settings.items() if name != "parts"}
+
+
+#: Part -> its tables, in the order of the report; `trace` has none.
+_WRITERS: Mapping[str, Callable[[_Values], Iterator[str]]] = {
+    "kernels": _kernels,
+    "steps": _steps,
+    "appetite": _appetite,
+}
+
+
 def checks(values: _Values) -> list[str]:
     """What must hold on a GPU, each line with pass, MISS or not measured. On a CPU there is nothing to hold."""
     if not _on_gpu(values):
@@ -161,7 +211,7 @@ def checks(values: _Values) -> list[str]:
 
 
 def _step_checks(values: _Values) -> Iterator[str]:
-    part = values.get("steps", {"resident_s": {}, "resident_again_s": {}, "cached": {}})
+    part = _found(values, "steps") or {"resident_s": {}, "resident_again_s": {}, "cached": {}}
     floor_s = _floor_s(part)
     if floor_s is None or not part["cached"]:
         yield f"* cached step at most {MAX_STEP_RATIO:.2f}x the fastest resident step: not measured"
@@ -175,8 +225,8 @@ def _step_checks(values: _Values) -> Iterator[str]:
 
 
 def _kernel_checks(values: _Values) -> Iterator[str]:
-    records = [r for r in values.get("kernels", []) if _OURS in r["update_s"]]
-    rate = values.get("copy_bytes_per_s", 0.0)
+    records = [r for r in _found(values, "kernels") or [] if _OURS in r["update_s"]]
+    rate = values["parts"]["kernels"]["run"]["copy_bytes_per_s"] if records else 0.0
     shares, speed_ups, against_fbgemm = [], [], []
     for r in records:
         own_s = r["update_s"][_OURS]
