@@ -4,16 +4,19 @@ Every evictable slot has a *rank*; the highest rank leaves first. That of a row 
 use; that of another follows from its worth. The queue keeps slots in buckets by rank, those of a bucket in the order in
 which they came, and drops out-of-date entries only when it meets them:
 
-    push(slots, ranks) ──> bucket[rank] = [chunk, chunk, …]      rank_of_slot[slot] = rank
-    pop(k)             ──> highest bucket first; an entry counts only if rank_of_slot still says this rank
+    push(slots, ranks) ──> bucket[rank] = [chunk, chunk, …]      push_of_slot[slot] = number of this push
+    pop(k)             ──> highest bucket first; an entry counts only if its slot was not pushed again since
 
-Both are O(entries) in numpy; Python loops run over distinct ranks of a batch, never over slots.
+Rows that were used once share a rank, so a bucket may hold a good part of the cache: a pop takes entries off its front
+and leaves the others as they lie. Both are O(entries pushed or met) in numpy; Python loops run over distinct ranks of a
+batch and over chunks, never over slots.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +32,9 @@ NEVER = np.iinfo(np.int32).max
 NEVER_RANK = 1 << 30
 _OLDEST_RANK = (1 << 31) - 1
 _NOT_QUEUED = -1
+_NOT_PUSHED = 0
+#: A pop looks at that many entries of a chunk at least: where most are out of date, few passes find what is missing.
+_FEWEST_MET = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +64,27 @@ def idle_rank(worth: NDArray[np.int32]) -> NDArray[np.int32]:
     return ranks
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    """Entries of one rank that came with one push.
+
+    Attributes:
+        rank: of these entries.
+        push: number of the push.
+        slots: int64, distinct.
+    """
+
+    rank: int
+    push: int
+    slots: NDArray[np.int64]
+
+    def cut(self, count: int) -> tuple[_Chunk, _Chunk]:
+        """The first so many entries, and the others. Nothing is copied."""
+        return _Chunk(self.rank, self.push, self.slots[:count]), _Chunk(self.rank, self.push, self.slots[count:])
+
+
 class EvictionQueue:
-    """Slots by rank. Entries out of date are skipped when met, and swept when they outnumber the slots 4 to 1.
+    """Slots by rank. Entries out of date are skipped when met, and swept when all outnumber the slots 4 to 1.
 
     Ranks of rows that the window uses are batch indices, so those up to the batch being planned are over: such slots
     count as not queued, and nobody has to take a slot out when its row is used.
@@ -67,10 +92,12 @@ class EvictionQueue:
 
     def __init__(self, num_slots: int) -> None:
         self._rank_of_slot = np.full(num_slots, _NOT_QUEUED, dtype=np.int32)
-        self._stamp_of_slot = np.zeros(num_slots, dtype=np.int32)
-        self._buckets: dict[int, list[NDArray[np.int64]]] = {}
+        self._push_of_slot = np.full(num_slots, _NOT_PUSHED, dtype=np.int32)
+        self._is_marked = np.zeros(num_slots, dtype=np.bool_)
+        self._buckets: dict[int, deque[_Chunk]] = {}
         self._heap: list[int] = []
         self._num_entries = 0
+        self._num_pushes = 0
         self._now = _NOT_QUEUED
 
     @property
@@ -83,9 +110,23 @@ class EvictionQueue:
         self._now = batch_index
 
     def push(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
-        """Make slots evictable, or change their rank. Fastest if the ranks of a call lie close together."""
+        """Make distinct slots evictable, or change their rank. Fastest if the ranks of a call lie close together."""
+        if not slots.shape[0]:
+            return
+        self._num_pushes += 1
         self._rank_of_slot[slots] = ranks
-        self._append(slots, ranks)
+        self._push_of_slot[slots] = self._num_pushes
+        lowest = int(ranks.min())
+        span = int(ranks.max()) - lowest
+        # A 16-bit key lets numpy's stable sort be a radix sort; ranks of a batch span at most the window.
+        keys = (ranks - lowest).astype(np.uint16) if span < 1 << 16 else ranks
+        by_rank = np.argsort(keys, kind="stable")
+        sorted_slots, ranks = slots.take(by_rank), ranks.take(by_rank)
+        starts = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist()]
+        for start, stop, rank in zip(starts, [*starts[1:], slots.shape[0]], ranks[starts].tolist(), strict=True):
+            # A copy: few entries that stay for long would keep all of their push in memory.
+            self._bucket(rank).append(_Chunk(rank, self._num_pushes, sorted_slots[start:stop].copy()))
+        self._num_entries += slots.shape[0]
         if self._num_entries > 4 * self._rank_of_slot.shape[0] + slots.shape[0]:
             self._sweep()
 
@@ -98,11 +139,18 @@ class EvictionQueue:
         min_rank = max(min_rank, self._now + 1)
         popped: list[NDArray[np.int64]] = []
         while count > 0 and self._heap and -self._heap[0] >= min_rank:
-            slots, ranks = self._valid(*self._drop_buckets(count, min_rank))
-            if slots.shape[0] > count:
-                self._append(slots[count:], ranks[count:])
-                slots = slots[:count]
+            chunks = self._take(count, min_rank)
+            slots, is_current = self._current(chunks)
+            current = np.flatnonzero(is_current)
+            if current.shape[0] > count:
+                # All chunks but the last have fewer entries than are wanted, so what is too much is at its end.
+                last = chunks[-1]
+                num_met = int(current[count]) - (slots.shape[0] - last.slots.shape[0])
+                self._put_back(last.cut(num_met)[1])
+                current = current[:count]
+            slots = slots.take(current)
             self._rank_of_slot[slots] = _NOT_QUEUED
+            self._push_of_slot[slots] = _NOT_PUSHED
             popped.append(slots)
             count -= slots.shape[0]
         return np.concatenate(popped) if popped else np.empty(0, dtype=np.int64)
@@ -113,56 +161,57 @@ class EvictionQueue:
 
     def any_in_both(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
         """Some slot is in both."""
-        self._stamp_of_slot[second] = 0
-        self._stamp_of_slot[first] = 1
-        return bool(self._stamp_of_slot.take(second).any())
+        self._is_marked[first] = True
+        found = bool(self._is_marked.take(second).any())
+        self._is_marked[first] = False
+        return found
 
-    def _append(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
-        if not slots.shape[0]:
-            return
-        lowest = int(ranks.min())
-        span = int(ranks.max()) - lowest
-        # A 16-bit key lets numpy's stable sort be a radix sort; ranks of a batch span at most the window.
-        keys = (ranks - lowest).astype(np.uint16) if span < 1 << 16 else ranks
-        by_rank = np.argsort(keys, kind="stable")
-        slots, ranks = slots.take(by_rank), ranks.take(by_rank)
-        starts = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist()]
-        for start, stop, rank in zip(starts, [*starts[1:], slots.shape[0]], ranks[starts].tolist(), strict=True):
-            bucket = self._buckets.get(rank)
-            if bucket is None:
-                bucket = self._buckets[rank] = []
-                heapq.heappush(self._heap, -rank)
-            bucket.append(slots[start:stop])
-        self._num_entries += slots.shape[0]
+    def _bucket(self, rank: int) -> deque[_Chunk]:
+        """The bucket of this rank, made if there is none."""
+        bucket = self._buckets.get(rank)
+        if bucket is None:
+            bucket = self._buckets[rank] = deque()
+            heapq.heappush(self._heap, -rank)
+        return bucket
 
-    def _drop_buckets(self, count: int, min_rank: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Take the highest buckets with at least `count` entries out of the queue: slots and ranks, highest first."""
-        chunks: list[NDArray[np.int64]] = []
-        ranks: list[int] = []
-        sizes: list[int] = []
-        while sum(sizes) < count and self._heap and -self._heap[0] >= min_rank:
-            ranks.append(-heapq.heappop(self._heap))
-            bucket = self._buckets.pop(ranks[-1])
-            sizes.append(sum(chunk.shape[0] for chunk in bucket))
-            chunks.extend(bucket)
-        self._num_entries -= sum(sizes)
-        return np.concatenate(chunks), np.repeat(np.array(ranks, dtype=np.int32), sizes)
+    def _take(self, count: int, min_rank: int) -> list[_Chunk]:
+        """Chunks off the fronts of the highest buckets: without the last they have less than `count` entries together.
 
-    def _valid(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Entries whose slot still has this rank, each slot once."""
-        current = np.flatnonzero(self._rank_of_slot.take(slots) == ranks)
-        slots, ranks = slots.take(current), ranks.take(current)
-        stamps = np.arange(slots.shape[0], dtype=np.int32)
-        self._stamp_of_slot[slots] = stamps
-        once = self._stamp_of_slot.take(slots) == stamps
-        return (slots, ranks) if once.all() else (slots[once], ranks[once])
+        There is a bucket of at least `min_rank`. Buckets that are emptied vanish.
+        """
+        chunks: list[_Chunk] = []
+        while count > 0 and self._heap and -self._heap[0] >= min_rank:
+            bucket = self._buckets[-self._heap[0]]
+            chunk = bucket.popleft()
+            if chunk.slots.shape[0] > max(count, _FEWEST_MET):
+                chunk, rest = chunk.cut(max(count, _FEWEST_MET))
+                bucket.appendleft(rest)
+            if not bucket:
+                del self._buckets[-heapq.heappop(self._heap)]
+            chunks.append(chunk)
+            count -= chunk.slots.shape[0]
+            self._num_entries -= chunk.slots.shape[0]
+        return chunks
+
+    def _put_back(self, chunk: _Chunk) -> None:
+        self._bucket(chunk.rank).appendleft(chunk)
+        self._num_entries += chunk.slots.shape[0]
+
+    def _current(self, chunks: Sequence[_Chunk]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The slots of these chunks, one chunk after the other, and which of these entries are their slots' last."""
+        slots = np.concatenate([chunk.slots for chunk in chunks])
+        pushes = np.array([chunk.push for chunk in chunks], dtype=np.int32)
+        is_current = self._push_of_slot.take(slots) == pushes.repeat([chunk.slots.shape[0] for chunk in chunks])
+        return slots, is_current
 
     def _sweep(self) -> None:
-        self._buckets.clear()
-        self._heap.clear()
-        self._num_entries = 0
-        slots = np.flatnonzero(self._rank_of_slot > self._now)
-        ranks = self._rank_of_slot[slots]
-        idle = ranks >= NEVER_RANK
-        for part in (idle, ~idle):
-            self._append(slots[part], ranks[part])
+        """Drop all entries that are out of date or over. The others stay in their order, so no plan changes by it."""
+        buckets, self._buckets, self._heap, self._num_entries = self._buckets, {}, [], 0
+        self._num_pushes += 1
+        for rank, bucket in buckets.items():
+            slots, is_current = self._current(bucket)
+            slots = slots[is_current]
+            if rank > self._now and slots.shape[0]:
+                self._bucket(rank).append(_Chunk(rank, self._num_pushes, slots))
+                self._push_of_slot[slots] = self._num_pushes
+                self._num_entries += slots.shape[0]

@@ -213,16 +213,18 @@ class HashHandles:
         mask = self._cells.shape[0] - 1
         found = np.full(ids.shape[0], _EMPTY, dtype=np.int64)
         active = np.arange(ids.shape[0])
-        cells = (hashes & np.uint64(mask)).astype(np.int64)
+        cells = (hashes & np.uint64(mask)).view(np.int64)
         while active.size:
-            handles = self._cells[cells]
-            known = np.maximum(handles, 0)
-            match = (self._pool.ids[known] == ids[active]) & (self._pool.tables[known] == tables[active])
+            handles = self._cells.take(cells)
+            # An empty or deleted cell, -1 or -2, compares with one of the last handles and never counts as a match.
+            match = self._pool.ids.take(handles) == ids
+            match &= self._pool.tables.take(handles) == tables
             match &= handles >= 0
-            found[active[match]] = handles[match]
-            onward = ~match & (handles != _EMPTY)
-            active = active[onward]
-            cells = (cells[onward] + 1) & mask
+            matching = np.flatnonzero(match)
+            found[active.take(matching)] = handles.take(matching)
+            onward = np.flatnonzero((handles != _EMPTY) & ~match)
+            active, ids, tables = active.take(onward), ids.take(onward), tables.take(onward)
+            cells = (cells.take(onward) + 1) & mask
         return found
 
     def _insert(self, handles: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:

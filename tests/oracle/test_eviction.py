@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,21 +22,61 @@ operations = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(operations)
-def test_pops_the_highest_ranks_whatever_was_pushed_over(story: list[tuple[str, object]]) -> None:
+def test_pops_the_highest_ranks_first_come_first_out_whatever_was_pushed_over(story: list[tuple[str, object]]) -> None:
+    # Some stories are long enough for a sweep.
     queue = EvictionQueue(8)
-    ranks: dict[int, int] = {}
+    ranks: dict[int, int] = {}  # in the order of each slot's last push
     for verb, argument in story:
         if isinstance(argument, dict):
             queue.push(np.array(list(argument), dtype=np.int64), np.array(list(argument.values()), dtype=np.int32))
-            ranks.update(argument)
+            ranks = {slot: rank for slot, rank in ranks.items() if slot not in argument} | argument
         else:
             assert isinstance(argument, int), verb
-            popped = queue.pop(argument).tolist()
-            assert len(popped) == len(set(popped)) == min(argument, len(ranks))
-            expected = sorted(ranks.values(), reverse=True)[: len(popped)]
-            assert [ranks.pop(slot) for slot in popped] == expected
+            expected = sorted(ranks, key=lambda slot: -ranks[slot])[:argument]
+            assert queue.pop(argument).tolist() == expected
+            for slot in expected:
+                del ranks[slot]
         assert queue.num_entries <= 4 * 8 + 8
         assert queue.is_queued(np.arange(8)).tolist() == [slot in ranks for slot in range(8)]
+
+
+@pytest.mark.parametrize("moved", [[], range(0, 10_000, 3), range(9_990), range(10_000)])
+def test_a_large_bucket_is_popped_piece_by_piece(moved: Sequence[int]) -> None:
+    queue = EvictionQueue(10_000)
+    queue.push(np.arange(10_000), np.full(10_000, 7, dtype=np.int32))
+    queue.push(np.array(moved, dtype=np.int64), np.full(len(moved), 3, dtype=np.int32))
+    expected = [*sorted(set(range(10_000)) - set(moved)), *moved]
+    popped = [slot for count in (1, 2_500, 1, 5_000, 10_000) for slot in queue.pop(count).tolist()]
+    assert popped == expected
+    assert queue.num_entries == 0
+
+
+def test_a_sweep_changes_nothing_but_the_number_of_entries() -> None:
+    queue = EvictionQueue(5)
+    queue.push(np.array([3, 1, 2]), np.full(3, 7, dtype=np.int32))
+    queue.push(np.array([0]), np.array([7], dtype=np.int32))
+    counts = []
+    for rank in [5, 6] * 10:
+        queue.push(np.array([4]), np.array([rank], dtype=np.int32))
+        counts.append(queue.num_entries)
+    assert min(counts[1:]) == 5 < max(counts) == 4 * 5 + 1
+    assert queue.pop(5).tolist() == [3, 1, 2, 0, 4]
+
+
+def test_few_entries_that_stay_keep_little_memory() -> None:
+    queue = EvictionQueue(20_000)
+    ranks = np.full(1_000, 9, dtype=np.int32)
+    ranks[-1] = 3
+    tracemalloc.start()
+    try:
+        for push in range(500):
+            slots = np.arange(1_000) + push
+            queue.push(slots, ranks)
+            assert queue.pop(999).tolist() == slots[:-1].tolist()
+        assert queue.num_entries == 500
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_ranks_up_to_the_current_batch_are_over() -> None:
