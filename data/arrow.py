@@ -91,7 +91,7 @@ def cached_group(path: str, version: FileVersion, group: int, columns: tuple[str
     del version  # only part of the key
     try:
         return open_arrow(path).read(group, list(columns))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a record batch that is not there (any more)
         raise InputError(f"{path}: row group {group} is damaged: {_one_line(error)}") from None
 
 

@@ -89,6 +89,7 @@ class Assembler:
         self.in_flight_peak = 0
         self.blocks_read = 0
         self.rows_read = 0
+        self._rows_before = 0  # raw rows of the epoch before, where nobody counted them
 
     def batches(self, start: Position) -> Iterator[tuple[Batch, Position]]:
         """All batches after `start`, each with the position after it.
@@ -132,12 +133,25 @@ class Assembler:
             )
             if self._order.index is None and window.high is not None and following.first_row >= window.high:
                 break
+        self._check_rows(following.first_row)
         if pieces:
             here = dataclasses.replace(here, batch=here.batch + 1)
             yield join(here.batch - 1, pieces), here
         self._check_served(start, here)
         skipped = here.skipped
         return Position(epoch=start.epoch + 1, batch=here.batch, skipped=skipped, skipped_before=skipped)
+
+    def _check_rows(self, rows: int) -> None:
+        """An epoch ended after so many raw rows. Without an index only the one before tells how many there must be."""
+        if self._order.index is not None:
+            return
+        rows = self._order.window.within(0, rows)[1]
+        if rows < self._rows_before:
+            raise InputError(
+                f"{self._order.segments[-1].file} or a file before it: expected {self._rows_before - rows} more rows, "
+                f"as in the epoch before: the file changed while it was read"
+            )
+        self._rows_before = rows
 
     def _check_served(self, start: Position, end: Position) -> None:
         from_the_top = (start.segment, start.block, start.row) == (0, 0, 0)

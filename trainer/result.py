@@ -74,7 +74,7 @@ class Result:
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
         notes = []
         if self.stopped:
-            notes.append("the run was interrupted, so something is left to train or to evaluate")
+            notes.append("the run was interrupted, so something may be left to train or to evaluate")
         if self.resumed_from is not None:
             notes.append(f"resumed from the checkpoint at step {self.resumed_from}")
         if self.checkpoints:

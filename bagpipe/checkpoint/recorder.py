@@ -54,8 +54,8 @@ class NoRecorder:
 
     stall_s = 0.0
 
-    def watch(self, check: Callable[[], None]) -> None:
-        """Training begins. Before a checkpoint leaves this rank, a thread calls `check`, which raises if it is bad."""
+    def watch(self, check: Callable[[int], None]) -> None:
+        """Training begins. Before a checkpoint leaves, a thread calls ``check(step)``: it raises if a batch was bad."""
 
     def before_forward(self, b: int, loss_sum: Tensor) -> None:
         """Batch b is about to be computed by the whole model; `loss_sum` is that of the batches before."""
@@ -164,7 +164,7 @@ class Recorder(NoRecorder):
         """End the thread. What is not written by then is given up; `finish` has waited for it if all went well."""
         self._scribe.close()
 
-    def watch(self, check: Callable[[], None]) -> None:
+    def watch(self, check: Callable[[int], None]) -> None:
         self._scribe.check = check
 
     def due(self, b: int) -> bool:

@@ -4,8 +4,8 @@ lanes ──rows, dense parts, "that was all"──> work ──writer──> jo
                                                          └──Part──> parts ──teller──> on_part
 
 Rules: *the writer waits for no lane and no other rank*, so the lanes' waiting for it always ends. It waits for a
-device: for copies that lanes have enqueued, behind batches that wait for no later checkpoint. The teller waits for
-other ranks, whose lanes may wait for this one's; so no lane waits for it, unless far more checkpoints are under way
+device: for copies and sums that lanes have enqueued, behind batches that wait for no later checkpoint. The teller waits
+for other ranks, whose lanes may wait for this one's; so no lane waits for it, unless far more checkpoints are under way
 than that can explain. What is whole when the writer fails is published before its error is told; after an error a
 thread goes on taking work, and does none. The queues are bounded by those who fill them: see `Recorder`.
 """
@@ -118,7 +118,7 @@ class Scribe:
         self.backlog_bytes = 0
         self.num_dense = 0
         self.schema: RowSchema | None = None
-        self.check: Callable[[], None] = lambda: None
+        self.check: Callable[[int], None] = lambda step: None
         self._rank = rank
         self._places = places
         self._on_part = on_part
@@ -246,7 +246,7 @@ class Scribe:
             self.num_dense -= 1
 
     def _complete(self, making: Making) -> None:
-        self.check()  # what came before the dense part on the device has come by now
+        self.check(making.step)
         part = None if self._places is None else self._part(making, self._places.step(making.step))
         self._put(self._parts, lambda: self._hand_on(making, part))
 

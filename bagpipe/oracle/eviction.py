@@ -79,8 +79,15 @@ class _Chunk:
     slots: NDArray[np.int64]
 
     def cut(self, count: int) -> tuple[_Chunk, _Chunk]:
-        """The first so many entries, and the others. Nothing is copied."""
-        return _Chunk(self.rank, self.push, self.slots[:count]), _Chunk(self.rank, self.push, self.slots[count:])
+        """The first so many entries, and the others: they keep at most twice the memory that they need.
+
+        However often a chunk is cut, fewer entries are copied than it had.
+        """
+        rest = self.slots[count:]
+        whole = self.slots if self.slots.base is None else self.slots.base
+        if 2 * rest.nbytes < whole.nbytes:
+            rest = rest.copy()
+        return _Chunk(self.rank, self.push, self.slots[:count]), _Chunk(self.rank, self.push, rest)
 
 
 class EvictionQueue:

@@ -7,9 +7,9 @@ more closely, as finite terms may overflow. On CUDA it is the largest magnitudes
 find for all tensors of a model.
 
 On a device the numbers are looked at when they have come to the host, so that no lane waits for them, and always before
-what came after them is written to the store or into a checkpoint (`check`). So the step that goes wrong may be done on
-the device, and is lost with the job. Another rank may have the rows' gradients by then: what ranks send is looked at by
-who gets it, too (`watch`). To skip a batch its numbers must be waited for.
+what came after them is written to the store (`check`), or has become a checkpoint (`check_before`). So the step that
+goes wrong may be done on the device, and is lost with the job. Another rank may have the rows' gradients by then: what
+ranks send is looked at by who gets it, too (`watch`). To skip a batch its numbers must be waited for.
 """
 
 from __future__ import annotations
@@ -141,6 +141,18 @@ class Guard:
                 # None is forgotten: a lane and the thread that makes checkpoints both ask, and neither may go on.
                 raise self._error(bad.batch, bad.what)
             self._verdicts = late
+
+    def check_before(self, batch: int) -> None:
+        """Wait for the sums of all batches before this one; later ones count for nothing. From a thread that may wait.
+
+        Raises:
+            JobError: as `is_bad`.
+        """
+        with self._lock:
+            verdicts = [verdict for verdict in self._verdicts if verdict.batch < batch]
+        for verdict in verdicts:
+            if not _is_finite(verdict.total):
+                raise self._error(verdict.batch, verdict.what)
 
     def _judge(self, batch: int, suspects: Sequence[_Suspect]) -> bool:
         bad = next((s for s in suspects if not bool(torch.isfinite(s.terms).all())), None)

@@ -60,7 +60,7 @@ class Training(Phase):
         self.buffers: dict[str, Tensor] = {}
 
     def run(self) -> PhaseResult:
-        self.recorder.watch(self.guard.check)
+        self.recorder.watch(self.guard.check_before)
         # Before the step and after the sums over ranks, which may still be on their way when the backward is over, and
         # whose own hook is there already.
         hook = self.engine.optimizer.register_step_pre_hook(self._unscale)

@@ -172,8 +172,6 @@ def _appetite(values: _Values) -> Iterator[str]:
 
 
 def _client_cpu(rates: Mapping[str, float]) -> str:
-    if "cpu_s_per_million_read" not in rates:  # measured before it was looked at
-        return "-"
     return (
         f"{rates['cpu_s_per_million_read_and_written']:.2f} read and as many written at once; "
         f"{rates['cpu_s_per_million_read']:.2f} read alone, {rates['cpu_s_per_million_written']:.2f} written alone"

@@ -66,6 +66,14 @@ def test_a_phase_says_where_it_ends_when_all_before_has_been_handed_out(options:
     assert phase.end == end
 
 
+def test_a_phase_without_data_ends_where_it_begins() -> None:
+    job = config(eval_fraction=0.0)
+    data = PlannedData(job.data, job.run.seed)
+    phase = data.phase("eval", spec_of(job, data.schema))
+    assert list(phase) == []
+    assert phase.end == 0
+
+
 def test_a_phase_that_is_stopped_has_no_end() -> None:
     job = config()
     data = PlannedData(job.data, job.run.seed)
@@ -145,7 +153,9 @@ def test_a_batch_too_large_matters_only_if_it_is_wanted(tmp_path: Path, lookahea
     path.write_text(GOOD_LINE * 20 + "".join(distinct))
     data = PlannedData(DataConfig(format="criteo-tsv", path=str(path), batch_size=10, eval_fraction=0.0, workers=0), 0)
     spec = spec_of(config(lookahead=lookahead, rows=100), data.schema)
-    assert [step.batch.index for step in data.steps("train", spec, max_steps=2)] == [0, 1]
+    phase = data.phase("train", spec, max_steps=2)
+    assert [planned.batch.index for planned in phase] == [0, 1]
+    assert phase.end == 2
     with pytest.raises(CapacityError, match="batch 2 needs 260 unique rows"):
         list(data.steps("train", spec, max_steps=3))
 

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.errors import InputError
-from data.arrow import SCHEMA_KEY, embed_schema, embedded_schema, open_arrow
+from data.arrow import SCHEMA_KEY, cached_group, embed_schema, embedded_schema, open_arrow
 from data.schema import SchemaFile, criteo_schema
+from data.source import file_version
 
 
 def write_ipc(path: Path, table: pa.Table) -> None:
@@ -43,6 +44,16 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
         open_arrow(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="No such file"):
         open_arrow(str(tmp_path / "missing"))
+
+
+def test_a_group_that_is_gone_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    write_ipc(tmp_path / "a.arrow", table)
+    for name in ("a.parquet", "a.arrow"):
+        path = str(tmp_path / name)
+        with pytest.raises(InputError, match=rf"{name}: row group 2 is damaged: "):
+            cached_group(path, file_version(path), 2, ("a",))
 
 
 def test_a_schema_travels_in_the_metadata() -> None:

@@ -65,19 +65,26 @@ def test_epochs_do_not_share_batches(source: CriteoSource) -> None:
     assert [batch.index for batch in batches] == list(range(6))
 
 
-def test_a_gz_that_got_shorter_since_its_rows_were_counted_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("eval_fraction", "rows", "message"),
+    [(0.2, 80, r"day\.gz: expected 50 more rows, as when they were counted"),
+     (0.0, 100, r"day\.gz or a file before it: expected 50 more rows, as in the epoch before")],
+)  # fmt: skip
+def test_a_gz_that_got_shorter_since_its_rows_were_counted_is_refused(
+    tmp_path: Path, eval_fraction: float, rows: int, message: str
+) -> None:
     """Between two epochs, say, by another that is whole as well."""
     lines = [criteo_line(dense=str(row)) + b"\n" for row in range(100)]
     path = tmp_path / "day.gz"
     path.write_bytes(gzip.compress(b"".join(lines)))
     source = CriteoSource(files=(str(path),), block_bytes=700)
-    with LookaheadLoader(source, batch_size=10, epochs=2, eval_fraction=0.2, batches_ahead=1) as loader:
+    with LookaheadLoader(source, batch_size=10, epochs=2, eval_fraction=eval_fraction, batches_ahead=1) as loader:
         served = [next(loader)]
         (tmp_path / "new").write_bytes(gzip.compress(b"".join(lines[:50])))
         (tmp_path / "new").rename(path)
-        with pytest.raises(InputError, match=r"day\.gz: expected 50 more rows, as when they were counted"):
+        with pytest.raises(InputError, match=message):
             served += loader
-    assert rows_of(served) == [*range(80), *range(50)]
+    assert rows_of(served) == [*range(rows), *range(50)]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 37, 100, 1000])

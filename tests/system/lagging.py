@@ -105,6 +105,7 @@ class LaggingStreams:
         self.done: dict[object, int] = {}
         self.clocks: dict[str, dict[object, int]] = {}
         self.local = threading.local()
+        self._lock = threading.Lock()
         self._allowed = allowed
         self._memory: list[Tensor] = []
 
@@ -123,7 +124,8 @@ class LaggingStreams:
 
     def wait_for(self, clock: dict[object, int]) -> None:
         """The calling thread waits until all this is done."""
-        _merge(self.done, clock)
+        with self._lock:
+            _merge(self.done, clock)
 
     def note(self, what: str, *tensors: Any) -> None:
         is_lane = hasattr(self.local, "resource")  # the thread that writes checkpoints may wait
