@@ -1,6 +1,6 @@
 """Rows of one width on their way: routed rows to frames of requests for one link, replies back into place.
 
-    commands ──runs of 32 or 128 KiB──> encode a run at once ──> a frame of requests
+    commands ──runs of 32 or 64 KiB──> encode a run at once ──> a frame of requests
     reply ──HmgetDecoder──> rows[order[start:stop]], checks[order[start:stop]] = found rows and their check words
 
 A frame is encoded only when the one before has left, into the same scratch array, while the server is still at work.
@@ -41,13 +41,11 @@ __all__ = [
 
 #: Bytes of rows in one command: bounds a reply, the receive buffer and how long the server is busy with one command.
 _COMMAND_BYTES = 64 << 10
-#: Bytes of fields encoded at a time: small enough that the first ones leave early and all stay in a core's cache, large
-#: enough that the server is rarely idle and woken again. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
-_READ_FRAME_BYTES = 32 << 10
-#: Bytes of fields and rows encoded at a time. More of them: a frame's check words take a dozen calls of numpy, and a
-#: transaction, which is a frame of its own, two scripts. 128 KiB cost the client a sixth less CPU time than 32 KiB; 256
-#: cost hardly less, and kept the server waiting for the first (benchmarks/store/README.md).
-_WRITE_FRAME_BYTES = 128 << 10
+#: Bytes encoded at a time: small enough that the first ones leave early and all stay in a core's cache, large enough
+#: that the server is rarely idle and woken again. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
+_FRAME_BYTES = 32 << 10
+#: The same for transactions, each of which is a frame: two scripts run for each.
+_TRANSACTION_BYTES = 64 << 10
 #: A request has at most 256 pieces.
 _MAX_TRANSACTION_COMMANDS = 100
 _HSET_REPLY_BYTES = 24
@@ -143,7 +141,7 @@ class ReadCodec:
             self._decoders[row_bytes] = HmgetDecoder(value_dtype(row_bytes))
         decoder = self._decoders[row_bytes]
         record_bytes = self._encoder.record_bytes
-        for run in _runs(commands, record_bytes, _READ_FRAME_BYTES):
+        for run in _runs(commands, record_bytes, _FRAME_BYTES):
             first_row = run[0].start
             order = routed.order[first_row : run[-1].stop]
             data = self._encoder.encode(routed.tables.take(order), routed.ids.take(order)).data
@@ -181,7 +179,7 @@ class WriteCodec:
 
     def _plain(self, group: WriteGroup, commands: Iterable[Command]) -> Iterator[Frame]:
         encoder = self._encoder(group)
-        for run in _runs(commands, encoder.record_bytes, _WRITE_FRAME_BYTES):
+        for run in _runs(commands, encoder.record_bytes, _FRAME_BYTES):
             _, bodies = self._encode(group, encoder, run)
             requests = []
             for command, body in zip(run, bodies, strict=True):
@@ -193,7 +191,7 @@ class WriteCodec:
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[Command]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_transaction_commands
-        for run in _runs(commands, encoder.record_bytes, _WRITE_FRAME_BYTES):
+        for run in _runs(commands, encoder.record_bytes, _TRANSACTION_BYTES):
             fields, bodies = self._encode(group, encoder, run)
             requests = []
             for start in range(0, len(run), at_once):

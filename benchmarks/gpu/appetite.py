@@ -23,7 +23,7 @@ from bagpipe.cache.step import prepare_step
 from bagpipe.client.step import Step
 from bagpipe.schema import RowSchema
 from bagpipe.store.interface import Store, WriteRequest
-from benchmarks.gpu.cached import fill, store_makers
+from benchmarks.gpu.cached import claim, fill, store_makers
 from benchmarks.gpu.timing import median_s
 from benchmarks.gpu.workload import Plan, Workload
 
@@ -76,7 +76,7 @@ def _prepare_s(workload: Workload, steps: Sequence[Step]) -> float:
 
 def _rates(store: Store, steps: Sequence[Step]) -> dict[str, float]:
     """Rows a second, and CPU time of this process per million rows: read, written, read and as many written at once."""
-    store.claim()
+    claim(store)
     fill(store, steps)
     reads = [_requests(step) for step in steps]
     writes = [

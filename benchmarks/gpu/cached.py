@@ -7,6 +7,7 @@ of consecutive steps, rows, what each lane was busy with
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bagpipe.checkpoint.recovery import take_over
 from bagpipe.client.step import Step
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import Progress
 from bagpipe.schema import RowSchema
 from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.fencing import Fence
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
 from bagpipe.testing.plain_job import PlainJob
@@ -31,7 +34,7 @@ from benchmarks.gpu.array_store import ArrayStore
 from benchmarks.gpu.timing import Clock, median_s, open_clock
 from benchmarks.gpu.workload import Workload
 
-__all__ = ["MakeStore", "fill", "open_servers", "run_cached", "store_makers"]
+__all__ = ["MakeStore", "claim", "fill", "open_servers", "run_cached", "store_makers"]
 
 MakeStore = Callable[[RowSchema], Store]
 
@@ -58,6 +61,15 @@ def store_makers(servers: Sequence[int]) -> dict[str, Callable[[], Any]]:
         return lambda: open_servers(count)
 
     return {"process memory": _memory, **{f"{n} server{'s' if n > 1 else ''}": over(n) for n in servers}}
+
+
+def claim(store: Store) -> None:
+    """Take the store over as a training job does: from then on all that is written is guarded and logged."""
+    store.claim()
+    token = f"1-{uuid.uuid4().hex}"
+    with store.ledger() as ledger:
+        take_over(ledger, token=token, num_writers=1)
+    store.fence(Fence(token=token, writer=0, epoch=1))
 
 
 def fill(store: Store, steps: Sequence[Step]) -> int:
@@ -110,7 +122,7 @@ def run_cached(
     with open_clock(torch.device(settings.device)) as clock:
         marks = _Marks(clock, frozenset((first, last)), [], {})
         with PlainJob(workload.job(workload.cache_rows), make_store=make_store, trace=trace, on_batch=marks) as job:
-            job.store.claim()  # before the engine does, so that it reads every row: none is known to be new
+            claim(job.store)  # before the engine does, so that it reads every row: none is known to be new
             num_filled = fill(job.store, timed)
             result = job.engine.train(iter(steps))
         step_s = clock.seconds(list(pairwise(marks.ends[first - 1 : last])))
