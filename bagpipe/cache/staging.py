@@ -13,7 +13,7 @@ a checkpoint's journal at once, and the latter has no schedule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Protocol
@@ -32,6 +32,7 @@ __all__ = [
     "HostCopies",
     "HostCopy",
     "StagingRing",
+    "aligned_bytes",
     "copy_to_host",
     "empty_view",
     "to_host",
@@ -188,7 +189,7 @@ class HostCopies:
     """
 
     def __init__(self, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
-        sizes = [-(-prod(tensor.shape) * tensor.itemsize // ALIGN_BYTES) * ALIGN_BYTES for tensor in tensors.values()]
+        sizes = [aligned_bytes(tensor.shape, tensor.dtype) for tensor in tensors.values()]
         *firsts, num_bytes = accumulate(sizes, initial=0)
         memory = streams.memory(num_bytes)
         self._streams = streams
@@ -214,6 +215,11 @@ _COPIES: dict[bool, type[_CopiesHere] | type[HostCopies]] = {False: _CopiesHere,
 def copy_to_host(streams: Streams, tensors: Mapping[str, Tensor]) -> Copies:
     """Copy tensors of a device, or of the host, by name; nothing waits. On a CPU the copies are made at once."""
     return _COPIES[streams.is_async](streams, tensors)
+
+
+def aligned_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of a tensor in an area, up to where the next may begin."""
+    return -(-prod(shape) * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def empty_view(memory: Tensor, first_byte: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from bagpipe.cache.slab import Scratch
 from bagpipe.cache.slots import row_tables
-from bagpipe.cache.staging import ALIGN_BYTES, Area, StagingRing, empty_view
+from bagpipe.cache.staging import Area, StagingRing, aligned_bytes, empty_view
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.sums import HostLongRows, HostSums, Int32, LongRows, Pieces, RowSums
 from bagpipe.oracle.plan import RowList
@@ -169,7 +168,7 @@ class StagedUploader(Uploader):
             chunk.there[: chunk.used].copy_(chunk.host[: chunk.used], non_blocking=True)
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        num_bytes = -(-prod(shape) * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES
+        num_bytes = aligned_bytes(shape, dtype)
         self.num_bytes += num_bytes
         chunk = self._chunks[-1]
         if chunk.used + num_bytes > len(chunk.host):

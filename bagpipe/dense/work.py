@@ -74,7 +74,7 @@ class EagerPass:
     loss_scale: LossScale
 
     def backward(self) -> None:
-        self.loss.backward(self.loss_scale.root_gradient(self.loss))  # type: ignore[no-untyped-call]
+        torch.autograd.backward(self.loss, self.loss_scale.root_gradient(self.loss))
 
 
 def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale) -> EagerPass:

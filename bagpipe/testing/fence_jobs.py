@@ -28,6 +28,7 @@ __all__ = [
     "play_job",
     "raises",
     "rows_of",
+    "take_over",
     "touched_ids",
 ]
 
@@ -65,6 +66,16 @@ def play_job(
         for writer, store in enumerate(stores):
             store.fence(Fence(token=token, writer=writer, epoch=1))
         yield Job(token=token, ledger=ledger, stores=stores)
+
+
+def take_over(store: Store, *, generation: int = 1, writer: int = 0, num_writers: int = 1) -> Fence:
+    """Let an open store write as the trainer does: a writer of a job that has just seized its namespace, in epoch 1."""
+    fence = Fence(token=new_token(generation), writer=writer, epoch=1)
+    with store.ledger() as ledger:
+        ledger.seize(fence.token)
+        ledger.begin("test:0", num_writers)
+    store.fence(fence)
+    return fence
 
 
 @contextmanager

@@ -7,7 +7,6 @@ of consecutive steps, rows, what each lane was busy with
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,16 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.checkpoint.recovery import take_over
 from bagpipe.client.step import Step
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import Progress
 from bagpipe.schema import RowSchema
 from bagpipe.store.embedded import EmbeddedServer
-from bagpipe.store.fencing import Fence
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
+from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob
 from benchmarks.gpu.array_store import ArrayStore
 from benchmarks.gpu.timing import Clock, median_s, open_clock
@@ -66,10 +64,7 @@ def store_makers(servers: Sequence[int]) -> dict[str, Callable[[], Any]]:
 def claim(store: Store) -> None:
     """Take the store over as a training job does: from then on all that is written is guarded and logged."""
     store.claim()
-    token = f"1-{uuid.uuid4().hex}"
-    with store.ledger() as ledger:
-        take_over(ledger, token=token, num_writers=1)
-    store.fence(Fence(token=token, writer=0, epoch=1))
+    take_over(store)
 
 
 def fill(store: Store, steps: Sequence[Step]) -> int:

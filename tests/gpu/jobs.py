@@ -19,8 +19,8 @@ from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.scribe import Places
 from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
-from tests.store.fences import take_over
 
 __all__ = ["EVERY_ROW", "JOBS", "SHAPES", "Outcome", "batches_of", "recorded", "run_plain", "smallest_cache"]
 

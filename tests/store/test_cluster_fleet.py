@@ -21,7 +21,7 @@ from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import bucket_key, key_slot
 from bagpipe.store.redis import RedisStore
-from tests.store.fences import take_over
+from bagpipe.testing.fence_jobs import take_over
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_cluster
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]

@@ -17,8 +17,8 @@ from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Rows, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis import RedisStore
+from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
-from tests.store.fences import take_over
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 

@@ -19,8 +19,8 @@ from bagpipe.store.interface import Rows
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key
 from bagpipe.store.redis import RedisStore
 from bagpipe.store.wire import ErrorReply
+from bagpipe.testing.fence_jobs import take_over
 from tests.store.clients import client_of
-from tests.store.fences import take_over
 from tests.store.nodes import await_true
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=16),), optimizer="sgd")

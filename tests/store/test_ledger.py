@@ -22,9 +22,8 @@ from bagpipe.store.fencing import Fence, Ledger, condemned, log_key, logs_key, m
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, key_slot
 from bagpipe.store.redis import RedisStore
 from bagpipe.store.servers import Command
-from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_token, rows_of, touched_ids
+from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_token, rows_of, take_over, touched_ids
 from tests.store.clients import client_of
-from tests.store.fences import take_over
 from tests.store.nodes import ClusterNodes, await_true
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
