@@ -20,7 +20,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.mlp import MLP
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster
 from bagpipe.partition.operators import OperatorGraph

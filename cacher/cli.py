@@ -20,8 +20,8 @@ from typing import TextIO
 
 from bagpipe.client.address import Address, parse_address
 from bagpipe.client.agreement import settings_of
-from bagpipe.config import Config
-from bagpipe.config_cli import EXIT_DONE, EXIT_INPUT, Option, parse_config, run_program
+from bagpipe.config.load import EXIT_DONE, EXIT_INPUT, Option, parse_config, run_program
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from cacher.logs import LEVELS, start_logging
 from cacher.planning import PlannedData

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from bagpipe.client.agreement import settings_of
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
 
 __all__ = ["EmbeddedCacher"]

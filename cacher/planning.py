@@ -17,7 +17,7 @@ from typing import Any
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import Phase, PlanSpan, Step
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 from data.source import Source, check_bad_rows

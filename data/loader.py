@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from bagpipe.batch import Batch
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data.assembler import Assembler, BlockOrder
 from data.buffer import BatchBuffer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.models import embedding_bags, num_dense_inputs
 from bagpipe.schema import DataSchema
 

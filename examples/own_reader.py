@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from bagpipe.config_cli import run_program
+from bagpipe.config.load import run_program
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema, Feature, Table
 from data.columnar import write_columnar

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
 from bagpipe.models import MODELS, build_model

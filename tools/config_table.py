@@ -1,6 +1,6 @@
 """Rewrite the table of keys in docs/configuration.md from the dataclasses: ``python -m tools.config_table``.
 
-bagpipe.config ──config_keys──> one row per key ──between the two markers──> docs/configuration.md
+bagpipe.config.sections ──config_keys──> one row per key ──between the two markers──> docs/configuration.md
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bagpipe.config_keys import config_keys
+from bagpipe.config.keys import config_keys
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"

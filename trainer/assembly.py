@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bagpipe.cache.rows import RowCache
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.dense.work import DenseWork, EagerWork
 from bagpipe.embedding import Converted, convert
 from bagpipe.engine import Engine, EngineSettings

@@ -28,7 +28,7 @@ from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
 from bagpipe.checkpoint.scribe import Places
 from bagpipe.client.step import Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
 from bagpipe.store.fencing import Fence, Ledger, condemned

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from bagpipe.config_cli import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
+from bagpipe.config.load import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
 from bagpipe.environment import check_environment
 from bagpipe.peers.membership import Membership
 from trainer.process import follow_launcher, settle_device, settle_process

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bagpipe.config import Config, RunConfig
+from bagpipe.config.sections import Config, RunConfig
 from bagpipe.dense.compiled import check_compiler
 from bagpipe.dense.graphs import open_graphs
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision

@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from bagpipe.checkpoint.export import FORMATS, ExportTable, collect, write
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.models import build_model
 from bagpipe.schema import DataSchema, RowSchema

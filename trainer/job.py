@@ -18,7 +18,7 @@ import torch
 
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec

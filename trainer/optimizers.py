@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
-from bagpipe.config import OptimConfig
+from bagpipe.config.sections import OptimConfig
 from bagpipe.errors import InputError
 
 __all__ = ["DENSE_OPTIMIZERS", "dense_optimizer"]

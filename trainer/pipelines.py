@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bagpipe.config import Config, PipelineConfig
+from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.dense.compiled import check_compiler
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage import prepared

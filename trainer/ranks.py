@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.client.agreement import first_difference
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.membership import Membership

@@ -26,7 +26,7 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
 from bagpipe.checkpoint.recovery import check_namespace
 from bagpipe.client.agreement import first_difference
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema, RowSchema
 from bagpipe.store.fencing import BucketState

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.peers.membership import local_address
 from bagpipe.store.embedded import EmbeddedServer

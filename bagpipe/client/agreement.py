@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 
 __all__ = [
     "MAX_CACHER_MESSAGE_BYTES",

@@ -19,7 +19,7 @@ import grpc
 
 from bagpipe.client.address import Address
 from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES, SECRET_METADATA
-from bagpipe.config import CacherConfig
+from bagpipe.config.sections import CacherConfig
 from bagpipe.errors import InputError, JobError
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.proto.cacher_pb2_grpc import CacherStub

@@ -20,7 +20,7 @@ from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials
 from bagpipe.client.receiver import QueueStatistics, Receiver, Run
 from bagpipe.client.step import Phase, Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.schema import DataSchema

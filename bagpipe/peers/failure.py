@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from bagpipe.config_cli import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED
+from bagpipe.config.load import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED
 from bagpipe.errors import InputError, JobError, PeerError, StoreError
 from bagpipe.peers.keystore import KeyStore
 

@@ -27,7 +27,7 @@ import grpc
 import numpy as np
 
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.config import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
+from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.proto.envelope import step_message
 from bagpipe.proto.slim import slim, values_follow

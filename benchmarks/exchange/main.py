@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from benchmarks.exchange.accounting import GlobalCounts, count_global, count_owned, mean
 from benchmarks.exchange.workload import KAGGLE_SCHEMA, WORKLOADS, Workload
 from data.replay.exchange import OwnedCounts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bagpipe.batch import Batch
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from data.formats import open_source
 from data.loader import open_loader

@@ -17,7 +17,7 @@ from torch import nn
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.engine import ModelInputs
 from bagpipe.kernels.interface import RowStep
 from cacher.embedded import EmbeddedCacher

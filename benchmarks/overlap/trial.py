@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.engine import Progress
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagpipe.config import (
+from bagpipe.config.sections import (
     CacheConfig,
     Config,
     DataConfig,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.kernels.initial import initial_weights
 from benchmarks.peers.sample import Minibatch, Sample
 from trainer.assembly import build_trainee

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.progress import Progress
 from bagpipe.schema import RowSchema

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import Phase
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema
 from data.formats import open_source

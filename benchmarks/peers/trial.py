@@ -15,7 +15,7 @@ from pathlib import Path
 import redis
 import torch
 
-from bagpipe.config import Config, DataConfig
+from bagpipe.config.sections import Config, DataConfig
 from benchmarks.peers.meter import LOSS_STEPS, Meter, interface_bytes
 from benchmarks.peers.sample import Sample, read_sample
 from benchmarks.peers.setting import SETTINGS

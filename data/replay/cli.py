@@ -21,7 +21,7 @@ from typing import NoReturn, TextIO
 from tqdm import tqdm
 
 from bagpipe.batch import Batch
-from bagpipe.config_cli import EXIT_INTERRUPTED
+from bagpipe.config.load import EXIT_INTERRUPTED
 from bagpipe.errors import InputError, JobError
 from bagpipe.outputs import write_json
 from data.replay.baselines import BASELINES

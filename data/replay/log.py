@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.batch import Batch
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from data.loader import open_loader
 from data.replay.census import Census

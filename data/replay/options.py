@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from bagpipe.config import Config, DataConfig
-from bagpipe.config_cli import Option, parse_config
-from bagpipe.config_keys import CONVERTERS
+from bagpipe.config.keys import CONVERTERS
+from bagpipe.config.load import Option, parse_config
+from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
 from bagpipe.oracle.eviction import POLICIES
 from bagpipe.oracle.planner import MAX_RANKS

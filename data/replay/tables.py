@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bagpipe.config import CheckpointConfig
+from bagpipe.config.sections import CheckpointConfig
 from data.replay.options import Sweep
 from data.replay.recommend import setting_of
 from data.replay.records import ReplayRecord, Setting, Span, Trial

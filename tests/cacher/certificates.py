@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from bagpipe.config import CacherConfig
+from bagpipe.config.sections import CacherConfig
 from cacher.security import Access
 
 

@@ -24,7 +24,7 @@ from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import settings_of
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import Phase, Step
-from bagpipe.config import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
+from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.schema import DataSchema
 from cacher.planning import PlannedData

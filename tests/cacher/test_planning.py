@@ -12,7 +12,7 @@ import pytest
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.proto.codec import step_parts
 from cacher.planning import BOOKMARK_EVERY, PlannedData

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.client.step import Step
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import OracleSpec
 from cacher.planning import PlannedBatch, PlannedData, PlannedPhase

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.client.agreement import Difference, first_difference, settings_of
-from bagpipe.config import Config, DataConfig
+from bagpipe.config.sections import Config, DataConfig
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),

@@ -10,7 +10,7 @@ import pytest
 
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import Step
-from bagpipe.config import CacherConfig, Config
+from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.proto import cacher_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data.avazu import AvazuSource, avazu_schema
 from data.delimited import DelimitedFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data.formats import FORMATS, open_source
 from tests.data.files import criteo_lines

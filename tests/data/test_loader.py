@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bagpipe.batch import Batch
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader, open_loader

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagpipe.config import DataConfig
-from bagpipe.config_cli import run_program
+from bagpipe.config.load import run_program
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data.formats import open_source
 from data.loader import LookaheadLoader

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagpipe.config_rules import AUTOCAST
+from bagpipe.config.rules import AUTOCAST
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bagpipe.config_rules import LOSS_SCALES
+from bagpipe.config.rules import LOSS_SCALES
 from bagpipe.dense.scale import MAX_LOSS_SCALE, LossScale
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.testing.clock import ClockJump, find_compiler
 from tests.system.jobs import run_job

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from tests.faults.bad_cable import bad_cable, why_no_cable
 from tests.system.hosts import serve_store
 from tests.system.jobs import change, run_job

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from bagpipe.batch import Batch
-from bagpipe.config import DataConfig
+from bagpipe.config.sections import DataConfig
 from bagpipe.schema import DataSchema
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from data.formats import open_source

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
 from bagpipe.models import build_model, num_dense_inputs

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
 from bagpipe.models import MODELS, build_model

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert as _  # noqa: F401  (quiets the import of torchrec)
 from bagpipe.models import build_model
 from bagpipe.stages.staged import StagedModel

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config_rules import DURABILITIES as CONFIG_DURABILITIES
+from bagpipe.config.rules import DURABILITIES as CONFIG_DURABILITIES
 from bagpipe.errors import InputError, StoreError
 from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.durability import DURABILITIES, inspect_durability, refuse_less_durable, server_options

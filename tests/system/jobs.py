@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import StepSource
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.interface import Store

@@ -7,7 +7,7 @@ import torch
 
 from bagpipe.batch import Batch
 from bagpipe.client.step import Phase
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.schema import DataSchema
 from data.formats import open_source

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from bagpipe.client.step import PlanSpan, Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError

@@ -24,7 +24,7 @@ from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import recover
 from bagpipe.checkpoint.scribe import Places
 from bagpipe.client.step import Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import StoreError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from tests.system.jobs import JobEnd, change, run_job
 from tests.system.rank_threads import run_ranks

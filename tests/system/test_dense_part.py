@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.dense import compiled
 from bagpipe.dense.graphs import RepeatedCalls
 from bagpipe.errors import JobError

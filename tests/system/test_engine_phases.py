@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bagpipe.client.step import Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import InputError

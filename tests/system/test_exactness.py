@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from bagpipe.config import CacheConfig, Config, DataConfig, ModelConfig, StoreConfig
+from bagpipe.config.sections import CacheConfig, Config, DataConfig, ModelConfig, StoreConfig
 from tests.store.nodes import ClusterNodes
 from tests.system.covering import covering
 from tests.system.jobs import JobEnd, change, largest_batch, run_job

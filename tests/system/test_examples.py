@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
 from tests.system.hosts import serve_store, two_hosts, why_no_hosts
 from tests.system.jobs import change
 from tests.system.programs import ROOT, run_forked

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import embedding_digest
 from bagpipe.errors import CapacityError, StoreError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec

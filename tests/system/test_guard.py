@@ -13,7 +13,7 @@ import torch
 
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.client.step import Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from tests.system.hosts import Host, serve_store, two_hosts, why_no_hosts
 from tests.system.jobs import change
 from tests.system.programs import Done, Program, await_end, await_gone, marked_processes

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
 from bagpipe.store.embedded import EmbeddedServer
 from tests.system.jobs import run_job
 from tests.system.programs import Done, Program, await_gone, marked_processes

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from tests.system.jobs import JobEnd, change, run_job
 from tests.system.staging import MODELS, assert_equal_numbers, end_of, full, of_job, staged

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.staging import DIGESTED, assert_equal_numbers, end_of, of_job, staged

@@ -17,8 +17,8 @@ import pytest
 from torch import nn
 
 import trainer.job
-from bagpipe.config import Config
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
+from bagpipe.config.sections import Config
 from bagpipe.peers.membership import Membership
 from bagpipe.store.embedded import EmbeddedServer
 from tests.peers.processes import DEADLINE_S, run_ranks

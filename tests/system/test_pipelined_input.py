@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.store.embedded import EmbeddedServer
 from tests.data.files import criteo_lines
 from tests.peers.processes import run_ranks

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config import Config
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
+from bagpipe.config.sections import Config
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.store.embedded import EmbeddedServer
 from tests.data.files import criteo_lines, real_samples

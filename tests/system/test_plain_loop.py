@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from tests.system.jobs import JobEnd, change, run_job
 from tests.system.plain_jobs import plain_job
 from tests.system.reference import Trained, row_state

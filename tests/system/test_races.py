@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.testing.races.watch import watch
 from tests.system import jobs
 from tests.system.jobs import change, run_job

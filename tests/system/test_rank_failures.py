@@ -15,7 +15,7 @@ import pytest
 import trainer.job
 from bagpipe.batch import Batch
 from bagpipe.cache.upload import Uploader
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
 from bagpipe.peers.membership import Membership

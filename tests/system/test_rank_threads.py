@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bagpipe.client.step import Step
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
 from tests.system.clicks import NUM_EXAMPLES
 from tests.system.jobs import change, run_job

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.peers.membership import Membership
 from bagpipe.store.open import open_store
 from tests.cacher.daemons import served

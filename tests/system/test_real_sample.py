@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from bagpipe.config import CacheConfig, Config, DataConfig, ModelConfig, OptimConfig, OracleConfig, StoreConfig
+from bagpipe.config.sections import CacheConfig, Config, DataConfig, ModelConfig, OptimConfig, OracleConfig, StoreConfig
 from tests.data.files import real_samples
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.plain_jobs import plain_job, plain_scores

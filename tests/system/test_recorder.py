@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bagpipe.checkpoint.written import WrittenRows
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError, LostRowError
 from bagpipe.pipeline.runner import Interrupted

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from tests.system.jobs import change
 from tests.system.recording import Recorded, recorded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.batch import Batch
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from data.replay.options import Sweep, parse_sweep
 from data.replay.records import ReplayRecord, Setting
 from data.replay.sweep import replay

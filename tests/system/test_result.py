@@ -16,8 +16,8 @@ import pytest
 import redis
 import torch
 
-from bagpipe.config import Config
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
+from bagpipe.config.sections import Config
 from tests.system.jobs import change, run_job
 from tests.system.programs import Done, await_gone, run_forked, run_program
 from tools.trace_picture import picture, read_tracks

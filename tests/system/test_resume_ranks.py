@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from bagpipe import crash_points
-from bagpipe.config import Config
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
+from bagpipe.config.sections import Config
 from bagpipe.peers.membership import Membership
 from bagpipe.store.embedded import EmbeddedServer
 from tests.peers.processes import Ended, run_ranks

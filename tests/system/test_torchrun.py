@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bagpipe.config import Config
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
+from bagpipe.config.sections import Config
 from bagpipe.store.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.jobs import change

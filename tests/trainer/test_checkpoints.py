@@ -7,7 +7,7 @@ import uuid
 import numpy as np
 import pytest
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import RolledBackError
 from bagpipe.store.fencing import Fence
 from bagpipe.store.memory import MemoryStore

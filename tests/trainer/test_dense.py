@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from bagpipe.config import Config, ModelConfig, RunConfig
+from bagpipe.config.sections import Config, ModelConfig, RunConfig
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.recorded import RecordedWork
 from bagpipe.dense.scale import LossScale

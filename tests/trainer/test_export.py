@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.config import ModelConfig
+from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.models import build_model
 from bagpipe.schema import DataSchema

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagpipe.config import CacheConfig, Config, DataConfig, RunConfig
+from bagpipe.config.sections import CacheConfig, Config, DataConfig, RunConfig
 from bagpipe.errors import CapacityError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.step_program import step_program

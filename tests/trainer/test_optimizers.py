@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.config import OptimConfig
+from bagpipe.config.sections import OptimConfig
 from bagpipe.errors import InputError
 from trainer.optimizers import dense_optimizer
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from bagpipe.config import Config, ModelConfig, PipelineConfig
+from bagpipe.config.sections import Config, ModelConfig, PipelineConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
 from bagpipe.models import build_model

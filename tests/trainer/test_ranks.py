@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.config import Config, RunConfig, StoreConfig
+from bagpipe.config.sections import Config, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.peers.membership import Membership
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank

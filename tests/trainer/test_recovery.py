@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.config import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.schema import DataSchema, Feature, RowSchema, RowTable, Table
 from bagpipe.store.fencing import Ledger

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bagpipe.config import CacherConfig, Config, DataConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import CacherConfig, Config, DataConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from trainer.ranks import Ranks
 from trainer.services import open_services

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagpipe.config_cli import EXIT_DONE, EXIT_FAILED, run_program
+from bagpipe.config.load import EXIT_DONE, EXIT_FAILED, run_program
 from bagpipe.errors import InputError
 from bagpipe.testing.chaos.jobs import JOBS
 from bagpipe.testing.chaos.run import PRELOADED, Reference, Run, Verdict, draw_job, make_reference

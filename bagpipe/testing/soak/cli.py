@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bagpipe.config_cli import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_program
+from bagpipe.config.load import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_program
 from bagpipe.errors import InputError, JobError
 from bagpipe.testing.chaos.jobs import ChaosJob
 from bagpipe.testing.chaos.run import PRELOADED

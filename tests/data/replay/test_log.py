@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.batch import Batch
-from bagpipe.config import Config, DataConfig
+from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
 from data.formats import open_source
 from data.replay.census import Census

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bagpipe.config import CacheConfig, CacherConfig, Config, ModelConfig, OptimConfig, RunConfig
+from bagpipe.config.sections import CacheConfig, CacherConfig, Config, ModelConfig, OptimConfig, RunConfig
 from bagpipe.schema import DataSchema, Feature, Table
 from data.replay.tables import LogTables, at_setting
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config_cli import parse_config
+from bagpipe.config.load import parse_config
 from bagpipe.pipeline.trace import Trace
 from data.replay.options import parse_sweep
 from data.replay.records import ReplayRecord, Setting, Span, Trial

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from bagpipe.config import Config, PipelineConfig, RunConfig
-from bagpipe.config_keys import config_keys
-from bagpipe.config_rules import DATA_FORMATS, DENSE_OPTIMIZERS, MODELS, POLICIES, RULES, check_config
+from bagpipe.config.keys import config_keys
+from bagpipe.config.rules import DATA_FORMATS, DENSE_OPTIMIZERS, MODELS, POLICIES, RULES, check_config
+from bagpipe.config.sections import Config, PipelineConfig, RunConfig
 from bagpipe.errors import InputError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 

@@ -1,4 +1,4 @@
-"""The keys of the configuration and their values' types, read off the dataclasses of `bagpipe.config`.
+"""The keys of the configuration and their values' types, read off the dataclasses of `bagpipe.config.sections`.
 
     dataclass fields, defaults, ``Attributes:`` docstrings ──> Key records ──> flags, --help, known TOML keys
     a value as written in a file or a flag (Given) ──CONVERTERS[type]──> the field's value, or one InputError
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.config import Config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 
 __all__ = ["Given", "Key", "config_keys", "convert", "section_type"]
@@ -45,7 +45,7 @@ class Given:
 
 
 def config_keys() -> tuple[Key, ...]:
-    """Every configuration key in the order of `bagpipe.config`."""
+    """Every configuration key in the order of `bagpipe.config.sections`."""
     keys: list[Key] = []
     for section in dataclasses.fields(Config):
         kind = section_type(section.name)

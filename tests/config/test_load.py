@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import bagpipe
-from bagpipe.config import Config
-from bagpipe.config_cli import Option, parse_config, run_program
+from bagpipe.config.load import Option, parse_config, run_program
+from bagpipe.config.sections import Config
 from bagpipe.errors import CapacityError, InputError, JobError, StoreError
 
 CONFIGS = Path(__file__).parents[1] / "trainer" / "configs"
@@ -168,7 +168,7 @@ def test_the_return_value_is_the_exit_code(returned, code):
 
 def test_a_mistake_is_found_without_importing_numpy_or_torch():
     code = (
-        "import sys; from bagpipe.config_cli import parse_config, run_program; "
+        "import sys; from bagpipe.config.load import parse_config, run_program; "
         "code = run_program(lambda argv: parse_config(argv, 'trainer') and 0, ['--data.limit', 'x']); "
         "print(code, sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
     )

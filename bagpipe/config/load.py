@@ -1,4 +1,4 @@
-"""Command line of the programs: one TOML file, then flags, then checks; `bagpipe.config` is the only list of keys.
+"""Command line of the programs: one TOML file, then flags, then checks; `bagpipe.config.sections` is the only list of keys.
 
     config_keys: one Key record per field of config.py ──> argparse flags and --help
     --config FILE.toml ──> values with "FILE:LINE" ┐
@@ -24,9 +24,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import bagpipe
-from bagpipe.config import Config
-from bagpipe.config_keys import Given, Key, config_keys, convert, section_type
-from bagpipe.config_rules import check_config
+from bagpipe.config.keys import Given, Key, config_keys, convert, section_type
+from bagpipe.config.rules import check_config
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError, StoreError
 
 __all__ = [
@@ -84,7 +84,7 @@ def parse_config(
         argv: arguments without the program's name.
         prog: program name for ``--help``.
         extra_options: the program's own flags.
-        defaults: values, by key, where the program's own defaults are other than those of `bagpipe.config`.
+        defaults: values, by key, where the program's own defaults are other than those of `bagpipe.config.sections`.
 
     Raises:
         InputError: unknown key, wrong type, value out of range, unreadable or malformed file.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.config_keys import CONVERTERS, Given, Key, attribute_texts, config_keys, convert
+from bagpipe.config.keys import CONVERTERS, Given, Key, attribute_texts, config_keys, convert
 from bagpipe.errors import InputError
 
 

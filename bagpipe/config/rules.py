@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bagpipe.config import CheckpointConfig, Config
+from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.errors import ScheduleError
