@@ -1,3 +1,3 @@
-from bagpipe.cli import main
+from bagpipe.cli.main import main
 
 raise SystemExit(main())

@@ -69,7 +69,7 @@ MAX_LINES = 400
 NO_MIRROR: dict[str, str] = {
     "bagpipe/checkpoint/manifest.py": "tests/checkpoint/test_codec.py",
     "bagpipe/checkpoint/recorder.py": "tests/system/test_recorder.py",
-    "bagpipe/cli.py": "tests/schedule/test_cli.py",
+    "bagpipe/cli/main.py": "tests/cli/test_schedule.py",
     "bagpipe/client/link.py": "tests/client/test_remote.py",
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
     "bagpipe/client/step.py": "tests/proto/steps.py",
@@ -89,7 +89,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/phases/training.py": "tests/system",
     "bagpipe/pipeline/cuda_stream.py": "tests/gpu/test_cuda_stream.py",
     "bagpipe/progress.py": "tests/trainer/test_progress.py",
-    "bagpipe/schedule_cli.py": "tests/schedule/test_cli.py",
+    "bagpipe/cli/schedule.py": "tests/cli/test_schedule.py",
     "bagpipe/schedule/errors.py": "tests/schedule/test_check.py",
     "bagpipe/schedule/seats.py": "tests/schedule/test_step_program.py",
     "bagpipe/store/interface.py": "tests/store",

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bagpipe.cli import main
+from bagpipe.cli.main import main
+from bagpipe.cli.schedule import FORMATS
 from bagpipe.schedule.catalog import SCHEDULES
-from bagpipe.schedule_cli import FORMATS
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "schedules").glob("*.txt"))
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "schedules.md"
@@ -205,7 +205,7 @@ def test_every_schedule_can_be_lowered(name: str, form: str, capsys: pytest.Capt
 
 def test_a_subprocess_prints_a_schedule_without_torch_or_numpy() -> None:
     probe = (
-        "import sys, bagpipe.cli as cli\n"
+        "import sys, bagpipe.cli.main as cli\n"
         "code = cli.main(['schedule', 'prefetch', '--format', 'csv'])\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'redis')))"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.cli import main
+from bagpipe.cli.main import main
 from bagpipe.partition.operators import OperatorGraph
 from tests.partition.graphs import graph, towers
 
@@ -89,7 +89,7 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_a_file_needs_no_torch(model: str):
     code = (
-        "import sys\nfrom bagpipe.cli import main\n"
+        "import sys\nfrom bagpipe.cli.main import main\n"
         f"assert main(['plan', '--model', {model!r}, '--devices', '2']) == 0\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bagpipe import plan_cli, schedule_cli
+from bagpipe.cli import plan, schedule
 from bagpipe.errors import InputError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -48,14 +48,14 @@ COMMANDS: Mapping[str, Command] = {
         Command(
             name="schedule",
             help="print, simulate or draw a schedule",
-            add_arguments=schedule_cli.add_arguments,
-            run=schedule_cli.run,
+            add_arguments=schedule.add_arguments,
+            run=schedule.run,
         ),
         Command(
             name="plan",
             help="choose stages and a schedule for a model",
-            add_arguments=plan_cli.add_arguments,
-            run=plan_cli.run,
+            add_arguments=plan.add_arguments,
+            run=plan.run,
         ),
     )
 }
