@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
 from bagpipe.cache.reader import BatchReader, Column, JaggedInput
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.engine import ModelInputs
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.schema import DataSchema, RowTable, Table
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, RowTable, Table
 
 __all__ = ["CachedBags", "HostBags", "PlainInputs"]
 

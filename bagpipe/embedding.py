@@ -29,7 +29,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import DataSchema, RowTable
+from bagpipe.types.schema import DataSchema, RowTable
 
 with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
     warnings.simplefilter("ignore")

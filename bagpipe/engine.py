@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
@@ -28,6 +27,7 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
+from bagpipe.types.batch import Batch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ from torchrec.modules.mlp import MLP
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["MODELS", "NUM_TOWERS", "Towers", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
 

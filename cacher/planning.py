@@ -15,13 +15,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import Phase, PlanSpan, Step
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
+from bagpipe.types.batch import Batch
 from cacher.bookmarks import Bookmarks
 from cacher.identity import identity_of
 from data.formats import open_source

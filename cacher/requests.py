@@ -18,7 +18,7 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.proto import cacher_pb2 as pb
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["MAX_CREDITS", "MAX_RANKS", "MAX_SLOT_BYTES", "PhaseRequest", "check_hello", "parse_start"]
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.proto import cacher_pb2 as pb
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from cacher.counters import Counters
 from cacher.jobs import Jobs, Member, Place
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from data.schema import SchemaFile
 from data.source import FileVersion
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
 from data.order import Position, RowIndex, Window, segment_order
 from data.rows import RowRange, bag_starts, join
 from data.source import Columns, Segment, Source

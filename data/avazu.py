@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
 from data.digits import Positions
 from data.source import Block, Columns, Segment

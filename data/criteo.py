@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from data.delimited import place_ids
 from data.digits import Positions, digit_words, parse_hex, parse_integers, quote
 from data.hashing import first_out_of_range

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Table
+from bagpipe.types.schema import DataSchema, Table
 from data.digits import Positions, Words, byte_words, digit_words, parse_hex, parse_integers, quote
 from data.hashing import first_out_of_range, hash_ids
 from data.rows import take_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from data.source import Source, check_bad_rows
 
 __all__ = ["FORMATS", "open_source"]

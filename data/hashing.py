@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import Table
+from bagpipe.types.schema import Table
 
 __all__ = ["first_out_of_range", "hash_ids", "mix64", "scramble40"]
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
 from data.assembler import Assembler, BlockOrder
 from data.buffer import BatchBuffer
 from data.formats import open_source

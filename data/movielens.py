@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, good_columns, split_fields
 from data.digits import quote
 from data.genres import SIDE_FILES, FilmGenres, read_genres

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Feature
+from bagpipe.types.schema import DataSchema, Feature
 from data.arrow import cached_group, embedded_schema, open_arrow
 from data.hashing import first_out_of_range, hash_ids
 from data.rows import take_rows

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
+from bagpipe.types.batch import Batch
 from data.source import Columns
 
 __all__ = ["RowRange", "bag_starts", "join", "take_rows"]

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 __all__ = ["SchemaFile", "check_keys", "criteo_schema", "override_tables", "parse_schema", "read_schema_file"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 __all__ = [
     "BAD_ROWS",

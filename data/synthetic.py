@@ -32,7 +32,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from data.hashing import hash_ids, scramble40
 from data.planted import PlantedModel, calibrate, dense_part, id_part
 from data.source import Block, Columns, Segment

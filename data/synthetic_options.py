@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 from data.schema import check_keys, criteo_schema, override_tables, parse_schema, read_schema_file
 from data.skew import COLUMNS, CRITEO_KAGGLE_ROWS
 from data.zipf import ZipfLaw

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bagpipe.batch import Batch
+from bagpipe.types.batch import Batch
 from data.loader import LookaheadLoader
 from data.source import Source
 

@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.models import embedding_bags, num_dense_inputs
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 
 class PairwiseModel(nn.Module):

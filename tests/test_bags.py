@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bagpipe.bags import CachedBags, HostBags, PlainInputs
-from bagpipe.batch import Batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import prepare_step
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initial import initial_weights
-from bagpipe.schema import DataSchema, Feature, RowSchema, Table
 from bagpipe.testing.plain_job import plan_steps
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 
 #: Two tables of another width or pooling between two that are read alike.
 SCHEMA = DataSchema(

@@ -11,8 +11,8 @@ from torch import nn
 
 from bagpipe.digest import CHUNK_ROWS, dense_digest, embedding_digest
 from bagpipe.errors import LostRowError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.memory import MemoryStore
+from bagpipe.types.schema import RowSchema, RowTable
 
 
 def store_of(*names: str, dim: int = 2) -> MemoryStore:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.batch import Batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding import (
     UNBOUNDED_INIT_BOUND,
@@ -21,7 +20,8 @@ from bagpipe.embedding import (
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.kernels.interface import RowStep
-from bagpipe.schema import DataSchema, Feature, RowSchema, Table
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 from tests.cache.plans import DictStore, Job, random_batch
 
 from torchrec.modules.embedding_configs import (  # isort: skip (after bagpipe.embedding, which quiets torchrec's import)

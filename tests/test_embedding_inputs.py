@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.batch import Batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError, JobError
-from bagpipe.schema import RowSchema
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema
 from tests.test_embedding import BAGS, META, NAMES, SCHEMA, begin, kjt_of, make_batch
 
 from torchrec.modules.embedding_modules import EmbeddingBagCollection  # isort: skip (after bagpipe.embedding)

@@ -6,7 +6,7 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
 from bagpipe.models import MODELS, build_model
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from tests.trainer.schemas import schema_of
 
 

@@ -23,9 +23,9 @@ from bagpipe.models import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.trace import Trace
-from bagpipe.schema import DataSchema, RowSchema
 from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
+from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_work, precision_of
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer

@@ -19,9 +19,9 @@ from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models import num_dense_inputs
-from bagpipe.schema import DataSchema
 from bagpipe.stages.split import find_dense_parts, split_parts
 from bagpipe.stages.staged import StagedModel
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["dense_work", "precision_of"]
 

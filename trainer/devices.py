@@ -18,7 +18,7 @@ from torch import Tensor
 from bagpipe.cache.slab import record_bytes
 from bagpipe.cache.transfer import WRITE_DEPTH
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = [
     "BatchSize",

@@ -18,7 +18,7 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.models import build_model
-from bagpipe.schema import DataSchema, RowSchema
+from bagpipe.types.schema import DataSchema, RowSchema
 
 __all__ = ["export", "names_in"]
 

@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from bagpipe.batch import Batch
 from bagpipe.cache.upload import Uploader
 from bagpipe.engine import ModelInputs
-from bagpipe.schema import DataSchema
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["InputMaker"]
 

@@ -27,7 +27,6 @@ from bagpipe.peers.stage_sums import StageSums
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
 from bagpipe.schedule.torch_csv import table_schedule
-from bagpipe.schema import DataSchema
 from bagpipe.stages.balance import graph_names
 from bagpipe.stages.mixing import mixing_operators
 from bagpipe.stages.operators import Parts
@@ -35,6 +34,7 @@ from bagpipe.stages.pipeline import Mesh, held_stages
 from bagpipe.stages.split import find_dense_parts, split_parts
 from bagpipe.stages.staged import StagedModel
 from bagpipe.stages.trace import batch_dependent_modules
+from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 
 __all__ = ["StagedJob", "check_ranks", "has_losses", "open_stages", "stage_model"]

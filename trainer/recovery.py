@@ -28,10 +28,10 @@ from bagpipe.checkpoint.recovery import check_namespace
 from bagpipe.client.agreement import first_difference
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, RowSchema
 from bagpipe.store.fencing import BucketState
 from bagpipe.store.interface import Store
 from bagpipe.store.urls import redact
+from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.ranks import Ranks, common_settings
 
 __all__ = ["Beginning", "JobFacts", "begin", "compare", "note", "place_of", "result_settings"]

@@ -16,7 +16,7 @@ from typing import Literal
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowTable
+from bagpipe.types.schema import RowTable
 
 __all__ = ["LookupRun", "Mode", "StepLayout", "TableLookup", "build_layout"]
 

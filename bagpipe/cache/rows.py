@@ -35,8 +35,8 @@ from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.stream import Streams, open_streams
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = ["CacheStatistics", "RowCache"]
 

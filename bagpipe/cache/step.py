@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import LookupRun, StepLayout
 from bagpipe.cache.serve import RunExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
@@ -28,6 +27,7 @@ from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.sums import HostSums, Int32, RowSums
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
+from bagpipe.types.batch import Batch
 
 __all__ = ["RunContext", "StepContext", "prepare_step"]
 

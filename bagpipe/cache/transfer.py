@@ -29,8 +29,8 @@ from bagpipe.kernels.records import host_words
 from bagpipe.kernels.torch_kernels import gather, scatter
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Streams
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["WRITE_DEPTH", "CapturedRows", "RowTransfer"]
 

@@ -27,8 +27,8 @@ from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.records import split_record
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]
 

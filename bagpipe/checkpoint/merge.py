@@ -26,7 +26,7 @@ from bagpipe.checkpoint.record import (
     record_dtype,
     take_records,
 )
-from bagpipe.schema import RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["CHUNK_BYTES", "SortedFile", "merge_files", "merged_ids", "merged_records", "open_files"]
 

@@ -21,8 +21,8 @@ from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
 from bagpipe.crash_points import reach
 from bagpipe.errors import JobError
-from bagpipe.schema import RowSchema
 from bagpipe.store.fencing import Ledger
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["Publisher"]
 

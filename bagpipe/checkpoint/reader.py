@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.merge import SortedFile, merged_ids, merged_records, open_files
 from bagpipe.checkpoint.record import NAME_DTYPE, latest_positions, load_names, take_records
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.requests import row_dtype
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["CheckpointRows"]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
-from bagpipe.schema import ROW_TYPES
+from bagpipe.types.schema import ROW_TYPES
 
 __all__ = [
     "MAX_STEP",

@@ -26,8 +26,8 @@ from bagpipe.checkpoint.record import (
     save_names,
     take_records,
 )
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["RowWriter", "save_dirty"]
 

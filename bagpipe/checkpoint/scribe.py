@@ -27,8 +27,8 @@ from bagpipe.checkpoint.manifest import FileEntry, Part
 from bagpipe.checkpoint.rows import RowWriter, save_dirty
 from bagpipe.crash_points import reach
 from bagpipe.errors import InputError, JobError, StoreError
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema
 
 if TYPE_CHECKING:
     from bagpipe.cache.capture import CapturedRows

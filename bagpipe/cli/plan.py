@@ -21,7 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.result import Partition, Plan
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 __all__ = ["add_arguments", "run"]
 

@@ -24,7 +24,7 @@ from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.proto.codec import CodecError, decode_step
 from bagpipe.proto.slim import full
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
 

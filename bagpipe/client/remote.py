@@ -23,7 +23,7 @@ from bagpipe.client.step import Phase, Step
 from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.proto import cacher_pb2 as pb
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["RemoteSteps"]
 

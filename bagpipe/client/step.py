@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
-from bagpipe.schema import DataSchema
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["Phase", "PlanSpan", "Step", "StepSource"]
 

@@ -17,7 +17,7 @@ from bagpipe.errors import InputError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.stages import chain
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH, ROUNDINGS, ROW_TYPES
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROUNDINGS, ROW_TYPES
 
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
 

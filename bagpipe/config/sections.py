@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bagpipe.schema import ROW_TYPES
+from bagpipe.types.schema import ROW_TYPES
 
 __all__ = [
     "CacheConfig",

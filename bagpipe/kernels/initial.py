@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "mixed_step", "row_words", "table_key"]
 

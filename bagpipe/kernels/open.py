@@ -23,7 +23,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.interface import Bags, Kernels, RowView
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.schema import RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["MIN_CAPABILITY", "Circumstances", "find_problem", "open_kernels"]
 

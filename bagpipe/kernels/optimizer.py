@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
 
 __all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer", "adam_rate"]
 

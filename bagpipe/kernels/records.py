@@ -29,7 +29,7 @@ from torch import Tensor
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
 __all__ = ["HalfRecords", "PlainRecords", "Records", "host_words", "open_records", "split_record"]
 

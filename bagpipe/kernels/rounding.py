@@ -30,7 +30,7 @@ from torch import Tensor
 from bagpipe.errors import JobError
 from bagpipe.kernels.initial import TORCH_DTYPE, mixed_step, row_words, table_key
 from bagpipe.kernels.interface import RowNames
-from bagpipe.schema import RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["NearestRounding", "Rounding", "StochasticRounding", "open_rounding", "round_stochastic"]
 

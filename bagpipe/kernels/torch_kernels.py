@@ -14,7 +14,7 @@ from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import open_records
 from bagpipe.kernels.sums import MAX_TERMS
 from bagpipe.kernels.torch_sums import segment_sum, total_gradient
-from bagpipe.schema import RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["TorchKernels", "first_term", "gather", "scatter"]
 

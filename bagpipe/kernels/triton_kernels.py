@@ -38,7 +38,7 @@ from bagpipe.kernels.sums import MAX_TERMS
 from bagpipe.kernels.tiles import Tile, choose_tile
 from bagpipe.kernels.torch_kernels import first_term
 from bagpipe.kernels.torch_sums import add_in_order
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
 __all__ = ["Launch", "TritonKernels"]
 

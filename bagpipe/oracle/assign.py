@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
 from bagpipe.oracle.handles import hash_rows
 from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.split import Share, busiest_ranks
+from bagpipe.types.batch import Batch
 
 __all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "check_shares", "share_bounds"]
 

@@ -13,12 +13,12 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
 from bagpipe.oracle.intake import Incoming, Intake
 from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.split import busiest_ranks
+from bagpipe.types.batch import Batch
 
 __all__ = ["DirectPlanner"]
 

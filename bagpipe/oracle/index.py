@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec, RowList
+from bagpipe.types.batch import Batch
 
 __all__ = ["BatchIndex", "Indexer"]
 

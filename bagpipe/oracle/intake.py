@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.assign import ASSIGNERS
 from bagpipe.oracle.index import BatchIndex, Indexer
 from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.oracle.split import Share, split
+from bagpipe.types.batch import Batch
 
 __all__ = ["Incoming", "Intake"]
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
 from bagpipe.oracle.assign import ASSIGNERS, check_shares
@@ -31,6 +30,7 @@ from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowL
 from bagpipe.oracle.residents import Residents, SlotTable
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.oracle.worth import UseClock
+from bagpipe.types.batch import Batch
 
 __all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
 

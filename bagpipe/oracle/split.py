@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.types.batch import Batch
 
 __all__ = ["Share", "busiest_ranks", "split"]
 

@@ -12,10 +12,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.form import Row, misfits, rows_of
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
 from bagpipe.oracle.versions import Seen, Versions
+from bagpipe.types.batch import Batch
 
 __all__ = ["PlanError", "Verifier", "verify"]
 

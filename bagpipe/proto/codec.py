@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.types.batch import Batch
 
 __all__ = ["CodecError", "decode_step", "step_parts"]
 

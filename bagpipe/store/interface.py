@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import RowSchema
 from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
 

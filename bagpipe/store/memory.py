@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.schema import RowSchema
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.keys import check_layout
@@ -23,6 +22,7 @@ from bagpipe.store.memory_ledger import MemoryLedger
 from bagpipe.store.memory_space import Log, Table, open_space
 from bagpipe.store.record import SchemaRecord
 from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["MemoryStore"]
 

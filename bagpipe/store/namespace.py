@@ -20,13 +20,13 @@ import redis
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema
 from bagpipe.store.durability import needs_fsync, refuse_less_durable
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
 from bagpipe.store.record import SchemaRecord
 from bagpipe.store.rights import ask_rights, refuse_missing_rights
 from bagpipe.store.routing import spread
 from bagpipe.store.servers import Command, refuse_unsafe
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["Home", "Namespace"]
 

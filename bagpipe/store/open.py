@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import Store
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["SCHEMES", "open_store"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema
 from bagpipe.store.keys import FORMAT_VERSION
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["SchemaRecord"]
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from bagpipe.crash_points import reach
 from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
-from bagpipe.schema import RowSchema
 from bagpipe.store.checks import check_words
 from bagpipe.store.cluster import Cluster
 from bagpipe.store.cluster_fleet import ClusterFleet
@@ -36,6 +35,7 @@ from bagpipe.store.namespace import Home, Namespace
 from bagpipe.store.requests import check_read, check_write, row_dtype
 from bagpipe.store.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.urls import is_cluster_url, parse_cluster_url, parse_urls
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["RedisStore"]
 

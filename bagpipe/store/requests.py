@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import Rows, WriteRequest
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["check_read", "check_write", "row_dtype"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import Rows, Store
 from bagpipe.store.keys import bucket_of
+from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = [
     "SCHEMA",

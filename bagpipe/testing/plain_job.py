@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bagpipe.bags import CachedBags, PlainInputs
-from bagpipe.batch import Batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.digest import dense_digest, embedding_digest
@@ -29,9 +28,10 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
-from bagpipe.schema import ROW_TYPES, DataSchema, RowSchema
 from bagpipe.store.interface import Store
 from bagpipe.store.memory import MemoryStore
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
 
 __all__ = ["PlainJob", "PlainSettings", "plan_steps"]
 

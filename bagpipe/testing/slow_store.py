@@ -17,9 +17,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import RowSchema
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["Gate", "SlowStore"]
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import Rows, Store, WriteRequest
 from bagpipe.testing.fence_conformance import FENCE_CHECKS
+from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = ["CHECKS", "MakeStore", "check_store"]
 

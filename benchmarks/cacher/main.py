@@ -31,7 +31,7 @@ from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfi
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.proto.envelope import step_message
 from bagpipe.proto.slim import slim, values_follow
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from cacher.process import settle_process

@@ -27,8 +27,8 @@ from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.rows import RowWriter
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema, RowTable
 
 #: Rows of one batch's write-back.
 _BATCH_ROWS = 16_384

@@ -14,13 +14,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.handles import HashHandles
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.window import NextUses
+from bagpipe.types.batch import Batch
 from data.replay.exchange import OwnedCounts
 
 __all__ = ["GlobalCounts", "count_global", "count_owned", "mean"]

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import DataConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.types.batch import Batch
 from data.formats import open_source
 from data.loader import open_loader
 

@@ -21,8 +21,8 @@ from bagpipe.bags import CachedBags, PlainInputs
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import prepare_step
 from bagpipe.client.step import Step
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import Store, WriteRequest
+from bagpipe.types.schema import RowSchema
 from benchmarks.gpu.cached import claim, fill, store_makers
 from benchmarks.gpu.timing import median_s
 from benchmarks.gpu.workload import Plan, Workload

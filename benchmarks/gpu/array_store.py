@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.memory import MemoryStore
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["ArrayStore"]
 

@@ -22,12 +22,12 @@ from bagpipe.client.step import Step
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import Progress
-from bagpipe.schema import RowSchema
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob
+from bagpipe.types.schema import RowSchema
 from benchmarks.gpu.array_store import ArrayStore
 from benchmarks.gpu.timing import Clock, median_s, open_clock
 from benchmarks.gpu.workload import Workload

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.bags import CachedBags
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.step import RunContext, prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.interface import Kernels
 from bagpipe.oracle.plan import ConsumerPlan
-from bagpipe.schema import DataSchema, Feature, RowSchema, Table
 from bagpipe.testing.plain_job import plan_steps
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 from data.zipf import ZipfLaw
 
 __all__ = ["LAWS", "Bytes", "RowsBatch", "draw_ids", "make_batch"]

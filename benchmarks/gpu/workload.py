@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import Step
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.schema import DataSchema, Table
 from bagpipe.testing.plain_job import PlainSettings, plan_steps
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Table
 from benchmarks.gpu.settings import Settings
 from data.skew import criteo_kaggle_rows
 from data.synthetic import SyntheticSource

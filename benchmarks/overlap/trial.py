@@ -20,9 +20,9 @@ from bagpipe.config.sections import Config
 from bagpipe.engine import Progress
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis import RedisStore
+from bagpipe.types.schema import RowSchema
 from benchmarks.overlap.link import ShapedServer
 from benchmarks.overlap.load import ProcessorUse
 from cacher.embedded import EmbeddedCacher

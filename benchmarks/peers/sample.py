@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import Phase
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema
 from data.formats import open_source
 from data.loader import open_loader
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
+from bagpipe.types.batch import Batch
 from data.replay.machine import processor_name
 from data.skew import CRITEO_KAGGLE_ROWS
 

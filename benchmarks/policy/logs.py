@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Table
+from bagpipe.types.schema import DataSchema, Table
 from data.loader import open_loader
 from data.replay.spool import Spool
 from data.skew import criteo_kaggle_rows

@@ -19,9 +19,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner
+from bagpipe.types.batch import Batch
 from benchmarks.scale.points import Point
 from data.hashing import mix64
 from data.zipf import ZipfLaw

@@ -38,7 +38,6 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.checks import value_dtype
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, Ledger
@@ -48,6 +47,7 @@ from bagpipe.store.redis import RedisStore
 from bagpipe.store.routing import Router, spread
 from bagpipe.store.transfer import max_command_rows
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.store.plain import PlainWriter
 
 NAMESPACE = "bench"

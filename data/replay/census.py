@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
 from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import OracleSpec, RowList
+from bagpipe.types.batch import Batch
 from data.replay.records import TableSkew
 
 __all__ = ["Census"]

@@ -20,10 +20,10 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from bagpipe.batch import Batch
 from bagpipe.config.load import EXIT_INTERRUPTED
 from bagpipe.errors import InputError, JobError
 from bagpipe.outputs import write_json
+from bagpipe.types.batch import Batch
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
 from data.replay.recommend import recommend

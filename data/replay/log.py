@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
 from data.loader import open_loader
 from data.replay.census import Census
 from data.replay.spool import Spool

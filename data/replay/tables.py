@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
+from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
 
 __all__ = ["LogTables", "at_setting"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.requests import row_dtype
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema
 
 
 def row_list(ids_by_table: Sequence[NDArray[np.int64]]) -> RowList:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, FeatureRef
+from bagpipe.types.batch import Batch
 from tests.cache.plans import consumer_plan, row_list
 
 __all__ = ["Home", "RankPlan", "exchange_plan", "rank_plans", "rows_of"]

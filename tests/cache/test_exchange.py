@@ -23,8 +23,8 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError, PeerError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.testing.local_peers import LocalPeers, local_peers
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
 from tests.cache.rank_plans import RankPlan, rank_plans
 

@@ -7,7 +7,7 @@ import pytest
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowTable
+from bagpipe.types.schema import RowTable
 
 
 def test_runs() -> None:

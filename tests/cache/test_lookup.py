@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import ActiveRun, gradient_terms, lookup
 from bagpipe.cache.step import prepare_step
@@ -18,7 +17,8 @@ from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowView
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import consumer_plan, random_batch
 
 NUM_IDS, DIM = 11, 6

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.reader import BatchReader, Column
 from bagpipe.cache.rows import RowCache
 from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import DictStore, Job, random_batch
 
 TABLE = RowTable(name="a", dim=4)

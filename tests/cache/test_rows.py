@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
 from bagpipe.cache.rows import RowCache
@@ -25,8 +24,9 @@ from bagpipe.kernels.interface import RowNames, RowStep
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import host_words, open_records
 from bagpipe.oracle.plan import FeatureRef, OwnerPlan
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import ReadResult
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from bagpipe.cache.serve import RunExchange
 from bagpipe.cache.step import prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowTable
+from bagpipe.types.schema import RowTable
 from tests.cache.plans import consumer_plan, random_batch
 from tests.cache.rank_plans import Home, exchange_plan, rank_plans, rows_of
 

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
 from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
 from bagpipe.cache.step import RunContext, prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.schema import RowTable
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowTable
 from tests.cache.plans import consumer_plan, random_batch
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from bagpipe.cache.transfer import RowTransfer
 from bagpipe.kernels.open import open_kernels
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams, RecordingStreams, Streams
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import ReadResult
+from bagpipe.types.schema import RowSchema, RowTable
 
 CPU = torch.device("cpu")
 #: Two widths: tables 0 and 1 go together.

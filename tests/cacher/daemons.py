@@ -26,7 +26,7 @@ from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import Phase, Step
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 from cacher.planning import PlannedData
 from cacher.security import Access
 from cacher.server import CacherServer, Limits

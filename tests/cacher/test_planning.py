@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.proto.codec import step_parts
+from bagpipe.types.batch import Batch
 from cacher.planning import BOOKMARK_EVERY, PlannedData
 from tests.cacher.daemons import assert_same_steps, config, planned_steps, spec_of
 from tests.proto.steps import assert_same

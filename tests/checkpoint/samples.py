@@ -18,8 +18,8 @@ from bagpipe.checkpoint.merge import merge_files
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.rows import RowWriter, save_dirty
 from bagpipe.pipeline.stream import NullStreams
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(
     tables=(

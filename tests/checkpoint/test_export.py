@@ -16,8 +16,8 @@ from bagpipe.checkpoint.rows import RowWriter
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.records import host_words, split_record
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema
 from tests.checkpoint.samples import SCHEMA, captured, manifest_of, model_and_optimizer, rows_of, three_checkpoints
 
 TABLES = (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.checkpoint import merge
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.checkpoint.rows import RowWriter
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.checkpoint.samples import SCHEMA, requests, rows_of, three_checkpoints
 
 KEYS = st.tuples(st.integers(0, 2), st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1])))

@@ -11,8 +11,8 @@ import pytest
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Part
 from bagpipe.checkpoint.scribe import Making, Places, Scribe
 from bagpipe.errors import JobError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import WriteRequest
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=2),), optimizer="sgd", dtype="float32", seed=0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 from data.columnar import write_columnar
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.schema import Table
+from bagpipe.types.schema import Table
 from data.criteo import CriteoSource, explain_line, parse_lines, transform_dense
 from data.schema import criteo_schema
 from data.source import Columns, Segment

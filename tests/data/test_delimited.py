@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.schema import Table
+from bagpipe.types.schema import Table
 from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, place_ids, split_fields
 
 NUMBER = Kind(words="a number", pattern=re.compile(rb"-?[0-9]{1,16}"))

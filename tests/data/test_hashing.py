@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.schema import Table
+from bagpipe.types.schema import Table
 from data.hashing import first_out_of_range, hash_ids, mix64, scramble40
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50)

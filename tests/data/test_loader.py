@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader, open_loader
 from data.testing import assert_same_batches, check_resume, read_all

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
+from bagpipe.types.batch import Batch
 from data.rows import RowRange, bag_starts, join, take_rows
 from data.source import Columns
 

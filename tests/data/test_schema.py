@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.schema import Feature, Table
+from bagpipe.types.schema import Feature, Table
 from data.schema import criteo_schema, override_tables, parse_schema, read_schema_file
 
 WHOLE = """

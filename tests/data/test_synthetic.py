@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 from data.hashing import mix64
 from data.source import Columns
 from data.synthetic import BLOCK_ROWS, SyntheticSource

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader
 from data.testing import assert_same_batches, check_resume

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.schema import RowSchema
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, look_at, new_name, new_token, rows_of, touched_ids
 from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
+from bagpipe.types.schema import RowSchema
 
 pytestmark = pytest.mark.redis
 

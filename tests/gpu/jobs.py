@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.batch import Batch
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.scribe import Places
-from bagpipe.schema import DataSchema, Feature, Table
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 __all__ = ["EVERY_ROW", "JOBS", "SHAPES", "Outcome", "batches_of", "recorded", "run_plain", "smallest_cache"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 from trainer.devices import BatchSize, check_device, check_memory, cuda_devices, free_bytes, memory_need
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import host_words, open_records
 from bagpipe.kernels.rounding import open_rounding
-from bagpipe.schema import ROUNDINGS, RowSchema, RowTable
+from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 
 pytestmark = pytest.mark.gpu
 

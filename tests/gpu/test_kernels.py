@@ -15,7 +15,7 @@ from bagpipe.kernels.interface import Bags, Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
 from bagpipe.kernels.sums import HostSums
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.schema import ROUNDINGS, RowSchema, RowTable
+from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 from tests.kernels.conformance import DIMS, DTYPES, OPTIMIZERS, Bench, Case
 
 pytestmark = pytest.mark.gpu

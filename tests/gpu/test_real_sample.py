@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import DataConfig
-from bagpipe.schema import DataSchema
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema
 from data.formats import open_source
 from data.loader import open_loader
 

@@ -25,7 +25,7 @@ from bagpipe.kernels.interface import Bags, Kernels, RowNames, RowStep, RowView,
 from bagpipe.kernels.records import split_record
 from bagpipe.kernels.rounding import round_stochastic
 from bagpipe.kernels.sums import HostSums
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
 from tests.kernels.reference import Array, optimizer_step, row_sums, segment_sum
 
 __all__ = ["DIMS", "DTYPES", "OPTIMIZERS", "Bench", "Case", "Make"]

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.batch import Batch
 from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.tiles import Tile, choose_tile
 from bagpipe.kernels.triton_kernels import TritonKernels
-from bagpipe.schema import DataSchema, Feature, RowSchema, Table
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 from tests.kernels.conformance import Bench, Case
 
 CPU = torch.device("cpu")

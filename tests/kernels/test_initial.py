@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.kernels.initial import InitialWeights, initial_weights, table_key
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 
 IDS = np.array([0, 1, 42, 2**63 - 1, -(2**63)], dtype=np.int64)
 

@@ -9,7 +9,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels import open as module
 from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=4),), optimizer="sgd")
 CPU = torch.device("cpu")

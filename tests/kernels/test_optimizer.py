@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

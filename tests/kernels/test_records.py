@@ -12,7 +12,7 @@ from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
 from bagpipe.kernels.records import host_words, open_records, split_record
 from bagpipe.kernels.sums import RowSums
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
 
 CPU = torch.device("cpu")
 HALVES = [name for name, row_type in ROW_TYPES.items() if row_type.is_half]

@@ -14,7 +14,7 @@ from torch import Tensor
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import StochasticRounding, open_rounding, round_stochastic
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 LARGEST = {"float16": 65504.0, "bfloat16": torch.finfo(torch.bfloat16).max}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.kernels.cases import cases
 from tests.kernels.conformance import Bench, Case
 

@@ -22,7 +22,7 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
 from bagpipe.kernels.sums import HostSums
 from bagpipe.kernels.triton_kernels import TritonKernels
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.kernels.compiled import Compiled, Compiler, usage
 from tests.kernels.conformance import OPTIMIZERS, Bench, Case
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.types.batch import Batch
 
 #: Ids with every awkward bit pattern a 64-bit id can have.
 WIDE_IDS = [0, 1, 2, -1, -2, 2**63 - 1, -(2**63), 2**45, 2**50 + 3, 2**50 + 4]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import ASSIGNERS, MAX_SHARE, Locality, share_bounds
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner, plan_batches
 from bagpipe.oracle.split import split
+from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
 
 

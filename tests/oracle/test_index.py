@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
 
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.split import busiest_ranks, split
+from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
 
 

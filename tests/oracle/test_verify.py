@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, FeatureRef, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.verify import PlanError, Verifier, verify
+from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch
 
 CACHED = OracleSpec(

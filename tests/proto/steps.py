@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.proto.codec import step_parts
+from bagpipe.types.batch import Batch
 
 __all__ = ["arrays_of", "assert_same", "encode_step", "example_step", "steps"]
 

@@ -7,10 +7,10 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
 from bagpipe.models import build_model, num_dense_inputs
-from bagpipe.schema import DataSchema, Feature, Table
 from bagpipe.stages.balance import graph_names, shape_graph
 from bagpipe.stages.operators import Parts
 from bagpipe.stages.split import find_dense_parts, split_parts
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 SCHEMA = DataSchema(
     label="click",

@@ -12,12 +12,12 @@ import pytest
 import redis
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.keys import bucket_key, bucket_of, key_slot
 from bagpipe.store.redis import RedisStore
 from bagpipe.store.rights import COMMANDS
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNodes
 

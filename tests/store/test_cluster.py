@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.cluster import Cluster
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import key_slot, meta_key
 from bagpipe.store.redis import RedisStore
 from bagpipe.store.servers import Command, Unreachable
 from bagpipe.store.urls import parse_cluster_url
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_server
 

@@ -16,12 +16,12 @@ import pytest
 import redis
 
 from bagpipe.errors import RolledBackError, StoreError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import bucket_key, key_slot
 from bagpipe.store.redis import RedisStore
 from bagpipe.testing.fence_jobs import take_over
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_cluster
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bagpipe.schema import RowSchema
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store
 from bagpipe.store.memory import MemoryStore
 from bagpipe.store.redis import RedisStore
 from bagpipe.testing.slow_store import SlowStore
 from bagpipe.testing.store_conformance import CHECKS, MakeStore
+from bagpipe.types.schema import RowSchema
 from tests.store.nodes import ClusterNodes
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

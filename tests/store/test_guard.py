@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from bagpipe.errors import CorruptRowError, FencedError, RolledBackError, StoreError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, log_key, logs_key, open_key, owner_key
 from bagpipe.store.guard import GuardedCommand, Rotation, ShortLog, Transaction
@@ -20,6 +19,7 @@ from bagpipe.store.keys import FIELD_DTYPE, bucket_key
 from bagpipe.store.redis import RedisStore
 from bagpipe.store.wire import ErrorReply
 from bagpipe.testing.fence_jobs import take_over
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import await_true
 

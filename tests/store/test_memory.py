@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.memory import MemoryStore
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=1),), optimizer="sgd")
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, meta_key
 from bagpipe.store.redis import RedisStore
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.memory import MemoryStore
 from bagpipe.store.open import SCHEMES, open_store
 from bagpipe.store.redis import RedisStore
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="sgd")
 
@@ -97,7 +97,7 @@ def test_a_memory_store_is_found_again_by_name(namespace: str) -> None:
 
 def test_a_memory_store_needs_neither_redis_nor_torch() -> None:
     program = (
-        "import sys; from bagpipe.store.open import open_store; from bagpipe.schema import *\n"
+        "import sys; from bagpipe.store.open import open_store; from bagpipe.types.schema import *\n"
         "s = RowSchema(tables=(RowTable(name='t', dim=2),), optimizer='sgd')\n"
         "open_store('memory://', namespace='job', schema=s)\n"
         "assert not {'redis', 'torch', 'valkey'} & set(sys.modules)"

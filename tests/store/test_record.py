@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.record import SchemaRecord
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=8), RowTable(name="item", dim=4, rows=10)), optimizer="adam")
 RECORD = SchemaRecord(schema=SCHEMA, num_buckets=16, num_servers=2, server=1)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis import RedisStore
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="adagrad")
 IDS = np.array([5, -1, 3], np.int64)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import StoreError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.memory import MemoryStore
 from bagpipe.testing.slow_store import Gate, SlowStore
+from bagpipe.types.schema import RowSchema, RowTable
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="sgd")

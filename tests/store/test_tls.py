@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.redis import RedisStore
 from bagpipe.testing.store_conformance import CHECKS
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import start_cluster, start_server
 from tests.store.tls import Authority, serves_tls, start_tls_server, tls_options

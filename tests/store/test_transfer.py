@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagpipe.schema import RowSchema, RowTable
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.redis import RedisStore
 from bagpipe.store.transfer import max_command_rows
+from bagpipe.types.schema import RowSchema, RowTable
 
 
 @pytest.mark.parametrize(("row_bytes", "num_rows"), [(4, 16_384), (256, 256), (1 << 16, 1), (1 << 20, 1)])

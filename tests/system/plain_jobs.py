@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bagpipe.batch import Batch
 from bagpipe.client.step import Phase
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initial import initial_weights
-from bagpipe.schema import DataSchema
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema
 from data.formats import open_source
 from data.loader import open_loader
 from tests.system.reference import PlainBatch, PlainTable, Trained, plain_training

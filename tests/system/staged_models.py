@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.models import embedding_bags, num_dense_inputs
-from bagpipe.schema import DataSchema
+from bagpipe.types.schema import DataSchema
 
 __all__ = ["dropping", "mixing", "normalising", "sequences", "tied", "two_heads", "untraceable"]
 

@@ -9,10 +9,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.errors import StoreError
-from bagpipe.schema import RowSchema
 from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["FailingStore", "ForgetfulStore", "fresh_batches"]
 

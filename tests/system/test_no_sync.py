@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.batch import Batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.errors import JobError
 from bagpipe.phases.guard import Guard
 from bagpipe.pipeline import stream
 from bagpipe.progress import Progress
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.types.batch import Batch
 from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 from tests.system.lagging import LaggingStreams
 from trainer.progress import ProgressReporter

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import trainer.job
-from bagpipe.batch import Batch
 from bagpipe.cache.upload import Uploader
 from bagpipe.config.sections import Config
 from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
 from bagpipe.peers.membership import Membership
+from bagpipe.types.batch import Batch
 from tests.peers.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change
 from tests.system.streams import FailingStore

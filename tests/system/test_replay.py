@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import Config
+from bagpipe.types.batch import Batch
 from data.replay.options import Sweep, parse_sweep
 from data.replay.records import ReplayRecord, Setting
 from data.replay.sweep import replay

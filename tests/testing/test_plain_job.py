@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from bagpipe.batch import Batch
 from bagpipe.dlrm import PlainDLRM
 from bagpipe.kernels.initial import initial_weights
-from bagpipe.schema import DataSchema, Feature, RowTable, Table
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, RowTable, Table
 
 ROWS, EXAMPLES = 40, 16
 SCHEMA = DataSchema(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 
 def schema_of(*dims: int | None, dense: int = 2, weighted: bool = False) -> DataSchema:

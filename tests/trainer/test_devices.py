@@ -10,7 +10,7 @@ import torch
 
 from bagpipe.cache.slab import Slab
 from bagpipe.errors import InputError
-from bagpipe.schema import RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 from trainer.devices import (
     BatchSize,
     MemoryNeed,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.batch import Batch
 from bagpipe.cache.upload import Uploader
+from bagpipe.types.batch import Batch
 from tests.trainer.schemas import schema_of
 from trainer.inputs import InputMaker
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.types.batch import Batch
 from data.replay.exchange import OwnedCounts, rows_now
 from tests.oracle.batches import make_batch, traces
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.batch import Batch
 from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
 from data.formats import open_source
 from data.replay.census import Census
 from data.replay.log import Log, Watch, scan

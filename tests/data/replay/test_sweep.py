@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bagpipe.batch import Batch
 from bagpipe.errors import InputError, JobError
+from bagpipe.types.batch import Batch
 from data.replay.baselines import run_baseline
 from data.replay.options import Sweep, parse_sweep
 from data.replay.records import Replay, ReplayRecord

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, ModelConfig, OptimConfig, RunConfig
-from bagpipe.schema import DataSchema, Feature, Table
+from bagpipe.types.schema import DataSchema, Feature, Table
 from data.replay.tables import LogTables, at_setting
 
 #: Tables of two dimensions and poolings in turn, one of them read twice, features in another order.

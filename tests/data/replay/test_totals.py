@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 
-from bagpipe.batch import Batch
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.types.batch import Batch
 from data.replay.exchange import OwnedCounts
 from data.replay.totals import PlanTotals
 from tests.oracle.batches import traces

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from bagpipe.batch import Batch
 from bagpipe.pipeline.stream import Stream, Streams
 from bagpipe.schedule.program import Resource
-from bagpipe.schema import DataSchema, Feature, Table
 from bagpipe.testing.plain_job import PlainSettings
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 __all__ = ["Deaf", "batches", "settings"]
 

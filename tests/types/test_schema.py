@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.schema import (
+from bagpipe.types.schema import (
     OPTIMIZER_STATE_WIDTH,
     ROUNDINGS,
     ROW_TYPES,

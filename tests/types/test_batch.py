@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.batch import Batch
+from bagpipe.types.batch import Batch
 
 
 def batch_of(lengths: np.ndarray, *, weighted: bool) -> Batch:

@@ -1,0 +1,1 @@
+"""Records that several rooms share: batches, schemas, model inputs."""
