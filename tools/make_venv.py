@@ -2,7 +2,7 @@
 
     pyproject (which packages) ┐           the same as in .venv/stamp.json: done
     tools/constraints.txt      ├─ digest ─┤
-    bagpipe/environment.py     ┘           else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
+    bagpipe/util/environment.py     ┘           else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
 
 Standard library only: it runs on the bare machine's Python. CUDA builds when ``nvidia-smi`` is there, CPU builds
 otherwise; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` decides instead. Packages come from wherever pip is configured to look;
@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for bagpipe.environment, which needs the standard library only
+sys.path.insert(0, str(ROOT))  # for bagpipe.util.environment, which needs the standard library only
 
-from bagpipe.environment import FBGEMM_NAMES, RECOMMENDED  # noqa: E402 (after the path it needs)
+from bagpipe.util.environment import FBGEMM_NAMES, RECOMMENDED  # noqa: E402 (after the path it needs)
 
 VENV = ROOT / ".venv"
 STAMP = VENV / "stamp.json"
@@ -105,7 +105,7 @@ def make_venv(device: str) -> None:
     # --no-deps: torchrec's metadata asks for the CUDA fbgemm of any version, a pair that does not load.
     pip_install(["--no-deps", f"torchrec=={RECOMMENDED.torchrec}"])
     say("checking that torch, fbgemm and torchrec load together")
-    code = f"from bagpipe.environment import check_environment as check; check({device!r}); import torchrec"
+    code = f"from bagpipe.util.environment import check_environment as check; check({device!r}); import torchrec"
     done = venv_run(["-W", "ignore", "-c", code])
     if done.returncode != 0:
         raise SetupError(f"the installed trio does not load: {last_line(done)}")

@@ -10,8 +10,8 @@ from types import FrameType
 from typing import NoReturn
 
 from bagpipe.config.load import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
-from bagpipe.environment import check_environment
 from bagpipe.peers.membership import Membership
+from bagpipe.util.environment import check_environment
 from trainer.process import follow_launcher, settle_device, settle_process
 
 __all__ = ["main"]

@@ -22,7 +22,6 @@ from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.outputs import check_folder, check_writable
 from bagpipe.peers.dense import DenseParallel
 from bagpipe.peers.membership import Membership
 from bagpipe.peers.sharing import HeldStage, share_model, share_stages
@@ -30,6 +29,7 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
+from bagpipe.util.outputs import check_folder, check_writable
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.checkpoints import Checkpoints
 from trainer.devices import (

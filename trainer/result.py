@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from bagpipe.outputs import write_json
+from bagpipe.util.outputs import write_json
 
 __all__ = ["Result"]
 

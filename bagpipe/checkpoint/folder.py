@@ -22,8 +22,8 @@ from pathlib import Path
 from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
 from bagpipe.checkpoint.files import check, link_or_copy, read_small, sync_folder, write_whole
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
-from bagpipe.crash_points import reach
 from bagpipe.errors import InputError
+from bagpipe.util.failpoints import reach
 
 __all__ = ["Checkpoint", "CheckpointFolder"]
 

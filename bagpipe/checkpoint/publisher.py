@@ -19,10 +19,10 @@ from typing import Any
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
-from bagpipe.crash_points import reach
 from bagpipe.errors import JobError
 from bagpipe.store.fencing import Ledger
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.failpoints import reach
 
 __all__ = ["Publisher"]
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bagpipe.checkpoint.scribe import Making, OnPart, Places, Scribe, ScribesTaker
 from bagpipe.checkpoint.written import WrittenRows
-from bagpipe.crash_points import reach
 from bagpipe.store.interface import WriteRequest
+from bagpipe.util.failpoints import reach
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.reader import CheckpointRows
-from bagpipe.crash_points import reach
 from bagpipe.errors import InputError
 from bagpipe.store.fencing import BucketState, Fence, Ledger, condemned
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_of
+from bagpipe.util.failpoints import reach
 
 __all__ = ["Recovered", "check_namespace", "is_empty", "is_usable", "recover", "take_over"]
 

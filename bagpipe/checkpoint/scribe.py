@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import FileEntry, Part
 from bagpipe.checkpoint.rows import RowWriter, save_dirty
-from bagpipe.crash_points import reach
 from bagpipe.errors import InputError, JobError, StoreError
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.failpoints import reach
 
 if TYPE_CHECKING:
     from bagpipe.cache.capture import CapturedRows

@@ -20,7 +20,6 @@ from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.client.step import Step
-from bagpipe.crash_points import reach
 from bagpipe.dense.work import DensePass
 from bagpipe.errors import InputError, JobError, LostRowError
 from bagpipe.peers.interface import Peers, Wish
@@ -31,6 +30,7 @@ from bagpipe.progress import PhaseResult, Progress
 from bagpipe.schedule.loop import Loop
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
 from bagpipe.store.interface import ReadResult
+from bagpipe.util.failpoints import reach
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine, ModelInputs

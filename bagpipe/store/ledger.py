@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.crash_points import reach
 from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.durability import needs_fsync
 from bagpipe.store.fencing import (
@@ -47,6 +46,7 @@ from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
 from bagpipe.store.namespace import Namespace, Session
 from bagpipe.store.servers import Command, Unreachable
 from bagpipe.store.watch import Watch
+from bagpipe.util.failpoints import reach
 
 __all__ = ["RedisLedger"]
 

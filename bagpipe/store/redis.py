@@ -20,7 +20,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.crash_points import reach
 from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.checks import check_words
 from bagpipe.store.cluster import Cluster
@@ -36,6 +35,7 @@ from bagpipe.store.requests import check_read, check_write, row_dtype
 from bagpipe.store.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.urls import is_cluster_url, parse_cluster_url, parse_urls
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.failpoints import reach
 
 __all__ = ["RedisStore"]
 

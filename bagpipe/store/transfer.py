@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.crash_points import reach
 from bagpipe.store.checks import value_dtype
 from bagpipe.store.exchange import Frame, Request
 from bagpipe.store.fencing import logs_key, open_key, owner_key
@@ -27,6 +26,7 @@ from bagpipe.store.link import Bytes
 from bagpipe.store.logbook import LogEntries
 from bagpipe.store.routing import Command, RoutedRows
 from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
+from bagpipe.util.failpoints import reach
 
 __all__ = [
     "Codec",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from bagpipe.crash_points import POINTS
+from bagpipe.util.failpoints import POINTS
 
 __all__ = ["KINDS", "Fault", "FaultKind", "FaultSchedule", "kinds_named"]
 

@@ -32,7 +32,7 @@ __all__ = ["Started", "Zygote", "serve"]
 
 _MAX_MESSAGE_BYTES = 1 << 17
 _PR_SET_PDEATHSIG = 1
-_CRASH_POINTS = "bagpipe.crash_points"
+_CRASH_POINTS = "bagpipe.util.failpoints"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from bagpipe.environment import check_environment
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.environment import check_environment
 from benchmarks.overlap.link import check_privileges, server_version
 from benchmarks.peers.contest import line_of, run_contest
 from benchmarks.peers.report import outcomes_from_json, to_json, write

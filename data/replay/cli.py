@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from bagpipe.config.load import EXIT_INTERRUPTED
 from bagpipe.errors import InputError, JobError
-from bagpipe.outputs import write_json
 from bagpipe.types.batch import Batch
+from bagpipe.util.outputs import write_json
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
 from data.replay.recommend import recommend

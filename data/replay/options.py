@@ -20,7 +20,7 @@ from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
 from bagpipe.oracle.eviction import POLICIES
 from bagpipe.oracle.planner import MAX_RANKS
-from bagpipe.outputs import check_writable
+from bagpipe.util.outputs import check_writable
 from data.replay.baselines import BASELINES
 
 __all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagpipe import crash_points
+from bagpipe.util import failpoints as crash_points
 
 __all__ = [
     "CONTEXT",

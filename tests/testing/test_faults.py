@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.crash_points import POINTS
 from bagpipe.testing.faults import KINDS, MAX_FAULTS, Fault, FaultSchedule, kinds_named
+from bagpipe.util.failpoints import POINTS
 
 
 @given(seed=st.integers(0, 2**40), world_size=st.integers(1, 4))

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiproc
 
 PROGRAM = """
 import os, signal, sys
-from bagpipe.crash_points import reach
+from bagpipe.util.failpoints import reach
 
 def main():
     print(*sys.argv[1:], os.environ.get("WHO"), flush=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagpipe.outputs import write_whole
+from bagpipe.util.outputs import write_whole
 from data.replay.records import Replay
 from data.replay.report.page import render_page
 

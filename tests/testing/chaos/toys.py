@@ -12,7 +12,7 @@ TRAINER = '''
 import hashlib, json, os, signal, sys
 from pathlib import Path
 import redis
-from bagpipe.crash_points import reach
+from bagpipe.util.failpoints import reach
 
 GUARD = """if redis.call("get", KEYS[2]) ~= ARGV[1] then return 0 end
 for i = 2, #ARGV, 2 do redis.call("hset", KEYS[1], ARGV[i], ARGV[i + 1]) end return 1"""

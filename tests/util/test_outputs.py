@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.outputs import check_folder, check_writable, write_json
+from bagpipe.util.outputs import check_folder, check_writable, write_json
 
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 _REACHES = """
-from bagpipe.crash_points import reach
+from bagpipe.util.failpoints import reach
 for number in range(3):
     reach("after-fetch")
     reach("after-commit")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bagpipe.environment import RECOMMENDED, TRIOS, Installed, check_environment, find_problem, read_installed
 from bagpipe.errors import InputError
+from bagpipe.util.environment import RECOMMENDED, TRIOS, Installed, check_environment, find_problem, read_installed
 
 CPU_213 = (
     "python -m pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu && "
@@ -104,7 +104,7 @@ def test_the_environment_of_the_tests_fits():
 
 
 def test_a_wrong_set_is_the_users_to_fix(monkeypatch):
-    monkeypatch.setattr("bagpipe.environment.read_installed", lambda: installed(cpu="1.9.0"))
+    monkeypatch.setattr("bagpipe.util.environment.read_installed", lambda: installed(cpu="1.9.0"))
     with pytest.raises(InputError) as caught:
         check_environment()
     assert str(caught.value) == (
@@ -115,7 +115,7 @@ def test_a_wrong_set_is_the_users_to_fix(monkeypatch):
 
 def test_the_check_imports_none_of_the_packages():
     code = (
-        "import sys; from bagpipe.environment import check_environment; check_environment(); "
+        "import sys; from bagpipe.util.environment import check_environment; check_environment(); "
         "print(sorted({'torch', 'torchrec', 'fbgemm_gpu', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
