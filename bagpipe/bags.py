@@ -27,7 +27,7 @@ from bagpipe.types.schema import DataSchema, RowTable, Table
 
 __all__ = ["CachedBags", "HostBags", "PlainInputs"]
 
-#: Tables without pooling are summed, as by the models of `bagpipe.models`.
+#: Tables without pooling are summed, as by the models of `bagpipe.models.zoo`.
 _MODES: dict[str, Mode] = {"sum": "sum", "mean": "mean", "none": "sum"}
 
 

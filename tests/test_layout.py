@@ -42,10 +42,10 @@ TORCH_USERS = (
     "bagpipe/checkpoint/export.py",
     "bagpipe/dense/",
     "bagpipe/digest.py",
-    "bagpipe/dlrm.py",
+    "bagpipe/models/plain_dlrm.py",
     "bagpipe/embedding.py",
     "bagpipe/engine.py",
-    "bagpipe/models.py",
+    "bagpipe/models/zoo.py",
     "bagpipe/peers/",
     "bagpipe/phases/",
     "bagpipe/pipeline/cuda_stream.py",
@@ -58,7 +58,7 @@ TORCH_USERS = (
 )
 
 #: The modules that face torchrec and fbgemm; everything else runs without them.
-TORCHREC_USERS = ("bagpipe/embedding.py", "bagpipe/models.py", "bagpipe/stages/blanks.py", "trainer/")
+TORCHREC_USERS = ("bagpipe/embedding.py", "bagpipe/models/zoo.py", "bagpipe/stages/blanks.py", "trainer/")
 
 #: The modules that face gRPC: the two ends of the stream, and the code generated for it.
 GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/proto/cacher_pb2_grpc.py", "cacher/")

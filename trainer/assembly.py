@@ -19,7 +19,7 @@ from bagpipe.embedding import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
-from bagpipe.models import build_model
+from bagpipe.models.zoo import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.trace import Trace

@@ -18,7 +18,7 @@ from bagpipe.dense.stage import prepared
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
-from bagpipe.models import num_dense_inputs
+from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.stages.split import find_dense_parts, split_parts
 from bagpipe.stages.staged import StagedModel
 from bagpipe.types.schema import DataSchema

@@ -19,7 +19,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
-from bagpipe.models import num_dense_inputs
+from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.interface import StageLinks
 from bagpipe.peers.sharing import HeldStage

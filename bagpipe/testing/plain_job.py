@@ -20,10 +20,10 @@ from bagpipe.bags import CachedBags, PlainInputs
 from bagpipe.cache.rows import RowCache
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.digest import dense_digest, embedding_digest
-from bagpipe.dlrm import PlainDLRM
 from bagpipe.engine import Engine, EngineSettings, Progress
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
+from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.pipeline.trace import Trace

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.step import Step
-from bagpipe.dlrm import PlainDLRM
 from bagpipe.engine import ModelInputs
 from bagpipe.kernels.interface import RowStep
+from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.testing.plain_job import PlainJob, plan_steps
 from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
 from benchmarks.gpu.timing import open_clock

@@ -30,7 +30,7 @@ def test_rules_name_existing_keys_and_accept_their_defaults(rule):
 
 def test_names_are_those_the_code_dispatches_on():
     """The rules repeat them so that a wrong name is refused without importing torch; here the two lists meet."""
-    from bagpipe import models
+    from bagpipe.models.zoo import zoo as models
     from bagpipe.oracle import eviction
     from data import formats
     from trainer import optimizers

@@ -6,7 +6,7 @@ import torch
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
-from bagpipe.models import build_model, num_dense_inputs
+from bagpipe.models.zoo import build_model, num_dense_inputs
 from bagpipe.stages.balance import graph_names, shape_graph
 from bagpipe.stages.operators import Parts
 from bagpipe.stages.split import find_dense_parts, split_parts

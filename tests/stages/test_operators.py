@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
-from bagpipe.models import MODELS, build_model
+from bagpipe.models.zoo import MODELS, build_model
 from bagpipe.stages.operators import Parts
 from bagpipe.stages.split import find_dense_parts
 from tests.stages.whole_models import NUM_DENSE, library_model

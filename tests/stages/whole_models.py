@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding import convert as _  # noqa: F401  (quiets the import of torchrec)
-from bagpipe.models import build_model
+from bagpipe.models.zoo import build_model
 from bagpipe.stages.staged import StagedModel
 from tests.trainer.schemas import schema_of
 

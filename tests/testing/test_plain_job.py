@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from bagpipe.dlrm import PlainDLRM
 from bagpipe.kernels.initial import initial_weights
+from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowTable, Table

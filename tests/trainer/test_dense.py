@@ -17,7 +17,7 @@ from bagpipe.dense.scale import LossScale
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
-from bagpipe.models import build_model
+from bagpipe.models.zoo import build_model
 from tests.trainer.schemas import schema_of
 from trainer.dense import dense_work, precision_of
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bagpipe.config.sections import Config, ModelConfig, PipelineConfig
 from bagpipe.embedding import convert
 from bagpipe.errors import InputError
-from bagpipe.models import build_model
+from bagpipe.models.zoo import build_model
 from tests.trainer.schemas import schema_of
 from trainer.pipelines import StagedJob, stage_model
 

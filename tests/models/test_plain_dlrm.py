@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dlrm import PlainDLRM
+from bagpipe.models.plain_dlrm import PlainDLRM
 
 
 class Given(nn.Module):

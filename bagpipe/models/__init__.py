@@ -1,0 +1,1 @@
+"""The model zoo: models by name, and a plain-torch DLRM."""
