@@ -35,7 +35,7 @@ IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "mult
 
 #: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
 TORCH_USERS = (
-    "bagpipe/bags.py",
+    "bagpipe/embedding/bags.py",
     "bagpipe/cache/",
     "bagpipe/kernels/",
     "bagpipe/checkpoint/dense.py",
@@ -43,7 +43,7 @@ TORCH_USERS = (
     "bagpipe/dense/",
     "bagpipe/digest.py",
     "bagpipe/models/plain_dlrm.py",
-    "bagpipe/embedding.py",
+    "bagpipe/embedding/collections.py",
     "bagpipe/engine.py",
     "bagpipe/models/zoo.py",
     "bagpipe/peers/",
@@ -58,7 +58,7 @@ TORCH_USERS = (
 )
 
 #: The modules that face torchrec and fbgemm; everything else runs without them.
-TORCHREC_USERS = ("bagpipe/embedding.py", "bagpipe/models/zoo.py", "bagpipe/stages/blanks.py", "trainer/")
+TORCHREC_USERS = ("bagpipe/embedding/collections.py", "bagpipe/models/zoo.py", "bagpipe/stages/blanks.py", "trainer/")
 
 #: The modules that face gRPC: the two ends of the stream, and the code generated for it.
 GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/proto/cacher_pb2_grpc.py", "cacher/")

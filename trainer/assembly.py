@@ -15,7 +15,7 @@ import torch
 from bagpipe.cache.rows import RowCache
 from bagpipe.config.sections import Config
 from bagpipe.dense.work import DenseWork, EagerWork
-from bagpipe.embedding import Converted, convert
+from bagpipe.embedding.collections import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels

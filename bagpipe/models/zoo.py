@@ -65,7 +65,9 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
     is_weighted = any(feature.weighted for feature in schema.features)
     collection = EmbeddingBagCollection(tables=tables, is_weighted=is_weighted, device=torch.device("meta"))
     for config, table in zip(collection.embedding_bag_configs(), schema.tables, strict=True):
-        config.name = table.name  # rows are known by it; `bagpipe.embedding.convert` reads nothing but the configs
+        config.name = (
+            table.name
+        )  # rows are known by it; `bagpipe.embedding.collections.convert` reads nothing but the configs
     return collection
 
 

@@ -16,10 +16,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bagpipe.bags import CachedBags, PlainInputs
 from bagpipe.cache.rows import RowCache
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.engine import Engine, EngineSettings, Progress
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels

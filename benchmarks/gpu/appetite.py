@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bagpipe.bags import CachedBags, PlainInputs
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import prepare_step
 from bagpipe.client.step import Step
+from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.types.schema import RowSchema
 from benchmarks.gpu.cached import claim, fill, store_makers

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.bags import CachedBags
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.step import RunContext, prepare_step
 from bagpipe.cache.upload import Uploader
+from bagpipe.embedding.bags import CachedBags
 from bagpipe.kernels.interface import Kernels
 from bagpipe.oracle.plan import ConsumerPlan
 from bagpipe.testing.plain_job import plan_steps

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from bagpipe.bags import CachedBags
 from bagpipe.client.step import Step
+from bagpipe.embedding.bags import CachedBags
 from bagpipe.errors import InputError
 from benchmarks.gpu.cached import run_cached, store_makers
 from benchmarks.gpu.resident import RESIDENTS, step_times

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding import convert
+from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import MODELS, build_model
 from bagpipe.types.schema import DataSchema

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding import convert
+from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model, num_dense_inputs
 from bagpipe.stages.balance import graph_names, shape_graph

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding import convert
+from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import MODELS, build_model
 from bagpipe.stages.operators import Parts
@@ -15,7 +15,7 @@ from bagpipe.stages.split import find_dense_parts
 from tests.stages.whole_models import NUM_DENSE, library_model
 from tests.trainer.schemas import schema_of
 
-from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after bagpipe.embedding)
+from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after bagpipe.embedding.collections)
 from torchrec.modules.embedding_modules import EmbeddingCollection  # isort: skip
 
 

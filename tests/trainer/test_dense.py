@@ -15,7 +15,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.dense.recorded import RecordedWork
 from bagpipe.dense.scale import LossScale
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
-from bagpipe.embedding import convert
+from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model
 from tests.trainer.schemas import schema_of

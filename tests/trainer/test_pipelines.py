@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 from bagpipe.config.sections import Config, ModelConfig, PipelineConfig
-from bagpipe.embedding import convert
+from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model
 from tests.trainer.schemas import schema_of

@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
-from bagpipe.cache.materialise import materialise
-from bagpipe.cache.reader import BatchReader, Column
 from bagpipe.cache.rows import RowCache
+from bagpipe.embedding.materialise import materialise
+from bagpipe.embedding.reader import BatchReader, Column
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.oracle.plan import FeatureRef

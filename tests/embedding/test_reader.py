@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.reader import BatchReader, Column
 from bagpipe.cache.rows import RowCache
+from bagpipe.embedding.reader import BatchReader, Column
 from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.batch import Batch

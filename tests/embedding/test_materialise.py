@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagpipe.cache.materialise import materialise
+from bagpipe.embedding.materialise import materialise
 from bagpipe.errors import InputError
 
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
-from bagpipe.cache.reader import BatchReader, Column, JaggedInput
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
+from bagpipe.embedding.reader import BatchReader, Column, JaggedInput
 from bagpipe.engine import ModelInputs
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.batch import Batch

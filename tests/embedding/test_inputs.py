@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bagpipe.cache.rows import RowCache
-from bagpipe.embedding import convert
+from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError, JobError
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema
-from tests.test_embedding import BAGS, META, NAMES, SCHEMA, begin, kjt_of, make_batch
+from tests.embedding.test_collections import BAGS, META, NAMES, SCHEMA, begin, kjt_of, make_batch
 
-from torchrec.modules.embedding_modules import EmbeddingBagCollection  # isort: skip (after bagpipe.embedding)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection  # isort: skip (after bagpipe.embedding.collections)
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # isort: skip
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bagpipe.bags import CachedBags, HostBags, PlainInputs
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import prepare_step
+from bagpipe.embedding.bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.testing.plain_job import plan_steps
