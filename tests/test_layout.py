@@ -80,7 +80,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/kernels/interface.py": "tests/kernels",
     "bagpipe/kernels/triton_rows.py": "tests/kernels/test_triton_kernels.py",
     "bagpipe/kernels/triton_sums.py": "tests/kernels/test_triton_kernels.py",
-    "bagpipe/peers/buckets.py": "tests/peers/test_dense.py",
+    "bagpipe/dense/parallel/buckets.py": "tests/dense/parallel/test_replicated.py",
     "bagpipe/peers/interface.py": "tests/peers",
     "bagpipe/phases/evaluation.py": "tests/system/test_no_sync.py",
     "bagpipe/phases/guard.py": "tests/system/test_guard.py",

@@ -19,12 +19,12 @@ import torch
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
+from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
+from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.peers.dense import DenseParallel
 from bagpipe.peers.membership import Membership
-from bagpipe.peers.sharing import HeldStage, share_model, share_stages
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store

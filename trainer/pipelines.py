@@ -15,6 +15,8 @@ from torch import nn
 
 from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage import prepared
 from bagpipe.errors import InputError
@@ -22,8 +24,6 @@ from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.peers.groups import TorchPeers
 from bagpipe.peers.interface import StageLinks
-from bagpipe.peers.sharing import HeldStage
-from bagpipe.peers.stage_sums import StageSums
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
 from bagpipe.schedule.torch_csv import table_schedule

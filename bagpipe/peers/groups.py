@@ -179,7 +179,7 @@ class TorchPeers:
 
     @property
     def dense(self) -> LaneGroup:
-        """The lane of the dense gradients (`bagpipe.peers.dense`)."""
+        """The lane of the dense gradients (`bagpipe.dense.parallel.replicated`)."""
         return self._lanes["dense"]
 
     def open_links(self, num_processes: int) -> TorchLinks:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.engine import ModelInputs
 from bagpipe.peers.interface import Peers
-from bagpipe.peers.sharing import HeldStage
-from bagpipe.peers.stage_sums import StageSums
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.schedule.builders import DENSE_SCHEDULES

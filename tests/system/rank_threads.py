@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from bagpipe.client.step import PlanSpan, Step
 from bagpipe.config.sections import Config
+from bagpipe.dense.parallel.broadcast import share_stages
+from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.peers.sharing import share_stages
-from bagpipe.peers.stage_sums import StageSums
 from bagpipe.progress import PhaseResult
 from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.memory import MemoryStore

@@ -25,10 +25,10 @@ from bagpipe.checkpoint.recovery import recover
 from bagpipe.checkpoint.scribe import Places
 from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
+from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import StoreError
-from bagpipe.peers.sharing import share_stages
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.fencing import Fence

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.errors import InputError
-from bagpipe.peers.sharing import HeldStage
-from bagpipe.peers.stage_sums import StageSums
 from tests.peers.processes import Ended, run_peers
 from tests.peers.threads import run_threads
 

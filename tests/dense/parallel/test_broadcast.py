@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
 from bagpipe.digest import dense_digest
-from bagpipe.peers.sharing import HeldStage, share_model, share_stages
 from tests.peers.processes import Ended, run_peers
 from tests.peers.threads import run_threads
 

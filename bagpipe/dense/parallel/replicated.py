@@ -1,7 +1,7 @@
 """`DenseParallel`: data-parallel training of the dense part; gradients summed in rank order, under the backward.
 
     backward: a bucket's last gradient is there ─> bucket filled ─┐ in the buckets' order, on a thread or stream
-        exchanged: the sums over all ranks (`bagpipe.peers.buckets`) <┘
+        exchanged: the sums over all ranks (`bagpipe.dense.parallel.buckets`) <┘
     optimizer step: the last bucket, with a word on the batch; wait for the buckets, copy them back, step
 
 The last bucket waits for the step, so that a rank whose batch is bad keeps the others from theirs by just not coming.
@@ -20,10 +20,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.parallel.broadcast import share_model
+from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, check_gradient, make_buckets
 from bagpipe.errors import JobError
-from bagpipe.peers.buckets import BUCKET_BYTES, Bucket, check_gradient, make_buckets
 from bagpipe.peers.interface import RankGroup
-from bagpipe.peers.sharing import share_model
 
 __all__ = ["DenseParallel"]
 

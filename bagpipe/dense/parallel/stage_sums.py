@@ -1,6 +1,6 @@
 """`StageSums`: gradients of a pipeline's stages, summed over the ranks that hold each.
 
-    REDUCE_GRAD of stage s ─> its buckets, one by one: summed in the order of s.holders (`bagpipe.peers.buckets`)
+    REDUCE_GRAD of stage s ─> its buckets, one by one: summed in the order of s.holders (`bagpipe.dense.parallel.buckets`)
                               one group per set of holders; a stage held by one rank needs none
 
 Stages are summed on a lane of their own, each when its last backward is done, while backwards of others go on.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, make_buckets
 from bagpipe.errors import InputError
-from bagpipe.peers.buckets import BUCKET_BYTES, Bucket, make_buckets
 from bagpipe.peers.interface import RankGroup
-from bagpipe.peers.sharing import HeldStage
 
 __all__ = ["StageSums"]
 

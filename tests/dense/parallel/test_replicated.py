@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.errors import JobError, PeerError
-from bagpipe.peers.dense import DenseParallel
 from bagpipe.peers.groups import TorchPeers
 from tests.peers.processes import run_peers
 from tests.peers.threads import run_threads

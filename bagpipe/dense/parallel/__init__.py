@@ -1,0 +1,1 @@
+"""Gradients and parameters of the dense part across ranks."""
