@@ -17,7 +17,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.client.step import Step
 from bagpipe.dense.work import DenseWork, EagerWork
-from bagpipe.peers.interface import Peers
+from bagpipe.distributed.interface import Peers
 from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks
 from bagpipe.phases.guard import NonFinite
 from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks

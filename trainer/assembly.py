@@ -15,13 +15,13 @@ import torch
 from bagpipe.cache.rows import RowCache
 from bagpipe.config.sections import Config
 from bagpipe.dense.work import DenseWork, EagerWork
+from bagpipe.distributed.interface import StageLinks
 from bagpipe.embedding.collections import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
 from bagpipe.models.zoo import build_model
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store

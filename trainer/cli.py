@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from bagpipe.config.load import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
-from bagpipe.peers.membership import Membership
+from bagpipe.distributed.membership import Membership
 from bagpipe.util.environment import check_environment
 from trainer.process import follow_launcher, settle_device, settle_process
 

@@ -22,9 +22,9 @@ from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.distributed.membership import Membership
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.peers.membership import Membership
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store

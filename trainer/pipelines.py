@@ -19,11 +19,11 @@ from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage import prepared
+from bagpipe.distributed.interface import StageLinks
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.interface import StageLinks
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
 from bagpipe.schedule.torch_csv import table_schedule

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bagpipe.client.agreement import first_difference
 from bagpipe.config.sections import Config
+from bagpipe.distributed.membership import Membership
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.membership import Membership
 from bagpipe.store.urls import redact
 from trainer.process import following_launcher
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bagpipe.config.sections import Config
+from bagpipe.distributed.membership import local_address
 from bagpipe.errors import InputError
-from bagpipe.peers.membership import local_address
 from bagpipe.store.embedded import EmbeddedServer
 from cacher.embedded import EmbeddedCacher
 from trainer.ranks import Ranks

@@ -20,9 +20,9 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.serve import PullPart, PushPart, RunExchange
 from bagpipe.cache.slab import Scratch
 from bagpipe.cache.step import RunContext, StepContext
+from bagpipe.distributed.interface import Peers
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowStep, Terms
-from bagpipe.peers.interface import Peers
 from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["RowExchange"]

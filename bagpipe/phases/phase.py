@@ -21,8 +21,8 @@ from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.client.step import Step
 from bagpipe.dense.work import DensePass
+from bagpipe.distributed.interface import Peers, Wish
 from bagpipe.errors import InputError, JobError, LostRowError
-from bagpipe.peers.interface import Peers, Wish
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals

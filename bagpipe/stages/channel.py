@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bagpipe.distributed.interface import Pending, StageLinks
 from bagpipe.errors import JobError
-from bagpipe.peers.interface import Pending, StageLinks
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.stages.shares import Piece
 from bagpipe.stages.staged import StageValue

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
-from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.stages.batches import StageBatch

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import JobError
-from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.actions import Action

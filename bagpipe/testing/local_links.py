@@ -12,8 +12,8 @@ from collections import defaultdict, deque
 
 from torch import Tensor
 
+from bagpipe.distributed.interface import Pending
 from bagpipe.errors import PeerError
-from bagpipe.peers.interface import Pending
 
 __all__ = ["LocalLinks", "Mail"]
 
@@ -100,7 +100,7 @@ class Mail:
 
 
 class LocalLinks:
-    """`bagpipe.peers.interface.StageLinks` of one rank.
+    """`bagpipe.distributed.interface.StageLinks` of one rank.
 
     Args:
         mail: the job's.

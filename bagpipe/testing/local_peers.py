@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagpipe.distributed.interface import ExchangeLane, Wish
 from bagpipe.errors import PeerError
-from bagpipe.peers.interface import ExchangeLane, Wish
 from bagpipe.testing.local_links import LocalLinks, Mail
 
 __all__ = ["LocalGroup", "LocalPeers", "local_peers"]
@@ -77,7 +77,7 @@ class _Job:
 
 
 class LocalGroup:
-    """`bagpipe.peers.interface.RankGroup` of threads.
+    """`bagpipe.distributed.interface.RankGroup` of threads.
 
     Attributes:
         rank: position of this rank in the group.
@@ -108,7 +108,7 @@ class LocalGroup:
 
 
 class LocalPeers:
-    """One rank; see `bagpipe.peers.interface.Peers`. Made by `local_peers`.
+    """One rank; see `bagpipe.distributed.interface.Peers`. Made by `local_peers`.
 
     Attributes:
         rank: this one.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.interface import StageLinks
+from bagpipe.distributed.interface import StageLinks
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.pipeline.runner import Runner
 from benchmarks.pipeline.workload import NUM_STAGES, Process, Workload, loss_sum, make_step
 

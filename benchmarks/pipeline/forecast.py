@@ -14,8 +14,8 @@ from statistics import mean, median
 import torch
 from torch import Tensor
 
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.interface import Pending, StageLinks
+from bagpipe.distributed.interface import Pending, StageLinks
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import Runner
 from bagpipe.schedule.seats import StepProgram

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.membership import Membership
+from bagpipe.distributed.membership import Membership
+from bagpipe.distributed.process_groups import TorchPeers
 from benchmarks.pipeline.contest import SCHEDULES, contest
 from benchmarks.pipeline.forecast import forecast
 from benchmarks.pipeline.workload import NUM_STAGES, Workload

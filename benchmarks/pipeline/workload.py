@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bagpipe.distributed.interface import StageLinks
 from bagpipe.engine import ModelInputs
-from bagpipe.peers.interface import StageLinks
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import EndOfBatches
 from bagpipe.schedule.loop import Loop, Template

@@ -20,8 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.stage_sums import StageSums
+from bagpipe.distributed.interface import Peers
 from bagpipe.engine import ModelInputs
-from bagpipe.peers.interface import Peers
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.schedule.builders import DENSE_SCHEDULES

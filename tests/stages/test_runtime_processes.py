@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import pipelining
 
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.membership import Membership
-from tests.peers.processes import run_ranks
+from bagpipe.distributed.membership import Membership
+from bagpipe.distributed.process_groups import TorchPeers
+from tests.distributed.processes import run_ranks
 from tests.stages.models import make
 from tests.stages.steps import Case, Result, batch_of, loss_sum, merge, run_in_process, run_ranks_of
 

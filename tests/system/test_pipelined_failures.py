@@ -19,9 +19,9 @@ from torch import nn
 import trainer.job
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
-from bagpipe.peers.membership import Membership
+from bagpipe.distributed.membership import Membership
 from bagpipe.store.embedded import EmbeddedServer
-from tests.peers.processes import DEADLINE_S, run_ranks
+from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change, run_job
 from tests.system.programs import Program, await_gone
 from tests.system.staging import staged

@@ -13,7 +13,7 @@ import pytest
 from bagpipe.config.sections import Config
 from bagpipe.store.embedded import EmbeddedServer
 from tests.data.files import criteo_lines
-from tests.peers.processes import run_ranks
+from tests.distributed.processes import run_ranks
 from tests.system.jobs import change
 from tests.system.programs import await_gone, run_forked
 from tests.system.staging import staged

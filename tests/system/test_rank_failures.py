@@ -15,11 +15,11 @@ import pytest
 import trainer.job
 from bagpipe.cache.upload import Uploader
 from bagpipe.config.sections import Config
+from bagpipe.distributed.membership import Membership
 from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
-from bagpipe.peers.membership import Membership
 from bagpipe.types.batch import Batch
-from tests.peers.processes import DEADLINE_S, run_ranks
+from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change
 from tests.system.streams import FailingStore
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config
-from bagpipe.peers.membership import Membership
+from bagpipe.distributed.membership import Membership
 from bagpipe.store.open import open_store
 from tests.cacher.daemons import served
-from tests.peers.processes import run_ranks
+from tests.distributed.processes import run_ranks
 from tests.system.covering import covering
 from tests.system.jobs import JobEnd, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS

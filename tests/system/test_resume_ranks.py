@@ -17,10 +17,10 @@ import pytest
 
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
-from bagpipe.peers.membership import Membership
+from bagpipe.distributed.membership import Membership
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.util import failpoints as crash_points
-from tests.peers.processes import Ended, run_ranks
+from tests.distributed.processes import Ended, run_ranks
 from tests.system.jobs import change
 from tests.system.programs import Program, await_gone, marked_processes, run_forked
 from tests.system.resumed import JOB, Resumed, digests

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config, RunConfig, StoreConfig
+from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
-from bagpipe.peers.membership import Membership
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 
 PLACE = Membership(rank=3, world_size=4, local_rank=1, local_world_size=2)

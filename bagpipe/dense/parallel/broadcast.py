@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bagpipe.peers.interface import RankGroup
+from bagpipe.distributed.interface import RankGroup
 
 __all__ = ["HeldStage", "share_model", "share_stages"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
-from bagpipe.peers.interface import RankGroup
 
 __all__ = ["BUCKET_BYTES", "Bucket", "check_gradient", "make_buckets"]
 

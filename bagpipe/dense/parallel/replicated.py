@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from bagpipe.dense.parallel.broadcast import share_model
 from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, check_gradient, make_buckets
+from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import JobError
-from bagpipe.peers.interface import RankGroup
 
 __all__ = ["DenseParallel"]
 

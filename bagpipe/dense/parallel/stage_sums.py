@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, make_buckets
+from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
-from bagpipe.peers.interface import RankGroup
 
 __all__ = ["StageSums"]
 

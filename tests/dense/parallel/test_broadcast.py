@@ -12,8 +12,8 @@ from torch import nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
 from bagpipe.digest import dense_digest
-from tests.peers.processes import Ended, run_peers
-from tests.peers.threads import run_threads
+from tests.distributed.processes import Ended, run_peers
+from tests.distributed.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import JobError, PeerError
-from bagpipe.peers.groups import TorchPeers
-from tests.peers.processes import run_peers
-from tests.peers.threads import run_threads
+from tests.distributed.processes import run_peers
+from tests.distributed.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
 

@@ -12,8 +12,8 @@ from torch import nn
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.errors import InputError
-from tests.peers.processes import Ended, run_peers
-from tests.peers.threads import run_threads
+from tests.distributed.processes import Ended, run_peers
+from tests.distributed.threads import run_threads
 
 NUM_STEPS = 2
 SHAPES = ((3, 5), (7,), (2, 2))

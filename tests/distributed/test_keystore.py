@@ -5,7 +5,7 @@ import threading
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from bagpipe.peers.keystore import KeyStore
+from bagpipe.distributed.keystore import KeyStore
 
 
 def test_it_answers_as_the_store_does(no_leaks: None) -> None:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bagpipe.distributed.failure import BEAT_S, STORE_ERRORS, Failures
+from bagpipe.distributed.keystore import KeyStore
 from bagpipe.errors import PeerError
-from bagpipe.peers.failure import BEAT_S, STORE_ERRORS, Failures
-from bagpipe.peers.keystore import KeyStore
 
 __all__ = ["Words"]
 

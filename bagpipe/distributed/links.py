@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from bagpipe.peers.exchange import LaneGroup
-from bagpipe.peers.interface import Pending
+from bagpipe.distributed.interface import Pending
+from bagpipe.distributed.lane_group import LaneGroup
 
 __all__ = ["TorchLinks"]
 
 
 class TorchLinks:
-    """`bagpipe.peers.interface.StageLinks` for one rank. Made by `TorchPeers.open_links`.
+    """`bagpipe.distributed.interface.StageLinks` for one rank. Made by `TorchPeers.open_links`.
 
     On a device, transfers from one process to another are matched by the order of the calls, whatever their tags: both
     sides must call in one order.

@@ -6,8 +6,8 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from bagpipe.distributed.failure import BEAT_S, GRACE_S, Failure, Failures, Watcher
 from bagpipe.errors import CapacityError, InputError, JobError, PeerError, StoreError
-from bagpipe.peers.failure import BEAT_S, GRACE_S, Failure, Failures, Watcher
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """More beats in a shorter grace."""
-    monkeypatch.setattr("bagpipe.peers.failure.BEAT_S", BEAT_S / 5)
-    monkeypatch.setattr("bagpipe.peers.failure.GRACE_S", GRACE_S / 2)
+    monkeypatch.setattr("bagpipe.distributed.failure.BEAT_S", BEAT_S / 5)
+    monkeypatch.setattr("bagpipe.distributed.failure.GRACE_S", GRACE_S / 2)
 
 
 def test_a_failed_exchange_is_explained_by_who_is_gone(quick: None) -> None:

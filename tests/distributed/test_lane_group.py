@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.peers.exchange import _first_words
-from bagpipe.peers.groups import TorchPeers
-from tests.peers.processes import run_peers
+from bagpipe.distributed.lane_group import _first_words
+from bagpipe.distributed.process_groups import TorchPeers
+from tests.distributed.processes import run_peers
 
 
 def every_collective(peers: TorchPeers) -> dict[str, Any]:

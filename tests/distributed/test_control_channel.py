@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from bagpipe.distributed.control_channel import Words
+from bagpipe.distributed.failure import Failures, Watcher
 from bagpipe.errors import InputError, PeerError
-from bagpipe.peers.failure import Failures, Watcher
-from bagpipe.peers.words import Words
 
 
 def two_ranks(silence_s: float) -> tuple[list[Failures], list[Words]]:

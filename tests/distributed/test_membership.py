@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from bagpipe.distributed.membership import Membership, interface_of, local_address
 from bagpipe.errors import InputError
-from bagpipe.peers.membership import Membership, interface_of, local_address
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",

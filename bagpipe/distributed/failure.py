@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Self
 
 from bagpipe.config.load import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED
+from bagpipe.distributed.keystore import KeyStore
 from bagpipe.errors import InputError, JobError, PeerError, StoreError
-from bagpipe.peers.keystore import KeyStore
 
 __all__ = ["BEAT_S", "Failure", "Failures", "Watcher"]
 

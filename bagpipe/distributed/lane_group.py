@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bagpipe.distributed.failure import Failures
+from bagpipe.distributed.interface import Pending
 from bagpipe.errors import PeerError
-from bagpipe.peers.failure import Failures
-from bagpipe.peers.interface import Pending
 
 __all__ = ["LaneGroup"]
 
@@ -38,7 +38,7 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 
 
 class LaneGroup:
-    """One lane's communicator, a `bagpipe.peers.interface.RankGroup`. Calls come from one thread, except `abort`,
+    """One lane's communicator, a `bagpipe.distributed.interface.RankGroup`. Calls come from one thread, except `abort`,
     `end_transfers` and `find_hang`.
 
     Args:

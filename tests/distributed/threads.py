@@ -1,4 +1,4 @@
-"""Ranks as threads: a function of the test runs once per rank with `LocalPeers`. As `tests.peers.processes`."""
+"""Ranks as threads: a function of the test runs once per rank with `LocalPeers`. As `tests.distributed.processes`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bagpipe.testing.local_peers import LocalPeers, local_peers
-from tests.peers.processes import DEADLINE_S, Ended
+from tests.distributed.processes import DEADLINE_S, Ended
 
 __all__ = ["run_threads"]
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from bagpipe.distributed.interface import Wish
+from bagpipe.distributed.membership import Membership
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError, PeerError, StoreError
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.interface import Wish
-from bagpipe.peers.membership import Membership
-from tests.peers.processes import DEADLINE_S, run_peers, run_ranks
+from tests.distributed.processes import DEADLINE_S, run_peers, run_ranks
 
 pytestmark = pytest.mark.multiproc
 
@@ -177,7 +177,7 @@ def test_a_waiting_rank_is_told_and_consequences_are_not() -> None:
 
 
 def test_ranks_that_cannot_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagpipe.peers.groups.START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("bagpipe.distributed.process_groups.START_TIMEOUT_S", 1.0)
     membership = Membership(rank=1, world_size=2, local_world_size=2, address="127.0.0.1", port=1)
     with pytest.raises(PeerError, match=r"rank 1 of 2 cannot reach the others through 127.0.0.1:1 \(MASTER_ADDR"):
         with TorchPeers(membership, timeout_s=1.0):

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.membership import Membership
+from bagpipe.distributed.membership import Membership
+from bagpipe.distributed.process_groups import TorchPeers
 from tests.system.programs import CONTEXT
 
 __all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]

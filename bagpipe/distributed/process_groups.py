@@ -7,7 +7,7 @@
 
 The prefix is what makes a restarted job work: with torchrun's own store, torch.distributed gives every attempt the same
 keys, and a new rank may read the address of a dead one. Ends are told apart from hangs by a deadline on every exchange
-and by `bagpipe.peers.failure`; words between phases, through the store, wait as long as who is waited for is alive.
+and by `bagpipe.distributed.failure`; words between phases, through the store, wait as long as who is waited for is alive.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from bagpipe.distributed.control_channel import Words
+from bagpipe.distributed.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
+from bagpipe.distributed.interface import ExchangeLane, Wish
+from bagpipe.distributed.keystore import KeyStore
+from bagpipe.distributed.lane_group import LaneGroup
+from bagpipe.distributed.links import TorchLinks
+from bagpipe.distributed.membership import Membership, interface_of, local_address
 from bagpipe.errors import JobError, PeerError, StoreError
-from bagpipe.peers.exchange import LaneGroup
-from bagpipe.peers.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
-from bagpipe.peers.interface import ExchangeLane, Wish
-from bagpipe.peers.keystore import KeyStore
-from bagpipe.peers.links import TorchLinks
-from bagpipe.peers.membership import Membership, interface_of, local_address
-from bagpipe.peers.words import Words
 
 __all__ = ["TorchPeers"]
 
@@ -46,7 +46,7 @@ _HOST_LANES = ("ack", "agree", "scores")
 
 
 class TorchPeers:
-    """`bagpipe.peers.interface.Peers` over torch.distributed. Use as a context manager, around all other resources.
+    """`bagpipe.distributed.interface.Peers` over torch.distributed. Use as a context manager, around all other resources.
 
     It sets up the default process group too, which a user's model may use in its own forward.
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bagpipe.distributed.membership import Membership
+from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
-from bagpipe.peers.groups import TorchPeers
-from bagpipe.peers.membership import Membership
-from tests.peers.processes import DEADLINE_S, Ended, run_peers, run_ranks
-from tests.peers.threads import run_threads
+from tests.distributed.processes import DEADLINE_S, Ended, run_peers, run_ranks
+from tests.distributed.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
 
