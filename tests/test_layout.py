@@ -58,7 +58,12 @@ TORCH_USERS = (
 )
 
 #: The modules that face torchrec and fbgemm; everything else runs without them.
-TORCHREC_USERS = ("bagpipe/embedding/collections.py", "bagpipe/models/zoo.py", "bagpipe/stages/blanks.py", "trainer/")
+TORCHREC_USERS = (
+    "bagpipe/embedding/collections.py",
+    "bagpipe/models/zoo.py",
+    "bagpipe/split/fake_embedding.py",
+    "trainer/",
+)
 
 #: The modules that face gRPC: the two ends of the stream, and the code generated for it.
 GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/proto/cacher_pb2_grpc.py", "cacher/")

@@ -19,8 +19,8 @@ from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
-from bagpipe.stages.split import find_dense_parts, split_parts
-from bagpipe.stages.staged import StagedModel
+from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["dense_work", "precision_of"]

@@ -27,13 +27,13 @@ from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
 from bagpipe.schedule.torch_csv import table_schedule
-from bagpipe.stages.balance import graph_names
-from bagpipe.stages.mixing import mixing_operators
-from bagpipe.stages.operators import Parts
+from bagpipe.split.balance import graph_names
+from bagpipe.split.batch_dependence import mixing_operators
+from bagpipe.split.operators import Parts
+from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.staged_model import StagedModel
+from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.stages.pipeline import Mesh, held_stages
-from bagpipe.stages.split import find_dense_parts, split_parts
-from bagpipe.stages.staged import StagedModel
-from bagpipe.stages.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 

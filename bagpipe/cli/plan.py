@@ -134,9 +134,9 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         import torch
 
         from bagpipe.models.zoo import build_model, num_dense_inputs
-        from bagpipe.stages.measure import operator_graph
-        from bagpipe.stages.split import find_dense_parts
-        from bagpipe.stages.trace import quiet
+        from bagpipe.split.measure import operator_graph
+        from bagpipe.split.split import find_dense_parts
+        from bagpipe.split.trace import quiet
 
     if flags.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device: cuda was asked for, and there is no CUDA device")

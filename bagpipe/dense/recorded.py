@@ -29,7 +29,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.dense.scale import LossScale
 from bagpipe.dense.work import DensePass, heads_of, split_pass, values_of
 from bagpipe.errors import InputError
-from bagpipe.stages.staged import StagedModel
+from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
     from bagpipe.engine import ModelInputs

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bagpipe.dense.compiled import Compiler
 from bagpipe.dense.precision import Precision
-from bagpipe.stages.staged import StagedModel
+from bagpipe.split.staged_model import StagedModel
 
 __all__ = ["DenseStage", "prepared"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.scale import LossScale
-from bagpipe.stages.staged import StagedModel
+from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
     from bagpipe.engine import ModelInputs

@@ -21,8 +21,8 @@ from torch import Tensor
 from bagpipe.distributed.interface import Pending, StageLinks
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import keep_for_current_stream
+from bagpipe.split.staged_model import StageValue
 from bagpipe.stages.shares import Piece
-from bagpipe.stages.staged import StageValue
 
 __all__ = ["Channel", "Link", "owned"]
 

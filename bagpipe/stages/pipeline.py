@@ -21,10 +21,10 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.seats import StepProgram
+from bagpipe.split.staged_model import StagedModel
 from bagpipe.stages.batches import StageBatch
 from bagpipe.stages.runtime import StageRuntime
 from bagpipe.stages.seat import BeforeBatch
-from bagpipe.stages.staged import StagedModel
 
 if TYPE_CHECKING:
     from bagpipe.engine import ModelInputs

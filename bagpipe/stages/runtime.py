@@ -27,11 +27,11 @@ from bagpipe.schedule.graph import partner
 from bagpipe.schedule.loop import Template
 from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.seats import Seat, StepProgram
+from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.stages.batches import Batches, StageBatch
 from bagpipe.stages.channel import Channel, Link
 from bagpipe.stages.seat import BeforeBatch, LossSum, SeatRunner, Wiring
 from bagpipe.stages.source import SourceRunner
-from bagpipe.stages.staged import StagedModel, StageValue
 
 __all__ = ["StageBatch", "StageRuntime"]
 

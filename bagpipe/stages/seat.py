@@ -21,11 +21,11 @@ from torch.func import functional_call
 
 from bagpipe.errors import JobError
 from bagpipe.schedule.seats import Seat
+from bagpipe.split.staged_model import StageModule
 from bagpipe.stages.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.stages.batches import Batches, Shares, StageBatch
 from bagpipe.stages.channel import Channel, owned
 from bagpipe.stages.seeding import mixed_seed, seeded
-from bagpipe.stages.staged import StageModule
 
 __all__ = ["BeforeBatch", "LossSum", "SeatRunner", "Wiring"]
 

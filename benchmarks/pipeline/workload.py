@@ -21,8 +21,8 @@ from bagpipe.schedule.pipelined import lane_templates
 from bagpipe.schedule.program import Edge, Resource
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.step_program import step_program
+from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.stages.runtime import StageBatch, StageRuntime
-from bagpipe.stages.staged import StagedModel, StageModule, StageValue
 
 __all__ = ["Process", "Workload", "loss_sum", "make_step"]
 

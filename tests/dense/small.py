@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.work import DenseWork
 from bagpipe.engine import ModelInputs
-from bagpipe.stages.split import find_dense_parts, split_parts
-from bagpipe.stages.staged import StagedModel
-from tests.stages.whole_models import NUM_DENSE, library_model, random_batch
+from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.staged_model import StagedModel
+from tests.split.whole_models import NUM_DENSE, library_model, random_batch
 
 __all__ = ["BFLOAT16", "SIZES", "inputs_of", "model_of", "train", "whole"]
 

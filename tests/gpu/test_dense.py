@@ -20,7 +20,7 @@ from bagpipe.dense.recorded import RecordedWork
 from bagpipe.dense.scale import LossScale
 from bagpipe.dense.stage import prepared
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
-from bagpipe.stages.staged import StagedModel, StageModule, StageValue
+from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from tests.gpu.jobs import NUM_EXAMPLES, SHAPES, batches_of, schema_of, smallest_cache
 

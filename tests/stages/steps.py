@@ -31,10 +31,10 @@ from bagpipe.schedule.program import Edge, Resource
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.stages import StageGraph
 from bagpipe.schedule.step_program import step_program
+from bagpipe.split.staged_model import StagedModel
 from bagpipe.stages.runtime import StageBatch, StageRuntime
 from bagpipe.stages.shares import bounds
-from bagpipe.stages.staged import StagedModel
-from tests.stages.models import NUM_DENSE, NUM_IDS, make
+from tests.split.models import NUM_DENSE, NUM_IDS, make
 
 __all__ = ["Case", "Result", "Worker", "batch_of", "loss_sum", "merge", "reference", "run_in_process", "run_ranks_of"]
 
@@ -47,7 +47,7 @@ class Case:
     """What is trained and how.
 
     Attributes:
-        model: a name of `tests.stages.models.MODELS`.
+        model: a name of `tests.split.models.MODELS`.
         schedule: a dense schedule.
         micro: micro-batches of all stages, or of each.
         sizes: examples of each batch.

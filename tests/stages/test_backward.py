@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bagpipe.stages.backward import Graph, SplitBackward, backward
 from bagpipe.stages.seeding import seeded
-from tests.stages.models import NUM_DENSE, WIDTH, Aside, Node, Reused, Top
+from tests.split.models import NUM_DENSE, WIDTH, Aside, Node, Reused, Top
 
 STAGES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "one-output": (lambda: Node(2 * WIDTH, 1), 2),

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
+from bagpipe.split.staged_model import StageValue
 from bagpipe.stages.channel import Channel, Link, owned
 from bagpipe.stages.shares import Piece, bounds, pieces
-from bagpipe.stages.staged import StageValue
 
 
 @dataclass

@@ -12,7 +12,7 @@ from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import in_flight
 from bagpipe.stages.runtime import StageRuntime
 from tests.distributed.threads import run_threads
-from tests.stages.models import MODELS, make
+from tests.split.models import MODELS, make
 from tests.stages.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
 
 #: Models of four stages, which every schedule takes.

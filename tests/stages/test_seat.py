@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.schedule.seats import Seat
+from bagpipe.split.staged_model import StageModule, StageValue
 from bagpipe.stages.batches import Batches, StageBatch
 from bagpipe.stages.channel import Channel, Link
 from bagpipe.stages.seat import SeatRunner, Wiring
 from bagpipe.stages.shares import Piece
-from bagpipe.stages.staged import StageModule, StageValue
-from tests.stages.models import WIDTH, Node
+from tests.split.models import WIDTH, Node
 from tests.stages.test_channel import Pile
 
 MICRO = 2

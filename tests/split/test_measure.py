@@ -8,11 +8,11 @@ from bagpipe.partition.operators import Cost
 from bagpipe.schedule.actions import parse
 from bagpipe.schedule.simulate import simulate
 from bagpipe.schedule.stages import dense_program
-from bagpipe.stages import measure
-from bagpipe.stages.measure import operator_graph, stage_costs
-from bagpipe.stages.split import find_dense_parts, split
-from tests.stages.test_split import TwoHeads
-from tests.stages.whole_models import NUM_DENSE, library_model
+from bagpipe.split import measure
+from bagpipe.split.measure import operator_graph, stage_costs
+from bagpipe.split.split import find_dense_parts, split
+from tests.split.test_split import TwoHeads
+from tests.split.whole_models import NUM_DENSE, library_model
 
 
 def test_costs_are_those_the_simulator_takes() -> None:

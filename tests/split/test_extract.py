@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bagpipe.stages.extract import extract
-from bagpipe.stages.split import find_dense_parts
+from bagpipe.split.extract import extract
+from bagpipe.split.split import find_dense_parts
 
 
 class Shapes(nn.Module):

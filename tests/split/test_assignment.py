@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.stages import assign
-from bagpipe.stages.assign import by_names, chain_names, covers, estimate_cost
-from bagpipe.stages.operators import Parts
-from bagpipe.stages.split import find_dense_parts
-from tests.stages.whole_models import NUM_DENSE, library_model
+from bagpipe.split import assignment as assign
+from bagpipe.split.assignment import by_names, chain_names, covers, estimate_cost
+from bagpipe.split.operators import Parts
+from bagpipe.split.split import find_dense_parts
+from tests.split.whole_models import NUM_DENSE, library_model
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bagpipe.stages.calls import function_name
-from bagpipe.stages.split import RANDOM_FUNCTIONS
-from bagpipe.stages.staged import StagedModel
-from bagpipe.stages.trace import device_of
+from bagpipe.split.calls import function_name
+from bagpipe.split.split import RANDOM_FUNCTIONS
+from bagpipe.split.staged_model import StagedModel
+from bagpipe.split.trace import device_of
 
 __all__ = ["mixing_operators"]
 

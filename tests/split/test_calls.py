@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from bagpipe.stages.calls import function_name, is_in_place
+from bagpipe.split.calls import function_name, is_in_place
 
 
 def test_names_and_in_place() -> None:

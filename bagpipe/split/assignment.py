@@ -14,8 +14,8 @@ from itertools import accumulate
 from torch import fx
 
 from bagpipe.errors import InputError
-from bagpipe.stages.calls import function_name
-from bagpipe.stages.operators import Operator, Parts, named_parameters, operands
+from bagpipe.split.calls import function_name
+from bagpipe.split.operators import Operator, Parts, named_parameters, operands
 
 __all__ = ["by_names", "chain_names", "estimate_cost"]
 

@@ -12,8 +12,8 @@ from bagpipe.partition.bisect import Layout
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph, members
 from bagpipe.partition.search import find
-from bagpipe.stages.assign import chain_names, estimate_cost
-from bagpipe.stages.operators import Parts
+from bagpipe.split.assignment import chain_names, estimate_cost
+from bagpipe.split.operators import Parts
 
 __all__ = ["graph_names", "shape_graph"]
 

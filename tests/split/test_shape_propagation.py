@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.errors import InputError
-from bagpipe.stages.facts import Fact, find_facts, rows_of
-from bagpipe.stages.trace import trace
+from bagpipe.split.shape_propagation import Fact, find_facts, rows_of
+from bagpipe.split.trace import trace
 
 
 def facts_of(model: nn.Module, num_dense: int = 4) -> dict[str, Fact]:

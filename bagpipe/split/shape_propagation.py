@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bagpipe.errors import InputError
-from bagpipe.stages.trace import Traced, device_of
+from bagpipe.split.trace import Traced, device_of
 
 __all__ = ["Fact", "find_facts", "rows_of"]
 
@@ -93,7 +93,7 @@ class _BlankRun(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         if self.traced.is_collection(n):
-            from bagpipe.stages.blanks import blank_output
+            from bagpipe.split.fake_embedding import blank_output
 
             return blank_output(self.traced.called(n), self.num_examples, self.dtype, self.device)
         if any(self.env[source] is _OPAQUE for source in n.all_input_nodes):

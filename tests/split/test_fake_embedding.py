@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.stages.blanks import NUM_IDS, blank_output
+from bagpipe.split.fake_embedding import NUM_IDS, blank_output
 from tests.embedding.test_collections import bag, seq
 
 from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after tests.embedding.test_collections)

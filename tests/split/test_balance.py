@@ -7,9 +7,9 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model, num_dense_inputs
-from bagpipe.stages.balance import graph_names, shape_graph
-from bagpipe.stages.operators import Parts
-from bagpipe.stages.split import find_dense_parts, split_parts
+from bagpipe.split.balance import graph_names, shape_graph
+from bagpipe.split.operators import Parts
+from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.types.schema import DataSchema, Feature, Table
 
 SCHEMA = DataSchema(

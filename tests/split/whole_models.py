@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.collections import convert as _  # noqa: F401  (quiets the import of torchrec)
 from bagpipe.models.zoo import build_model
-from bagpipe.stages.staged import StagedModel
+from bagpipe.split.staged_model import StagedModel
 from tests.trainer.schemas import schema_of
 
 from torchrec.modules.embedding_modules import (  # isort: skip (after bagpipe.embedding.collections, which quiets its import)

@@ -18,12 +18,12 @@ from torch import fx, nn
 from bagpipe.errors import InputError
 from bagpipe.schedule.errors import ScheduleError
 from bagpipe.schedule.stages import StageGraph
-from bagpipe.stages.assign import by_names, chain_names
-from bagpipe.stages.calls import function_name, is_in_place
-from bagpipe.stages.extract import extract
-from bagpipe.stages.operators import Parts, find_parts, named_parameters, operands
-from bagpipe.stages.staged import StagedModel, StageModule, StageValue
-from bagpipe.stages.trace import Traced, trace
+from bagpipe.split.assignment import by_names, chain_names
+from bagpipe.split.calls import function_name, is_in_place
+from bagpipe.split.extract import extract
+from bagpipe.split.operators import Parts, find_parts, named_parameters, operands
+from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
+from bagpipe.split.trace import Traced, trace
 
 __all__ = ["cut", "find_dense_parts", "split", "split_parts"]
 

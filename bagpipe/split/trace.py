@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.stages.calls import is_in_place
+from bagpipe.split.calls import is_in_place
 
 __all__ = ["Traced", "batch_dependent_modules", "device_of", "is_collection", "quiet", "trace"]
 

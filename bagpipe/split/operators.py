@@ -18,9 +18,9 @@ import torch
 from torch import fx, nn
 
 from bagpipe.errors import InputError
-from bagpipe.stages.calls import function_name
-from bagpipe.stages.facts import Fact, find_facts, rows_of
-from bagpipe.stages.trace import Traced
+from bagpipe.split.calls import function_name
+from bagpipe.split.shape_propagation import Fact, find_facts, rows_of
+from bagpipe.split.trace import Traced
 
 __all__ = ["Operator", "Parts", "find_parts", "is_glue", "named_parameters", "operands"]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bagpipe.errors import InputError
-from bagpipe.stages.operators import Parts
-from bagpipe.stages.split import find_dense_parts, split, split_parts
-from bagpipe.stages.staged import StagedModel
-from tests.stages.whole_models import (
+from bagpipe.split.operators import Parts
+from bagpipe.split.split import find_dense_parts, split, split_parts
+from bagpipe.split.staged_model import StagedModel
+from tests.split.whole_models import (
     MODEL_NAMES,
     NUM_DENSE,
     library_model,

@@ -30,13 +30,13 @@ from bagpipe.schedule.program import Program
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.stages import StageGraph, dense_program
 from bagpipe.schedule.step_program import step_program
+from bagpipe.split.operators import Parts
+from bagpipe.split.split import split_parts
+from bagpipe.split.staged_model import StagedModel, StageValue
+from bagpipe.split.trace import device_of
 from bagpipe.stages.backward import Graph, backward
-from bagpipe.stages.operators import Parts
 from bagpipe.stages.runtime import StageBatch, StageRuntime
 from bagpipe.stages.seat import LossSum
-from bagpipe.stages.split import split_parts
-from bagpipe.stages.staged import StagedModel, StageValue
-from bagpipe.stages.trace import device_of
 
 __all__ = ["operator_graph", "stage_costs"]
 

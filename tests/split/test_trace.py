@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.errors import InputError
-from bagpipe.stages.trace import batch_dependent_modules, is_collection, trace
-from tests.stages.whole_models import library_model
+from bagpipe.split.trace import batch_dependent_modules, is_collection, trace
+from tests.split.whole_models import library_model
 
 
 class Branching(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bagpipe.schedule.errors import ScheduleError
-from bagpipe.stages.staged import StagedModel, StageModule, StageValue
+from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 
 
 def value(name: str, producer: int, consumers: tuple[int, ...], *, wants_grad: bool = True) -> StageValue:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import fx
 
-from bagpipe.stages.operators import Parts, is_glue
+from bagpipe.split.operators import Parts, is_glue
 
 __all__ = ["Bundle", "extract"]
 

@@ -10,9 +10,9 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import MODELS, build_model
-from bagpipe.stages.operators import Parts
-from bagpipe.stages.split import find_dense_parts
-from tests.stages.whole_models import NUM_DENSE, library_model
+from bagpipe.split.operators import Parts
+from bagpipe.split.split import find_dense_parts
+from tests.split.whole_models import NUM_DENSE, library_model
 from tests.trainer.schemas import schema_of
 
 from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after bagpipe.embedding.collections)

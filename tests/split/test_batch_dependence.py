@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bagpipe.stages.mixing import mixing_operators
-from bagpipe.stages.split import split
-from tests.stages.whole_models import MODEL_NAMES, NUM_DENSE, library_model
+from bagpipe.split.batch_dependence import mixing_operators
+from bagpipe.split.split import split
+from tests.split.whole_models import MODEL_NAMES, NUM_DENSE, library_model
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
