@@ -23,9 +23,9 @@ from bagpipe.phases.guard import NonFinite
 from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
 from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.runner import Runner
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult, Progress
-from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
 from bagpipe.types.batch import Batch
 

@@ -49,7 +49,7 @@ TORCH_USERS = (
     "bagpipe/distributed/",
     "bagpipe/phases/",
     "bagpipe/pipeline/cuda_stream.py",
-    "bagpipe/stages/",
+    "bagpipe/pipeline/stage/",
     "bagpipe/testing/local_links.py",
     "bagpipe/testing/local_peers.py",
     "bagpipe/testing/plain_job.py",

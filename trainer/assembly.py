@@ -22,8 +22,8 @@ from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
 from bagpipe.models.zoo import build_model
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
-from bagpipe.stages.pipeline import DensePipeline
 from bagpipe.store.interface import Store
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_work, precision_of

@@ -24,6 +24,7 @@ from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
+from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.step_program import find_schedule, step_program
 from bagpipe.schedule.torch_csv import table_schedule
@@ -33,7 +34,6 @@ from bagpipe.split.operators import Parts
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
-from bagpipe.stages.pipeline import Mesh, held_stages
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 

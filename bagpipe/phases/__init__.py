@@ -14,7 +14,7 @@ and with several ranks, whose caches hold different rows (`bagpipe.cache.exchang
     X_PUSH, X_PUSH_LATE, X_UPDATE_LATE   row gradients to their owners        lane push
     X_ACK    every rank has written the rows that left                        lane ack
 
-and with the dense part in stages (`bagpipe.stages`):
+and with the dense part in stages (`bagpipe.pipeline.stage`):
 
     X_POOL, X_UNPOOL         rows to the vectors that stages take, and back   lane compute…
     F, B, I, W, SEND_…       the stages' own actions                          lane compute…

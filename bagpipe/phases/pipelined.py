@@ -13,12 +13,12 @@ from bagpipe.client.step import Step
 from bagpipe.dense.loss import summed_loss
 from bagpipe.phases.phase import WRITE_DEPTH
 from bagpipe.phases.training import Training, TrainingOfRanks
+from bagpipe.pipeline.stage.batches import StageBatch
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.loop import Loop
 from bagpipe.schedule.pipelined import pipelined
 from bagpipe.schedule.seats import Seat
-from bagpipe.stages.batches import StageBatch
-from bagpipe.stages.pipeline import DensePipeline
-from bagpipe.stages.runtime import StageRuntime
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine

@@ -25,6 +25,9 @@ from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.pipeline.interpret import Handler, interpret
+from bagpipe.pipeline.stage.backward import Graph, backward
+from bagpipe.pipeline.stage.instance import LossSum
+from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.program import Program
 from bagpipe.schedule.registry import DenseSchedule
@@ -34,9 +37,6 @@ from bagpipe.split.operators import Parts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
-from bagpipe.stages.backward import Graph, backward
-from bagpipe.stages.runtime import StageBatch, StageRuntime
-from bagpipe.stages.seat import LossSum
 
 __all__ = ["operator_graph", "stage_costs"]
 

@@ -16,13 +16,13 @@ from bagpipe.distributed.interface import StageLinks
 from bagpipe.engine import ModelInputs
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import EndOfBatches
+from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
 from bagpipe.schedule.loop import Loop, Template
 from bagpipe.schedule.pipelined import lane_templates
 from bagpipe.schedule.program import Edge, Resource
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.step_program import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
-from bagpipe.stages.runtime import StageBatch, StageRuntime
 
 __all__ = ["Process", "Workload", "loss_sum", "make_step"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bagpipe.pipeline.stage.seeding import seeded
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
-from bagpipe.stages.seeding import seeded
 
 __all__ = ["MODELS", "WIDTH", "make"]
 

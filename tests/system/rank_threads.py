@@ -26,8 +26,8 @@ from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.progress import PhaseResult
-from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.memory import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from cacher.planning import PlannedData

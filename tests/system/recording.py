@@ -29,8 +29,8 @@ from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import StoreError
+from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.progress import PhaseResult, Progress
-from bagpipe.stages.pipeline import held_stages
 from bagpipe.store.fencing import Fence
 from bagpipe.store.memory import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers

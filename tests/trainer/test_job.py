@@ -9,10 +9,10 @@ from torch import nn
 
 from bagpipe.config.sections import CacheConfig, Config, DataConfig, RunConfig
 from bagpipe.errors import CapacityError
+from bagpipe.pipeline.stage.dense_pipeline import Mesh
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.step_program import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
-from bagpipe.stages.pipeline import Mesh
 from trainer.job import run_job
 from trainer.pipelines import StagedJob, has_losses
 from trainer.ranks import Ranks

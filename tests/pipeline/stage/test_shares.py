@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.pipeline.stage.shares import Piece, bounds, pieces, uses
 from bagpipe.schedule.program import overlapping_units
-from bagpipe.stages.shares import Piece, bounds, pieces, uses
 
 counts = st.integers(0, 60)
 units = st.integers(1, 12)

@@ -24,6 +24,8 @@ from bagpipe.distributed.interface import Peers
 from bagpipe.engine import ModelInputs
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
+from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
+from bagpipe.pipeline.stage.shares import bounds
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.loop import Loop, Template
 from bagpipe.schedule.ops import OPS
@@ -32,8 +34,6 @@ from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.stages import StageGraph
 from bagpipe.schedule.step_program import step_program
 from bagpipe.split.staged_model import StagedModel
-from bagpipe.stages.runtime import StageBatch, StageRuntime
-from bagpipe.stages.shares import bounds
 from tests.split.models import NUM_DENSE, NUM_IDS, make
 
 __all__ = ["Case", "Result", "Worker", "batch_of", "loss_sum", "merge", "reference", "run_in_process", "run_ranks_of"]

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from bagpipe.engine import ModelInputs
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.batches import Batches, StageBatch
+from bagpipe.pipeline.stage.channel import Channel
+from bagpipe.pipeline.stage.embedding_stage import SourceRunner
+from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.seats import Source
 from bagpipe.split.staged_model import StageValue
-from bagpipe.stages.batches import Batches, StageBatch
-from bagpipe.stages.channel import Channel
-from bagpipe.stages.shares import Piece
-from bagpipe.stages.source import SourceRunner
 
 SIZE, WIDTH, MICRO = 5, 3, 2
 POOLED, DENSE, LABELS = 0, 1, 2

@@ -19,12 +19,12 @@ from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
+from bagpipe.pipeline.stage.batches import StageBatch
+from bagpipe.pipeline.stage.instance import BeforeBatch
+from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.seats import StepProgram
 from bagpipe.split.staged_model import StagedModel
-from bagpipe.stages.batches import StageBatch
-from bagpipe.stages.runtime import StageRuntime
-from bagpipe.stages.seat import BeforeBatch
 
 if TYPE_CHECKING:
     from bagpipe.engine import ModelInputs

@@ -15,8 +15,8 @@ from torch.distributed import pipelining
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from tests.distributed.processes import run_ranks
+from tests.pipeline.stage.steps import Case, Result, batch_of, loss_sum, merge, run_in_process, run_ranks_of
 from tests.split.models import make
-from tests.stages.steps import Case, Result, batch_of, loss_sum, merge, run_in_process, run_ranks_of
 
 pytestmark = pytest.mark.multiproc
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from bagpipe.distributed.interface import Pending, StageLinks
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.split.staged_model import StageValue
-from bagpipe.stages.shares import Piece
 
 __all__ = ["Channel", "Link", "owned"]
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import in_flight
-from bagpipe.stages.runtime import StageRuntime
 from tests.distributed.threads import run_threads
+from tests.pipeline.stage.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
 from tests.split.models import MODELS, make
-from tests.stages.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
 
 #: Models of four stages, which every schedule takes.
 OF_FOUR = ("chain4", "dropout", "diamond", "skips", "two-heads", "aside")

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
+from bagpipe.pipeline.stage.batches import Batches, Shares, StageBatch
+from bagpipe.pipeline.stage.channel import Channel, owned
+from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
 from bagpipe.schedule.seats import Seat
 from bagpipe.split.staged_model import StageModule
-from bagpipe.stages.backward import Graph, Kept, SplitBackward, backward
-from bagpipe.stages.batches import Batches, Shares, StageBatch
-from bagpipe.stages.channel import Channel, owned
-from bagpipe.stages.seeding import mixed_seed, seeded
 
 __all__ = ["BeforeBatch", "LossSum", "SeatRunner", "Wiring"]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from bagpipe.stages.batches import Batches, StageBatch
-from bagpipe.stages.channel import Channel
+from bagpipe.pipeline.stage.batches import Batches, StageBatch
+from bagpipe.pipeline.stage.channel import Channel
 
 
 def channel(*, pipe: int, units: int, receiver_units: int) -> Channel:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.channel import Channel, Link, owned
+from bagpipe.pipeline.stage.shares import Piece, bounds, pieces
 from bagpipe.split.staged_model import StageValue
-from bagpipe.stages.channel import Channel, Link, owned
-from bagpipe.stages.shares import Piece, bounds, pieces
 
 
 @dataclass

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from bagpipe.stages.seeding import mixed_seed, seeded
+from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
 
 CPU = torch.device("cpu")
 

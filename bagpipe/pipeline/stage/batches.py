@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bagpipe.stages.channel import Channel
-from bagpipe.stages.shares import Piece, bounds, pieces, uses
+from bagpipe.pipeline.stage.channel import Channel
+from bagpipe.pipeline.stage.shares import Piece, bounds, pieces, uses
 
 if TYPE_CHECKING:
     from bagpipe.engine import ModelInputs

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.batches import Batches, StageBatch
+from bagpipe.pipeline.stage.channel import Channel, Link
+from bagpipe.pipeline.stage.instance import SeatRunner, Wiring
+from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.seats import Seat
 from bagpipe.split.staged_model import StageModule, StageValue
-from bagpipe.stages.batches import Batches, StageBatch
-from bagpipe.stages.channel import Channel, Link
-from bagpipe.stages.seat import SeatRunner, Wiring
-from bagpipe.stages.shares import Piece
+from tests.pipeline.stage.test_channel import Pile
 from tests.split.models import WIDTH, Node
-from tests.stages.test_channel import Pile
 
 MICRO = 2
 SIZE = 6

@@ -21,6 +21,10 @@ from torch.nn import Parameter
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stage.batches import Batches, StageBatch
+from bagpipe.pipeline.stage.channel import Channel, Link
+from bagpipe.pipeline.stage.embedding_stage import SourceRunner
+from bagpipe.pipeline.stage.instance import BeforeBatch, LossSum, SeatRunner, Wiring
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.actions import Action
 from bagpipe.schedule.graph import partner
@@ -28,10 +32,6 @@ from bagpipe.schedule.loop import Template
 from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.seats import Seat, StepProgram
 from bagpipe.split.staged_model import StagedModel, StageValue
-from bagpipe.stages.batches import Batches, StageBatch
-from bagpipe.stages.channel import Channel, Link
-from bagpipe.stages.seat import BeforeBatch, LossSum, SeatRunner, Wiring
-from bagpipe.stages.source import SourceRunner
 
 __all__ = ["StageBatch", "StageRuntime"]
 

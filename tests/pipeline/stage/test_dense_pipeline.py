@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.dense_pipeline import Mesh
 from bagpipe.schedule.stages import chain
 from bagpipe.schedule.step_program import step_program
-from bagpipe.stages.pipeline import Mesh
 
 
 def mesh_of(schedule: str, *, stages: int, processes: int, world_size: int) -> Mesh:

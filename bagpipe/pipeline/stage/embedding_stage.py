@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.batches import Batches
+from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.schedule.seats import Source
-from bagpipe.stages.batches import Batches
-from bagpipe.stages.channel import Channel, owned
 
 __all__ = ["SourceRunner"]
 
