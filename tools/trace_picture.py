@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError
-from bagpipe.schedule.actions import Action, parse
 from bagpipe.schedule.drawing import LETTER_PX, Drawing, fill_of
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.ir.actions import Action, parse
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.spans import Span
 
 __all__ = ["Clock", "Mark", "Track", "picture", "read_tracks"]

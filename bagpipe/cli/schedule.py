@@ -18,14 +18,14 @@ from pathlib import Path
 
 from bagpipe.errors import InputError
 from bagpipe.schedule import render
-from bagpipe.schedule.actions import parse
 from bagpipe.schedule.catalog import SCHEDULES, Schedule
 from bagpipe.schedule.check import check
 from bagpipe.schedule.costs import measured_costs
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.actions import parse
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS, Role
+from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lower import PASSES
-from bagpipe.schedule.ops import OPS, Role
-from bagpipe.schedule.program import Program
 from bagpipe.schedule.simulate import Simulation, simulate
 
 __all__ = ["FORMATS", "add_arguments", "run"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.stages import chain
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROUNDINGS, ROW_TYPES
 
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]

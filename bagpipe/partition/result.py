@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.stage_graph import StageGraph
 
 __all__ = ["Alternative", "Partition", "Plan", "StagePlan"]
 

@@ -27,7 +27,7 @@ from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals
 from bagpipe.progress import PhaseResult, Progress
-from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
 from bagpipe.store.interface import ReadResult
 from bagpipe.util.failpoints import reach

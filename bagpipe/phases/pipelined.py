@@ -16,9 +16,9 @@ from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
-from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.step_program import Seat
 from bagpipe.schedule.pipelined import pipelined
-from bagpipe.schedule.seats import Seat
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from bagpipe.pipeline.interpret import Handler, find_handler
 from bagpipe.schedule.check import check_loop
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.loop import Loop
-from bagpipe.schedule.program import Edge, Hazards, Resource
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.program import Edge, Hazards, Resource
 
 __all__ = ["CompiledLoop", "HazardRequirement", "LanePlan", "Requirement", "Step", "compile_loop"]
 

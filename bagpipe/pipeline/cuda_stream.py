@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bagpipe.pipeline.stream import Event, Mark, Origin, Stream
-from bagpipe.schedule.program import Resource
+from bagpipe.schedule.ir.program import Resource
 
 __all__ = ["CudaStreams"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.graph import Graph
-from bagpipe.schedule.program import Hazards, Program
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.graph import Graph
+from bagpipe.schedule.ir.program import Hazards, Program
 
 __all__ = ["Handler", "find_handler", "interpret"]
 

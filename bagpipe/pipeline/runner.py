@@ -29,9 +29,9 @@ from bagpipe.pipeline.lane import EndOfBatches, EventRing, Lane
 from bagpipe.pipeline.report import Report, StepTimes
 from bagpipe.pipeline.stream import NullStreams, Origin, Streams
 from bagpipe.pipeline.trace import Trace
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.loop import Loop
-from bagpipe.schedule.program import Hazards
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.program import Hazards
 
 __all__ = ["EndOfBatches", "Interrupted", "Runner"]
 

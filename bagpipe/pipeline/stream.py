@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bagpipe.errors import InputError
-from bagpipe.schedule.program import Resource
+from bagpipe.schedule.ir.program import Resource
 
 __all__ = [
     "Event",

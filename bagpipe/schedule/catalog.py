@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.program import Program
 from bagpipe.schedule.registry import DenseSchedule
-from bagpipe.schedule.stages import StageGraph, chain
 
 __all__ = ["SCHEDULES", "Option", "Schedule"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Program, overlapping_units, units_per_batch
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Program, overlapping_units, units_per_batch
 
 __all__ = ["Costs", "Latency", "cost_function", "link_time", "measured_costs"]
 

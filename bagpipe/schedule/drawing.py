@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.ops import OPS, Role
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.ops import OPS, Role
 
 __all__ = ["LETTER_PX", "MESSAGE_FILLS", "Drawing", "fill_of"]
 

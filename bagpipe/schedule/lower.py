@@ -12,10 +12,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Edge, Program
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.sends import add_sends, defer_receives
 
 __all__ = [

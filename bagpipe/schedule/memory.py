@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Program
 
 __all__ = ["Memory", "memory_problems", "peak_bytes"]
 

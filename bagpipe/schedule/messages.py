@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.graph import partner
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Program, overlapping_units, units_per_batch
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.graph import partner
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Program, overlapping_units, units_per_batch
 
 __all__ = ["misplaced_messages", "unmatched_pairs", "unmatched_tags"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.loop import Loop, LoopDependency, Template
-from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.loop import Loop, LoopDependency, Template
+from bagpipe.schedule.ir.ops import OPS
 
 __all__ = ["Period", "delay_free_cycle", "period"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagpipe.schedule.loop import Loop, Template
-from bagpipe.schedule.ops import OPS, Role
-from bagpipe.schedule.program import Edge, Resource
-from bagpipe.schedule.seats import Source, StepProgram
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.ops import OPS, Role
+from bagpipe.schedule.ir.program import Edge, Resource
+from bagpipe.schedule.ir.step_program import Source, StepProgram
 
 __all__ = ["lane_templates", "pipelined"]
 

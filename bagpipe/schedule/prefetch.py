@@ -34,9 +34,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.loop import Loop, Template
-from bagpipe.schedule.program import Edge, Resource, Stage
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Resource, Stage
 
 __all__ = ["EVICT_AFTER", "FETCH_AFTER", "prefetch"]
 

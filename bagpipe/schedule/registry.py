@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Program
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph
 
 __all__ = ["DenseSchedule", "register", "registered"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bagpipe.schedule.actions import Action
+from bagpipe.schedule.ir.actions import Action
 
 __all__ = ["Row"]
 

@@ -16,11 +16,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.graph import Graph, partner
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Edge, OpKey, Program, overlapping_units
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.graph import Graph, partner
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Edge, OpKey, Program, overlapping_units
 
 __all__ = ["add_sends", "defer_receives"]
 

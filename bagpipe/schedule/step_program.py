@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bagpipe.schedule.actions import Action
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
+from bagpipe.schedule.ir.stage_graph import StageGraph
+from bagpipe.schedule.ir.step_program import Seat, Source, StepProgram
 from bagpipe.schedule.lower import add_recompute, add_sends, flatten_pipes
-from bagpipe.schedule.program import Edge, Program, Resource, Stage
 from bagpipe.schedule.registry import DenseSchedule
-from bagpipe.schedule.seats import Seat, Source, StepProgram
-from bagpipe.schedule.stages import StageGraph
 
 __all__ = ["find_schedule", "step_program"]
 

@@ -15,14 +15,14 @@ import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 
-from bagpipe.schedule.actions import Action, parse, torch_reads
 from bagpipe.schedule.check import check
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.actions import Action, parse, torch_reads
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.schedule.sends import add_sends
-from bagpipe.schedule.stages import StageGraph, chain, dense_program
 
 __all__ = ["from_torch", "table_schedule", "to_torch", "torch_cells"]
 

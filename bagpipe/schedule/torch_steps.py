@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from bagpipe.schedule.graph import Graph
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.graph import Graph
+from bagpipe.schedule.ir.program import Program
 
 __all__ = ["torch_steps"]
 

@@ -28,10 +28,10 @@ from bagpipe.pipeline.interpret import Handler, interpret
 from bagpipe.pipeline.stage.backward import Graph, backward
 from bagpipe.pipeline.stage.instance import LossSum
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import DenseSchedule
-from bagpipe.schedule.stages import StageGraph, dense_program
 from bagpipe.schedule.step_program import step_program
 from bagpipe.split.operators import Parts
 from bagpipe.split.split import split_parts

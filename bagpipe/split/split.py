@@ -16,8 +16,8 @@ import torch
 from torch import fx, nn
 
 from bagpipe.errors import InputError
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.split.assignment import by_names, chain_names
 from bagpipe.split.calls import function_name, is_in_place
 from bagpipe.split.extract import extract

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bagpipe.schedule.cover import Cover, check_cover
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.stage_graph import StageGraph
 
 __all__ = ["StageModule", "StageValue", "StagedModel"]
 

@@ -17,10 +17,10 @@ from bagpipe.engine import ModelInputs
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import EndOfBatches
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
-from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Resource
+from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.pipelined import lane_templates
-from bagpipe.schedule.program import Edge, Resource
-from bagpipe.schedule.seats import StepProgram
 from bagpipe.schedule.step_program import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 

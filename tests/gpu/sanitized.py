@@ -19,7 +19,7 @@ from torch.cuda import _sanitizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bagpipe.pipeline.stream import Event, Stream, Streams
-from bagpipe.schedule.program import Resource
+from bagpipe.schedule.ir.program import Resource
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from tests.gpu.jobs import SHAPES, batches_of, schema_of
 

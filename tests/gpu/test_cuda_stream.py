@@ -11,8 +11,8 @@ from bagpipe.pipeline.cuda_stream import CudaStreams
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stream import open_streams
 from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.ir.program import Resource
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.program import Resource
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 

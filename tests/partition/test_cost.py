@@ -10,7 +10,7 @@ from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, CostModel, Placed, in_flight_units
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.schedule.builders.graphpipe import in_flight_limits
-from bagpipe.schedule.stages import StageGraph, chain
+from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from tests.partition.graphs import graph
 
 FAST = Cluster(devices=8)

@@ -5,7 +5,7 @@ import pytest
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.predict import cover, edge_bytes, micro_seconds, predict, stage_graph
 from bagpipe.schedule.cover import check_cover
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.errors import ScheduleError
 from tests.partition.graphs import graph, towers
 
 FREE = Cluster(devices=8)

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from bagpipe.pipeline.lane import EndOfBatches
-from bagpipe.schedule.graph import Graph
-from bagpipe.schedule.loop import Loop, Template
-from bagpipe.schedule.program import Edge, Hazards, OpKey, Stage
+from bagpipe.schedule.ir.graph import Graph
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Hazards, OpKey, Stage
 
 Handlers = dict[str, Callable[[int], None]]
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from bagpipe.pipeline.compile import CompiledLoop, Requirement, Step, compile_loop
-from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Stage
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.program import Edge, Stage
 
 
 def compiled(loop: Loop) -> CompiledLoop:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.pipeline.interpret import find_handler, interpret
-from bagpipe.schedule.actions import parse
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Edge, Program
+from bagpipe.schedule.ir.actions import parse
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Edge, Program
 
 
 def test_actions_run_in_an_order_the_edges_allow() -> None:

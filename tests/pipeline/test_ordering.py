@@ -12,11 +12,11 @@ import pytest
 
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stream import RecordingStreams
-from bagpipe.schedule.graph import Graph
-from bagpipe.schedule.loop import Loop
+from bagpipe.schedule.ir.graph import Graph
+from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.pipelined import pipelined
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.stages import chain
 from bagpipe.schedule.step_program import step_program
 
 NUM_BATCHES = 12

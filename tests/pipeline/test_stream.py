@@ -11,8 +11,8 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.cuda_stream import CudaStreams
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stream import NullStreams, RecordingStreams, keep_for_current_stream, open_streams
+from bagpipe.schedule.ir.program import Resource
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.program import Resource
 
 OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
 

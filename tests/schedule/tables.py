@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from bagpipe.schedule.actions import Action, parse
-from bagpipe.schedule.program import Program
-from bagpipe.schedule.stages import StageGraph, dense_program
+from bagpipe.schedule.ir.actions import Action, parse
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 
 #: PyTorch's name -> stages per rank. Its 1F1B is not among them: its table is wrong.
 TORCH = {

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from bagpipe.schedule.cover import COVER_RULES, Cover, check_cover, check_monotone
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Program
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes
 

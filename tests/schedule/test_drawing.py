@@ -4,8 +4,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bagpipe.schedule.actions import parse
 from bagpipe.schedule.drawing import Drawing, fill_of
+from bagpipe.schedule.ir.actions import parse
 
 
 def elements(drawing: Drawing, name: str) -> list[ElementTree.Element]:

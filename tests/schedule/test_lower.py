@@ -5,7 +5,9 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program, Stage
+from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from bagpipe.schedule.lower import (
     PASSES,
     add_optimizer,
@@ -16,8 +18,6 @@ from bagpipe.schedule.lower import (
     flatten_pipes,
     merge_input_weight,
 )
-from bagpipe.schedule.program import Program, Stage
-from bagpipe.schedule.stages import chain, dense_program
 from bagpipe.schedule.torch_csv import torch_cells
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text

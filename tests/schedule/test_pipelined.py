@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.actions import Action
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check_loop
-from bagpipe.schedule.loop import Loop, Template
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.pipelined import lane_templates, pipelined
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.seats import StepProgram
-from bagpipe.schedule.stages import chain
 from bagpipe.schedule.step_program import step_program
 
 

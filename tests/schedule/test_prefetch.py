@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.schedule.check import check, check_loop
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.simulate import Simulation, simulate
 

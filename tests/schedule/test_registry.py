@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.registry import register, registered
-from bagpipe.schedule.stages import StageGraph, chain
 
 
 def test_registered_schedules_come_by_name() -> None:

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bagpipe.schedule import render
-from bagpipe.schedule.actions import parse
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.actions import parse
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lower import add_sends
-from bagpipe.schedule.ops import OPS
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.program import Program
 from bagpipe.schedule.simulate import simulate
 from tests.schedule.dense import dense
 

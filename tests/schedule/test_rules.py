@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.schedule.check import check, problems
-from bagpipe.schedule.program import Edge, Program, Stage
+from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.rules import RULES
 from tests.schedule.tables import lanes
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.schedule.actions import parse
-from bagpipe.schedule.errors import ScheduleError
+from bagpipe.schedule.ir.actions import parse
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lower import add_sends
 from bagpipe.schedule.memory import Memory
 from bagpipe.schedule.period import period
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.program import Edge, Program
 from bagpipe.schedule.simulate import Simulation, simulate
 from tests.schedule.dense import dense
 

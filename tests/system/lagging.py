@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bagpipe.pipeline.stream import Mark, Origin
-from bagpipe.schedule.program import Resource
+from bagpipe.schedule.ir.program import Resource
 
 __all__ = ["LaggingStreams"]
 

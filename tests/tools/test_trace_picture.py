@@ -10,7 +10,7 @@ import pytest
 
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule import render
-from bagpipe.schedule.actions import parse
+from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.simulate import simulate
 from bagpipe.schedule.spans import Span, trace_events, trace_json_lines

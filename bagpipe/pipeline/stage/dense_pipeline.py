@@ -23,7 +23,7 @@ from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.instance import BeforeBatch
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stream import keep_for_current_stream
-from bagpipe.schedule.seats import StepProgram
+from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches
 from bagpipe.pipeline.stage.channel import Channel, owned
-from bagpipe.schedule.seats import Source
+from bagpipe.schedule.ir.step_program import Source
 
 __all__ = ["SourceRunner"]
 

@@ -24,7 +24,7 @@ from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import Batches, Shares, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
-from bagpipe.schedule.seats import Seat
+from bagpipe.schedule.ir.step_program import Seat
 from bagpipe.split.staged_model import StageModule
 
 __all__ = ["BeforeBatch", "LossSum", "SeatRunner", "Wiring"]

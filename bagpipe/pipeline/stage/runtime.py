@@ -26,11 +26,11 @@ from bagpipe.pipeline.stage.channel import Channel, Link
 from bagpipe.pipeline.stage.embedding_stage import SourceRunner
 from bagpipe.pipeline.stage.instance import BeforeBatch, LossSum, SeatRunner, Wiring
 from bagpipe.pipeline.stream import keep_for_current_stream
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.graph import partner
-from bagpipe.schedule.loop import Template
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.seats import Seat, StepProgram
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.graph import partner
+from bagpipe.schedule.ir.loop import Template
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.step_program import Seat, StepProgram
 from bagpipe.split.staged_model import StagedModel, StageValue
 
 __all__ = ["StageBatch", "StageRuntime"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bagpipe.oracle.assign import share_bounds
-from bagpipe.schedule.program import overlapping_units
+from bagpipe.schedule.ir.program import overlapping_units
 
 __all__ = ["Piece", "bounds", "pieces", "uses"]
 

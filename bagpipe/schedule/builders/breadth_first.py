@@ -6,10 +6,10 @@ to the first.
 
 from __future__ import annotations
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
-from bagpipe.schedule.stages import StageGraph, dense_program
 
 
 @register("breadth-first", "all micro-batches through one stage after the other", chunks=2, fixed_chunks=False)

@@ -10,11 +10,11 @@ because a rank's actions of the two pipes then alternate in parity or lie apart 
 
 from __future__ import annotations
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
-from bagpipe.schedule.stages import StageGraph, dense_program
 
 
 @register("chimera", "two pipes in opposite directions; every rank holds a stage of each", num_pipes=2)

@@ -6,11 +6,11 @@ fold of the V (Sea AI Lab, DeepSeek 2025).
 
 from __future__ import annotations
 
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
 from bagpipe.schedule.rows import Row
-from bagpipe.schedule.stages import StageGraph, dense_program
 
 
 @register("dualpipe-v", "two stages per rank in a V, a forward and a backward as one action", chunks=2)

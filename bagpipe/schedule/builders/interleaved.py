@@ -6,11 +6,11 @@ last stage first. Smaller stages fill and drain sooner: the bubble is a v-th of 
 
 from __future__ import annotations
 
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
 from bagpipe.schedule.rows import Row
-from bagpipe.schedule.stages import StageGraph, dense_program
 
 
 @register("interleaved", "1F1B over several stages per rank, in a loop", chunks=2, fixed_chunks=False)

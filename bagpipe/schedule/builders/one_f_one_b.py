@@ -6,10 +6,10 @@ eager-1f1b  2 (P - r) - 1: one forward more per hop, so that a hop's latency hid
 
 from __future__ import annotations
 
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
 from bagpipe.schedule.rows import Row
-from bagpipe.schedule.stages import StageGraph, dense_program
 
 
 @register("1f1b", "one forward, one backward by turns")

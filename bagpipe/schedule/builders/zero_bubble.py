@@ -6,10 +6,10 @@ zb-v   two stages per rank, down and up again as a V: rank r holds stages r and 
 
 from __future__ import annotations
 
-from bagpipe.schedule.program import Program
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
 from bagpipe.schedule.rows import Row
-from bagpipe.schedule.stages import StageGraph, dense_program
 
 
 @register("zb-h1", "1F1B with weight gradients filling the drain, at most P micro-batches in flight")

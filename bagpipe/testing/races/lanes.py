@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bagpipe.pipeline.stream import Event, Mark, Stream, Streams
-from bagpipe.schedule.program import Resource
+from bagpipe.schedule.ir.program import Resource
 from bagpipe.testing.races.clocks import Clock
 from bagpipe.testing.races.history import History
 

@@ -27,11 +27,11 @@ from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
 from bagpipe.pipeline.stage.shares import bounds
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.loop import Loop, Template
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.program import Edge, Resource
-from bagpipe.schedule.seats import StepProgram
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Edge, Resource
+from bagpipe.schedule.ir.stage_graph import StageGraph
+from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.step_program import step_program
 from bagpipe.split.staged_model import StagedModel
 from tests.split.models import NUM_DENSE, NUM_IDS, make

@@ -4,7 +4,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.dense_pipeline import Mesh
-from bagpipe.schedule.stages import chain
+from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.step_program import step_program
 
 

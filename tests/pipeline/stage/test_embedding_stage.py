@@ -12,7 +12,7 @@ from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel
 from bagpipe.pipeline.stage.embedding_stage import SourceRunner
 from bagpipe.pipeline.stage.shares import Piece
-from bagpipe.schedule.seats import Source
+from bagpipe.schedule.ir.step_program import Source
 from bagpipe.split.staged_model import StageValue
 
 SIZE, WIDTH, MICRO = 5, 3, 2

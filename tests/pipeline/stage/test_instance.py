@@ -11,7 +11,7 @@ from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
 from bagpipe.pipeline.stage.instance import SeatRunner, Wiring
 from bagpipe.pipeline.stage.shares import Piece
-from bagpipe.schedule.seats import Seat
+from bagpipe.schedule.ir.step_program import Seat
 from bagpipe.split.staged_model import StageModule, StageValue
 from tests.pipeline.stage.test_channel import Pile
 from tests.split.models import WIDTH, Node

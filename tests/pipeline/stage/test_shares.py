@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.pipeline.stage.shares import Piece, bounds, pieces, uses
-from bagpipe.schedule.program import overlapping_units
+from bagpipe.schedule.ir.program import overlapping_units
 
 counts = st.integers(0, 60)
 units = st.integers(1, 12)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.builders.graphpipe import in_flight_limits
 from bagpipe.schedule.check import check
+from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.simulate import Simulation, simulate
-from bagpipe.schedule.stages import StageGraph, chain
 from tests.schedule.dense import SIZES, dense, peaks, rows, run
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bagpipe.pipeline.stream import Stream, Streams
-from bagpipe.schedule.program import Resource
+from bagpipe.schedule.ir.program import Resource
 from bagpipe.testing.plain_job import PlainSettings
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, Table

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Edge, Program, Resource, Stage
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
 
 __all__ = ["StageGraph", "chain", "dense_edges", "dense_program"]
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.schedule.actions import Action
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.program import Edge, Program, Stage, overlapping_units
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.program import Edge, Program, Stage, overlapping_units
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.ops import OPS, TORCH_OPS
+from bagpipe.schedule.ir.ops import OPS, TORCH_OPS
 
 
 def test_torch_ops_are_those_of_its_pipelining_csv() -> None:

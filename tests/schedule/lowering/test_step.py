@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.check import check
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS
-from bagpipe.schedule.seats import StepProgram
-from bagpipe.schedule.stages import StageGraph, chain
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.stage_graph import StageGraph, chain
+from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.step_program import find_schedule, step_program
 
 SCHEDULES = tuple(DENSE_SCHEDULES)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagpipe.schedule.program import Program
-from bagpipe.schedule.stages import StageGraph
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph
 
 __all__ = ["Seat", "Source", "StepProgram"]
 

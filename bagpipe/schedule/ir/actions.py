@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS, Op
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS, Op
 
 __all__ = ["Action", "parse", "torch_reads"]
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.schedule.check import check, check_loop
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.loop import Loop, Template
-from bagpipe.schedule.program import Edge, Stage
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Stage
 
 EDGES = (Edge(src="X_READ", dst="X_GET"), Edge(src="X_GET", dst="F"))
 

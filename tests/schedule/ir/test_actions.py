@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.schedule.actions import Action, parse, torch_reads
-from bagpipe.schedule.errors import ScheduleError
-from bagpipe.schedule.ops import OPS
+from bagpipe.schedule.ir.actions import Action, parse, torch_reads
+from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.ir.ops import OPS
 
 GOLDEN = [
     ("0F1", Action(0, "F", 1)),

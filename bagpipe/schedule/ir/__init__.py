@@ -1,0 +1,1 @@
+"""The schedule IR: operations, actions, programs, loops and their dependency graph."""
