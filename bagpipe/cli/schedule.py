@@ -25,7 +25,7 @@ from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.lower import PASSES
+from bagpipe.schedule.lowering.passes import PASSES
 from bagpipe.schedule.simulate import Simulation, simulate
 
 __all__ = ["FORMATS", "add_arguments", "run"]

@@ -18,7 +18,7 @@ from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.step_program import Seat
-from bagpipe.schedule.pipelined import pipelined
+from bagpipe.schedule.lowering.pipelined import pipelined
 
 if TYPE_CHECKING:
     from bagpipe.engine import Engine

@@ -31,8 +31,8 @@ from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
+from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.registry import DenseSchedule
-from bagpipe.schedule.step_program import step_program
 from bagpipe.split.operators import Parts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue

@@ -15,9 +15,9 @@ from bagpipe.pipeline.stream import RecordingStreams
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.pipelined import pipelined
+from bagpipe.schedule.lowering.pipelined import pipelined
+from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.step_program import step_program
 
 NUM_BATCHES = 12
 

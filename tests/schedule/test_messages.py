@@ -7,7 +7,7 @@ import pytest
 from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.lower import add_sends
+from bagpipe.schedule.lowering.passes import add_sends
 from bagpipe.schedule.messages import misplaced_messages, unmatched_pairs, unmatched_tags
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes

@@ -10,7 +10,7 @@ from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.lower import add_sends
+from bagpipe.schedule.lowering.passes import add_sends
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.simulate import simulate
 from tests.schedule.dense import dense

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program
-from bagpipe.schedule.lower import add_sends
+from bagpipe.schedule.lowering.passes import add_sends
 from bagpipe.schedule.memory import Memory
 from bagpipe.schedule.period import period
 from bagpipe.schedule.prefetch import prefetch

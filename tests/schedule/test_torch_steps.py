@@ -6,7 +6,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
-from bagpipe.schedule.lower import add_sends, merge_input_weight
+from bagpipe.schedule.lowering.passes import add_sends, merge_input_weight
 from bagpipe.schedule.torch_csv import torch_cells
 from bagpipe.schedule.torch_steps import torch_steps
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text

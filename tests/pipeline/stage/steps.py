@@ -32,7 +32,7 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.step_program import step_program
+from bagpipe.schedule.lowering.step import step_program
 from bagpipe.split.staged_model import StagedModel
 from tests.split.models import NUM_DENSE, NUM_IDS, make
 

@@ -10,7 +10,7 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.step_program import find_schedule, step_program
+from bagpipe.schedule.lowering.step import find_schedule, step_program
 
 SCHEDULES = tuple(DENSE_SCHEDULES)
 

@@ -16,7 +16,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Program
-from bagpipe.schedule.sends import add_sends, defer_receives
+from bagpipe.schedule.lowering.sends import add_sends, defer_receives
 
 __all__ = [
     "PASSES",

@@ -13,7 +13,7 @@ from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program
-from bagpipe.schedule.sends import add_sends, defer_receives
+from bagpipe.schedule.lowering.sends import add_sends, defer_receives
 from bagpipe.schedule.torch_csv import torch_cells
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, programs, torch_rows, torch_text

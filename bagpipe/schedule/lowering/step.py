@@ -17,7 +17,7 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import Seat, Source, StepProgram
-from bagpipe.schedule.lower import add_recompute, add_sends, flatten_pipes
+from bagpipe.schedule.lowering.passes import add_recompute, add_sends, flatten_pipes
 from bagpipe.schedule.registry import DenseSchedule
 
 __all__ = ["find_schedule", "step_program"]

@@ -8,7 +8,7 @@ from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program, Stage
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
-from bagpipe.schedule.lower import (
+from bagpipe.schedule.lowering.passes import (
     PASSES,
     add_optimizer,
     add_recompute,

@@ -8,9 +8,9 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.pipelined import lane_templates, pipelined
+from bagpipe.schedule.lowering.pipelined import lane_templates, pipelined
+from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.step_program import step_program
 
 
 def loop_of(name: str, *, ranks: int, process: int = 0) -> Loop:

@@ -1,0 +1,1 @@
+"""Lowering: from the compute actions of a builder to everything a process runs."""
