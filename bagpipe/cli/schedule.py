@@ -18,15 +18,15 @@ from pathlib import Path
 
 from bagpipe.errors import InputError
 from bagpipe.schedule import render
+from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.analysis.costs import measured_costs
+from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.catalog import SCHEDULES, Schedule
-from bagpipe.schedule.check import check
-from bagpipe.schedule.costs import measured_costs
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.passes import PASSES
-from bagpipe.schedule.simulate import Simulation, simulate
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 

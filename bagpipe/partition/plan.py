@@ -23,7 +23,7 @@ from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph
 from bagpipe.partition.result import Alternative, Partition, Plan, StagePlan
 from bagpipe.partition.search import Found, find
-from bagpipe.schedule.cover import check_cover
+from bagpipe.schedule.analysis.cover import check_cover
 
 __all__ = ["LINEAR_SCHEDULES", "Replicas", "make_plan"]
 

@@ -14,11 +14,11 @@ from bagpipe.partition.bisect import Layout
 from bagpipe.partition.chain import live_bytes
 from bagpipe.partition.cost import CostModel, Placed
 from bagpipe.partition.operators import members
+from bagpipe.schedule.analysis.cover import Cover
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.cover import Cover
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.stage_graph import StageGraph
-from bagpipe.schedule.simulate import simulate
 
 __all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "stage_graph"]
 

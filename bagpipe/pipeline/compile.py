@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagpipe.pipeline.interpret import Handler, find_handler
-from bagpipe.schedule.check import check_loop
+from bagpipe.schedule.analysis.check import check_loop
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Hazards, Resource

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bagpipe.schedule.analysis.simulate import Simulation
 from bagpipe.schedule.drawing import MESSAGE_FILLS, Drawing, fill_of
 from bagpipe.schedule.ir.actions import Action, parse, torch_reads
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.simulate import Simulation
 from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
 
 __all__ = ["csv", "grid", "parse_csv", "perfetto", "spans", "summary", "svg"]

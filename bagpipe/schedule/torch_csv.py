@@ -15,7 +15,7 @@ import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 
-from bagpipe.schedule.check import check
+from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.ir.actions import Action, parse, torch_reads
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS

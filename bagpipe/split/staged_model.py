@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bagpipe.schedule.cover import Cover, check_cover
+from bagpipe.schedule.analysis.cover import Cover, check_cover
 from bagpipe.schedule.ir.stage_graph import StageGraph
 
 __all__ = ["StageModule", "StageValue", "StagedModel"]

@@ -18,8 +18,8 @@ from bagpipe.distributed.interface import Pending, StageLinks
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import Runner
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.simulate import simulate
 from benchmarks.pipeline.contest import SCHEDULES
 from benchmarks.pipeline.workload import Process, Workload, make_step
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.predict import cover
-from bagpipe.schedule.cover import check_cover
+from bagpipe.schedule.analysis.cover import check_cover
 
 
 def operator(name: str, seconds: float = 1.0, **facts: float) -> Operator:

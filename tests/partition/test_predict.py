@@ -4,7 +4,7 @@ import pytest
 
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.predict import cover, edge_bytes, micro_seconds, predict, stage_graph
-from bagpipe.schedule.cover import check_cover
+from bagpipe.schedule.analysis.cover import check_cover
 from bagpipe.schedule.ir.errors import ScheduleError
 from tests.partition.graphs import graph, towers
 

@@ -13,11 +13,11 @@ from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.lane import EndOfBatches
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.simulate import simulate
 from tests.pipeline.loops import Gates, Tape, loops
 from tests.pipeline.small_loop import HAZARDS, LANES, LOOP, OPS, handlers, nothing, until
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.simulate import Simulation, simulate
 
 #: (ranks, micro-batches) of the closed forms.
 SIZES = [(p, m) for p in (2, 4, 8, 16) for m in (p, 2 * p, 4 * p)]

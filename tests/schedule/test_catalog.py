@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.catalog import SCHEDULES, Schedule
-from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.stage_graph import StageGraph
-from bagpipe.schedule.simulate import simulate
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "schedules"
 ASKED_FOR = (

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.schedule.check import check, check_loop
+from bagpipe.schedule.analysis.check import check, check_loop
+from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.simulate import Simulation, simulate
 
 DEPTHS = st.integers(1, 6)
 

@@ -6,13 +6,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bagpipe.schedule import render
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.passes import add_sends
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.simulate import simulate
 from tests.schedule.dense import dense
 
 PREFETCH = prefetch(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(3)

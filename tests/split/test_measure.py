@@ -5,9 +5,9 @@ import torch
 
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.stage_graph import dense_program
-from bagpipe.schedule.simulate import simulate
 from bagpipe.split import measure
 from bagpipe.split.measure import operator_graph, stage_costs
 from bagpipe.split.split import find_dense_parts, split

@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
 from bagpipe.schedule.rows import Row
-from bagpipe.schedule.simulate import simulate
 
 __all__ = ["in_flight_limits"]
 

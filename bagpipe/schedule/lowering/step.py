@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from bagpipe.schedule.check import check, problems
+from bagpipe.schedule.analysis.check import check, problems
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph

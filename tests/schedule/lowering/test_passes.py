@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program, Stage
 from bagpipe.schedule.ir.stage_graph import chain, dense_program

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.schedule.analysis.check import check_loop
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.check import check_loop
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.stage_graph import chain

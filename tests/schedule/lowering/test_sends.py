@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from bagpipe.schedule.check import check
+from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph

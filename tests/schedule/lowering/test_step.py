@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.check import check
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.costs import cost_function, link_time, measured_costs
+from bagpipe.schedule.analysis.costs import cost_function, link_time, measured_costs
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.simulate import simulate
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes
 

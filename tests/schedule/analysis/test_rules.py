@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.check import check, problems
+from bagpipe.schedule.analysis.check import check, problems
+from bagpipe.schedule.analysis.rules import RULES
 from bagpipe.schedule.ir.program import Edge, Program, Stage
-from bagpipe.schedule.rules import RULES
 from tests.schedule.tables import lanes
 
 BROKEN = {

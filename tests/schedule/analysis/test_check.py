@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from bagpipe.schedule.check import check, check_loop, in_flight
+from bagpipe.schedule.analysis.check import check, check_loop, in_flight
+from bagpipe.schedule.analysis.memory import Memory
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Program, Stage
-from bagpipe.schedule.memory import Memory
 from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes

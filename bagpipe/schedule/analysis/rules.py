@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from bagpipe.schedule.analysis.messages import misplaced_messages, unmatched_pairs, unmatched_tags
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program, units_per_batch
-from bagpipe.schedule.messages import misplaced_messages, unmatched_pairs, unmatched_tags
 
 __all__ = ["RULES", "Rule"]
 

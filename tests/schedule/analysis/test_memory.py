@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.schedule.analysis.memory import Memory, memory_problems, peak_bytes
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.memory import Memory, memory_problems, peak_bytes
-from bagpipe.schedule.simulate import simulate
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.schedule.analysis.period import delay_free_cycle, period
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge
-from bagpipe.schedule.period import delay_free_cycle, period
 from bagpipe.schedule.prefetch import prefetch
 
 OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")

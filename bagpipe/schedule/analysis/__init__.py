@@ -1,0 +1,1 @@
+"""Checks and simulates programs: validity rules, deadlocks, memory, times."""
