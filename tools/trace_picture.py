@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError
-from bagpipe.schedule.drawing import LETTER_PX, Drawing, fill_of
+from bagpipe.schedule.formats.drawing import LETTER_PX, Drawing, fill_of
+from bagpipe.schedule.formats.spans import Span
 from bagpipe.schedule.ir.actions import Action, parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
-from bagpipe.schedule.spans import Span
 
 __all__ = ["Clock", "Mark", "Track", "picture", "read_tracks"]
 

@@ -25,9 +25,9 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
+from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.lowering.step import find_schedule, step_program
 from bagpipe.schedule.registry import DenseSchedule
-from bagpipe.schedule.torch_csv import table_schedule
 from bagpipe.split.balance import graph_names
 from bagpipe.split.batch_dependence import mixing_operators
 from bagpipe.split.operators import Parts

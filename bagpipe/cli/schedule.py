@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bagpipe.errors import InputError
-from bagpipe.schedule import render
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.catalog import SCHEDULES, Schedule
+from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, Role

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
+from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 
 __all__ = ["Trace", "device_lane"]
 

@@ -175,7 +175,7 @@ def _last_error(text: str, code: int) -> str:
 
 
 def _events(trace: Path) -> Iterator[dict[str, Any]]:
-    """Event by event, one a line (`bagpipe.schedule.spans`): a long trace is never whole in memory."""
+    """Event by event, one a line (`bagpipe.schedule.formats.spans`): a long trace is never whole in memory."""
     with trace.open(encoding="utf-8") as file:
         for line in file:
             text = line.strip().rstrip(",")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.pipeline.trace import Trace
-from bagpipe.schedule.spans import Span
+from bagpipe.schedule.formats.spans import Span
 
 
 def test_a_trace_file_names_lanes_and_holds_spans(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.formats.torch_csv import from_torch, to_torch
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, TORCH_OPS
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.torch_csv import from_torch, to_torch
 from tests.schedule.dense import dense, peaks, rows
 from tests.schedule.tables import torch_text
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bagpipe.pipeline.trace import Trace
-from bagpipe.schedule import render
 from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.formats import render
+from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.prefetch import prefetch
-from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
 from tools.trace_picture import Clock, main, picture, read_tracks
 
 MS = 1_000_000

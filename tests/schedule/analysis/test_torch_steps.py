@@ -4,11 +4,11 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from bagpipe.schedule.analysis.torch_steps import torch_steps
+from bagpipe.schedule.formats.torch_csv import torch_cells
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from bagpipe.schedule.lowering.passes import add_sends, merge_input_weight
-from bagpipe.schedule.torch_csv import torch_cells
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
 
 TWO_RANKS = {"rank0": 0, "rank1": 1}

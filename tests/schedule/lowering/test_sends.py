@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.formats.torch_csv import torch_cells
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph
@@ -14,7 +15,6 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program
 from bagpipe.schedule.lowering.sends import add_sends, defer_receives
-from bagpipe.schedule.torch_csv import torch_cells
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, programs, torch_rows, torch_text
 

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bagpipe.schedule import render
 from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS

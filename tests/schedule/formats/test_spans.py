@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from bagpipe.schedule.spans import Span, trace_events, trace_json_lines
+from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 
 
 def test_lanes_come_in_the_order_asked_for_and_times_in_microseconds() -> None:

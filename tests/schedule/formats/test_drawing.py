@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bagpipe.schedule.drawing import Drawing, fill_of
+from bagpipe.schedule.formats.drawing import Drawing, fill_of
 from bagpipe.schedule.ir.actions import parse
 
 
