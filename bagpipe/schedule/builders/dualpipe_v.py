@@ -10,7 +10,7 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
-from bagpipe.schedule.rows import Row
+from bagpipe.schedule.row import Row
 
 
 @register("dualpipe-v", "two stages per rank in a V, a forward and a backward as one action", chunks=2)

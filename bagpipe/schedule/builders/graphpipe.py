@@ -21,7 +21,7 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
-from bagpipe.schedule.rows import Row
+from bagpipe.schedule.row import Row
 
 __all__ = ["in_flight_limits"]
 

@@ -10,7 +10,7 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
-from bagpipe.schedule.rows import Row
+from bagpipe.schedule.row import Row
 
 
 @register("interleaved", "1F1B over several stages per rank, in a loop", chunks=2, fixed_chunks=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.registry import register
-from bagpipe.schedule.rows import Row
+from bagpipe.schedule.row import Row
 
 
 @register("zb-h1", "1F1B with weight gradients filling the drain, at most P micro-batches in flight")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bagpipe.schedule.rows import Row
+from bagpipe.schedule.row import Row
 
 
 def texts(row: Row) -> str:
