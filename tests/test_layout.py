@@ -303,7 +303,7 @@ def test_entry_points_are_three_lines():
 
 
 def mirror_of(name: str) -> str:
-    """``bagpipe/store/wire.py`` -> ``tests/store/test_wire.py``, ``data/text.py`` -> ``tests/data/test_text.py``."""
+    """``bagpipe/store/redis/wire.py`` -> ``tests/store/redis/test_wire.py``, ``data/text.py`` -> ``tests/data/test_text.py``."""
     folder, _, file = name.removeprefix("bagpipe/").rpartition("/")
     return f"tests/{folder + '/' if folder else ''}test_{file}"
 

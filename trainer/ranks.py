@@ -19,7 +19,7 @@ from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
-from bagpipe.store.urls import redact
+from bagpipe.store.redis.urls import redact
 from trainer.process import following_launcher
 
 __all__ = ["Ranks", "check_same", "common_settings", "config_of_rank", "open_ranks", "path_of_rank"]

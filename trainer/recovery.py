@@ -30,7 +30,7 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.store.fencing import BucketState
 from bagpipe.store.interface import Store
-from bagpipe.store.urls import redact
+from bagpipe.store.redis.urls import redact
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.ranks import Ranks, common_settings
 

@@ -22,7 +22,7 @@ from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROUNDINGS, ROW_TYPES
 __all__ = ["ASSIGNMENTS", "DATA_FORMATS", "DENSE_OPTIMIZERS", "MODELS", "POLICIES", "check_config"]
 
 DATA_FORMATS = ("avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic")
-DURABILITIES = ("memory", "everysec", "always")  # as in bagpipe.store.durability
+DURABILITIES = ("memory", "everysec", "always")  # as in bagpipe.store.redis.durability
 NONFINITE = ("stop", "skip")
 KERNELS = ("auto", "torch", "triton")  # as in bagpipe.kernels.open
 AUTOCAST = ("off", "bfloat16", "float16")  # as in bagpipe.dense.precision

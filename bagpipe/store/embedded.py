@@ -28,7 +28,7 @@ from typing import IO, Any, Self
 from urllib.parse import quote
 
 from bagpipe.errors import InputError
-from bagpipe.store.durability import server_options
+from bagpipe.store.redis.durability import server_options
 
 __all__ = ["EmbeddedServer", "find_server"]
 
@@ -95,7 +95,7 @@ class EmbeddedServer:
     Args:
         folder: where its socket and log go; made if missing. A path too long for a socket gets a short temporary one.
         binary: the server to run; None: `find_server()`.
-        durability: what rows survive, see `bagpipe.store.durability`; more than memory also outlives this object.
+        durability: what rows survive, see `bagpipe.store.redis.durability`; more than memory also outlives this object.
         options: further options of the server, by name; they win over what is set here.
 
     Raises:

@@ -40,7 +40,7 @@ def _memory(request: _Request) -> Store:
 
 def _redis(request: _Request) -> Store:
     try:
-        from bagpipe.store.redis import RedisStore
+        from bagpipe.store.redis.store import RedisStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
             raise

@@ -21,7 +21,7 @@ from bagpipe.engine import Progress
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.redis import RedisStore
+from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema
 from benchmarks.overlap.link import ShapedServer
 from benchmarks.overlap.load import ProcessorUse

@@ -15,7 +15,7 @@ from bagpipe.config.sections import Config
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.progress import Progress
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.redis import RedisStore
+from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema
 from benchmarks.peers.meter import LOSS_STEPS, Meter
 from benchmarks.peers.sample import Sample

@@ -38,15 +38,15 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from bagpipe.store.checks import value_dtype
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
-from bagpipe.store.redis import RedisStore
-from bagpipe.store.routing import Router, spread
-from bagpipe.store.transfer import max_command_rows
-from bagpipe.store.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+from bagpipe.store.redis.routing import Router, spread
+from bagpipe.store.redis.row_checksum import value_dtype
+from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.redis.transfer import max_command_rows
+from bagpipe.store.redis.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.store.plain import PlainWriter
 

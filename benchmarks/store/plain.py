@@ -11,12 +11,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fleet import ListFleet
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
-from bagpipe.store.transfer import WriteCodec, WriteGroup
-from bagpipe.store.urls import parse_urls
-from bagpipe.store.wire import RowEncoder
+from bagpipe.store.redis.fleet import ListFleet
+from bagpipe.store.redis.transfer import WriteCodec, WriteGroup
+from bagpipe.store.redis.urls import parse_urls
+from bagpipe.store.redis.wire import RowEncoder
 
 __all__ = ["PlainWriter"]
 

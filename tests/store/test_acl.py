@@ -15,8 +15,8 @@ from bagpipe.errors import InputError, StoreError
 from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.fencing import Fence, Ledger
 from bagpipe.store.keys import bucket_key, bucket_of, key_slot
-from bagpipe.store.redis import RedisStore
-from bagpipe.store.rights import COMMANDS
+from bagpipe.store.redis.rights import COMMANDS
+from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNodes

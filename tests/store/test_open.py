@@ -9,7 +9,7 @@ import pytest
 from bagpipe.errors import InputError
 from bagpipe.store.memory import MemoryStore
 from bagpipe.store.open import SCHEMES, open_store
-from bagpipe.store.redis import RedisStore
+from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="sgd")

@@ -30,7 +30,7 @@ from bagpipe.testing.zygote import Zygote
 __all__ = ["PRELOADED", "Reference", "Run", "Verdict", "draw_job", "make_reference"]
 
 #: What every start of the job imports anyway.
-PRELOADED = ("trainer.cli", "trainer.job", "torchrec", "cacher.cli", "bagpipe.store.redis", "sklearn.metrics")
+PRELOADED = ("trainer.cli", "trainer.job", "torchrec", "cacher.cli", "bagpipe.store.redis.store", "sklearn.metrics")
 
 #: Starts until a job is said not to get on: each fault may cost two, and a network takes its time.
 MAX_STARTS = 12

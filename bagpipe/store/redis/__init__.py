@@ -1,0 +1,1 @@
+"""The Redis-protocol store: wire format, connections, clusters, fenced writes."""

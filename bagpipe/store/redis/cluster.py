@@ -1,0 +1,221 @@
+"""A Redis Cluster as one place that keeps a namespace: its nodes, who serves what, and commands on single keys.
+
+    seeds ──CLUSTER SLOTS──> Topology ──server_at──> a `Server` per node     redis-py connects, authenticates, encrypts
+    ClusterSession.run(key, call): the client of the node that has the key; MOVED, ASK and short troubles are followed
+
+The rows' own path is `bagpipe.store.redis.cluster_fleet`. redis-py's cluster client is not used: it wants the COMMAND
+permission and links to every node of its own, and would retry writes behind our back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import redis
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    TryAgainError,
+)
+
+from bagpipe.errors import InputError
+from bagpipe.store.keys import NUM_SLOTS, key_slot
+from bagpipe.store.redis.servers import PIPELINE_COMMANDS, Command, Server, Unreachable, run_pipeline
+from bagpipe.store.redis.topology import Address, Topology, parse_slots
+from bagpipe.store.redis.urls import server_at
+
+__all__ = ["Cluster", "ClusterSession"]
+
+T = TypeVar("T")
+
+#: Pause before a node in passing trouble is asked again.
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The nodes to ask first, which say where the others are.
+
+    Attributes:
+        seeds: nodes named by the user.
+    """
+
+    seeds: tuple[Server, ...]
+
+    @property
+    def place(self) -> str:
+        """For messages: the first seed."""
+        return self.seeds[0].place
+
+    @property
+    def database(self) -> int:
+        """A cluster has no other."""
+        return 0
+
+    def server_at(self, address: Address) -> Server:
+        """The node at an address."""
+        return server_at(self.seeds[0], address)
+
+    def topology(self, timeout_s: float, *, first: Sequence[Address] = (), patience_s: float | None = None) -> Topology:
+        """Who serves what, by the first node that answers.
+
+        Args:
+            timeout_s: deadline of asking all nodes.
+            first: nodes to ask before the seeds.
+            patience_s: deadline of asking one node.
+
+        Raises:
+            Unreachable: no node answers.
+            InputError: a node refuses us, or is no node of a cluster.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        failure: Unreachable | None = None
+        known = {server.place: server for server in (*map(self.server_at, first), *self.seeds)}
+        for server in known.values():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                return _ask_topology(server, min(left_s, patience_s or left_s))
+            except Unreachable as error:
+                failure = failure or error
+        raise failure or Unreachable(f"store {self.place}: no time was left to ask for the cluster's nodes")
+
+    def whole_topology(self, timeout_s: float) -> Topology:
+        """`topology` of a cluster that serves every slot.
+
+        Raises:
+            InputError: as for `topology`, or slots are served by nobody.
+        """
+        topology = self.topology(timeout_s)
+        if topology.num_covered < NUM_SLOTS:
+            raise InputError(f"store {self.place}: the cluster serves {topology.num_covered} of {NUM_SLOTS} slots")
+        return topology
+
+    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
+        """(place, INFO) of every master, see `Server.infos`."""
+        found: list[tuple[str, Mapping[str, Any]]] = []
+        for address in self.whole_topology(timeout_s).masters:
+            server = self.server_at(address)
+            found.append((server.place, server.info(timeout_s, with_fsync=with_fsync)))
+        return found
+
+    @contextmanager
+    def session(self, timeout_s: float) -> Iterator[ClusterSession]:
+        """Commands on keys of this cluster; errors come out as `InputError`."""
+        with ExitStack() as stack:
+            yield ClusterSession(self, timeout_s, stack)
+
+
+class _AskingRedis(redis.Redis):  # type: ignore[misc]  # redis-py ships partial types
+    """Puts ASKING in front of each command, so that the node a slot moves to serves it early."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        super().execute_command("ASKING")
+        return super().execute_command(*args, **options)
+
+
+class ClusterSession:
+    """Runs calls on the clients of the nodes that have the keys. Each call has `timeout_s`."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float, stack: ExitStack) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._stack = stack
+        self._topology = cluster.whole_topology(timeout_s)
+        self._clients: dict[tuple[Address, bool], redis.Redis] = {}
+
+    def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
+        """What `call` returns, given a client of the node that has `key`; it may be called more than once.
+
+        Raises:
+            InputError: a node fails, or refuses us, or the key cannot be reached within the deadline.
+        """
+        slot, deadline_s = key_slot(key), time.monotonic() + self._timeout_s
+        asked: Address | None = None
+        trouble = "nobody serves its slot"
+        while time.monotonic() < deadline_s:
+            address = asked or self._topology.master_of(slot)
+            if address is not None:
+                with self._cluster.server_at(address).refusals(self._timeout_s):
+                    try:
+                        return call(self._client(address, is_asking=asked is not None))
+                    except MovedError as error:
+                        moved = Address(error.host or address.host, error.port)
+                        self._topology, asked, trouble = self._topology.with_moved(slot, moved), None, str(error)
+                        continue
+                    except AskError as error:
+                        asked, trouble = Address(error.host or address.host, error.port), str(error)
+                        continue
+                    except _PASSING as error:
+                        asked, trouble = None, str(error)
+            threading.Event().wait(_PAUSE_S)
+            self._topology = self._cluster.topology(self._timeout_s, first=self._topology.masters)
+        raise InputError(
+            f"store {self._cluster.place}: no answer about {key.decode()} within store.timeout_s = "
+            f"{self._timeout_s:g} s ({trouble})"
+        )
+
+    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Their answers, in order; many at a time to each node. One may run more than once. Raises as `run` does."""
+        shares: dict[Address | None, list[int]] = {}
+        for number, command in enumerate(commands):
+            shares.setdefault(self._topology.master_of(key_slot(command.key)), []).append(number)
+        answers: list[Any] = [redis.RedisError("its slot is served by nobody")] * len(commands)
+        for address, share in shares.items():
+            if address is None:
+                continue
+            with self._cluster.server_at(address).refusals(self._timeout_s):
+                for start in range(0, len(share), PIPELINE_COMMANDS):
+                    part = share[start : start + PIPELINE_COMMANDS]
+                    client = self._client(address, is_asking=False)
+                    found = run_pipeline(client, [commands[number] for number in part], raise_on_error=False)
+                    for number, answer in zip(part, found, strict=True):
+                        answers[number] = answer
+        for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
+            if isinstance(answer, Exception):  # a redirect, or passing trouble, or a refusal: alone it is told apart
+                answers[number] = self.run(command.key, partial(_execute, words=command.words))
+        return answers
+
+    def _client(self, address: Address, *, is_asking: bool) -> redis.Redis:
+        if (address, is_asking) not in self._clients:
+            server = self._cluster.server_at(address)
+            client_class = _AskingRedis if is_asking else redis.Redis
+            client = self._stack.enter_context(server.admin(self._timeout_s, client_class=client_class))
+            self._clients[address, is_asking] = client
+        return self._clients[address, is_asking]
+
+
+#: The same command may succeed a little later.
+_PASSING = (TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError, MasterDownError)
+
+
+def _execute(client: redis.Redis, *, words: tuple[bytes | str | int, ...]) -> Any:
+    return client.execute_command(*words)
+
+
+def _ask_topology(server: Server, timeout_s: float) -> Topology:
+    with server.admin(timeout_s) as client:
+        try:
+            reply = client.execute_command("CLUSTER", "SLOTS")
+        except redis.ResponseError as error:
+            if "cluster support disabled" not in str(error):
+                raise
+            raise InputError(
+                f"store {server.place} is a server on its own, expected a node of a cluster; use redis:// instead"
+            ) from None
+    topology = parse_slots(reply, Address(server.settings["host"], server.settings["port"]))
+    if not topology.masters:
+        # As of a node that was reset, or has just begun to join: another one may know more.
+        raise Unreachable(f"store {server.place} knows of no node that serves any slot")
+    return topology

@@ -1,0 +1,243 @@
+"""One exchange with all servers at once: requests out while replies come in, under one deadline.
+
+    Talk (per server):  frames of requests ──sendmsg──> socket ──recv_into──> buffer ──accept──> rows
+    exchange:           every talk is pushed as far as it goes without waiting; only then one poll() for all of them
+
+Rules. Replies promised but not yet read are bounded, so neither side piles up memory and none waits for the other; a
+server next door is asked in small steps, so that it answers one while we read another.
+A link whose exchange did not end cleanly (an error reply, a byte too many, a deadline, Ctrl-C) is closed for good: what
+is still on its way would be taken for the next answer. Whether to go on with new links is the caller's business.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from bagpipe.errors import FencedError, RolledBackError, StoreError
+from bagpipe.store.redis.link import Bytes, Link, LinkLost
+
+__all__ = ["Accept", "Frame", "Request", "Talk", "exchange"]
+
+#: Decodes the reply at ``buffer[start:end]``: offset after it, None while it is incomplete, StoreError if it is wrong.
+Accept = Callable[[Bytes, int, int], int | None]
+
+#: Promised replies below which nobody is woken to read them while there is more to send (they wait in the kernel).
+_WORTH_RECEIVING_BYTES = 64 << 10
+#: Pieces sent in one call, about: sendmsg takes 1,024 (IOV_MAX), and one request has far fewer than the rest.
+_ENOUGH_PIECES = 750
+
+
+#: Errors of a reply that keep their name.
+_NAMED = (FencedError, RolledBackError)
+
+
+class Request(NamedTuple):
+    """One command, or several that stand and fall together, and the reply called for.
+
+    Attributes:
+        pieces: its bytes, in at most 256 pieces.
+        max_reply_bytes: greatest length of the reply.
+        accept: decodes the reply.
+    """
+
+    pieces: Sequence[memoryview]
+    max_reply_bytes: int
+    accept: Accept
+
+
+#: Requests encoded at a time. Their memory may be reused once all of them are sent.
+Frame = Sequence[Request]
+
+
+class Talk:
+    """One link's part in one exchange: frames to send, replies to expect, in order."""
+
+    def __init__(self, link: Link, frames: Iterator[Frame]) -> None:
+        self.link = link
+        self._frames = frames
+        self._unsent: deque[Request] = deque()
+        self._pieces: list[memoryview] = []
+        self._expected: deque[Request] = deque()
+        self._promised_bytes = 0
+        self._more_frames = True
+        self._start = self._end = 0  # unread bytes in the link's buffer
+        self._undecoded = False  # something came in since a reply was found to be incomplete
+
+    @property
+    def done(self) -> bool:
+        """Everything is sent and every reply is read."""
+        return not (self._more_frames or self._unsent or self._pieces or self._expected)
+
+    @property
+    def wants_to_send(self) -> bool:
+        """There is something to send and the bound on promised replies allows it."""
+        if self._pieces:
+            return True
+        return bool(self._unsent or self._more_frames) and self._promised_bytes < self.link.pace.promised_bytes
+
+    @property
+    def wants_to_receive(self) -> bool:
+        """Replies are due and it is time to look: short ones can wait until everything is sent."""
+        return self._promised_bytes >= _WORTH_RECEIVING_BYTES or not self.wants_to_send
+
+    def advance(self) -> bool:
+        """Send and receive once each, without waiting. True if anything moved.
+
+        Raises:
+            StoreError: a wrong, malformed or surplus reply.
+            OSError: the connection is gone.
+        """
+        moved = self._send() if self.wants_to_send else False
+        if self._expected and self.wants_to_receive:
+            moved |= self._receive()
+        return moved
+
+    def finish(self) -> None:
+        """Check that the server said no more than it was asked.
+
+        Raises:
+            StoreError: bytes follow the last reply.
+        """
+        if self._end > self._start:
+            raise StoreError(f"{self.link.place}: {self._end - self._start} bytes follow the last reply expected")
+
+    def _send(self) -> bool:
+        if not self._pieces:
+            if not self._unsent:
+                frame = next(self._frames, None)
+                if frame is None:
+                    self._more_frames = False
+                    return True
+                self._unsent.extend(frame)
+            self._take_step()
+        sent = left = self.link.send(self._pieces)
+        whole = 0
+        for piece in self._pieces:
+            if piece.nbytes > left:
+                break
+            left -= piece.nbytes
+            whole += 1
+        self._pieces = self._pieces[whole:]
+        if left:
+            self._pieces[0] = self._pieces[0][left:]
+        return sent > 0
+
+    def _take_step(self) -> None:
+        """Turn the next requests, about `step_bytes` of replies, into pieces to send."""
+        promised_bytes = 0
+        while self._unsent and len(self._pieces) < _ENOUGH_PIECES:
+            request = self._unsent.popleft()
+            self._pieces += request.pieces
+            self._expected.append(request)
+            promised_bytes += request.max_reply_bytes
+            if promised_bytes >= self.link.pace.step_bytes:
+                break
+        self._promised_bytes += promised_bytes
+
+    def _receive(self) -> bool:
+        room, came, gone = self._expected[0].max_reply_bytes, False, None
+        try:
+            self._start, self._end, came = self.link.receive(self._start, self._end, room)
+        except ConnectionError as error:  # what was said before still counts
+            gone = error
+        moved = came
+        self._undecoded |= came
+        while self._expected and self._undecoded:
+            # A reply may be shorter than its greatest length. While more is coming in, it is cheaper not to look.
+            if came and self._end - self._start < self._expected[0].max_reply_bytes:
+                return True
+            self._undecoded = self._accept_one()
+            moved |= self._undecoded
+        if gone is not None and self._expected:
+            raise gone
+        return moved
+
+    def _accept_one(self) -> bool:
+        """Decode the next reply. True if it was all there."""
+        try:
+            after = self._expected[0].accept(self.link.buffer, self._start, self._end)
+        except StoreError as error:
+            kind = next((named for named in _NAMED if isinstance(error, named)), StoreError)
+            raise kind(f"{self.link.place}: {error}") from None
+        if after is None:
+            return False
+        self._start = after
+        self._promised_bytes -= self._expected.popleft().max_reply_bytes
+        return True
+
+
+def exchange(
+    talks: Sequence[Talk], timeout_s: float, *, deadline_s: float | None = None, patience_s: float = math.inf
+) -> None:
+    """Run all talks to their end.
+
+    Args:
+        talks: one per link.
+        timeout_s: seconds that an exchange may take; only named if `deadline_s` is given.
+        deadline_s: when it must be done, by `time.monotonic`; None: `timeout_s` from now.
+        patience_s: seconds without a byte from or to any server after which the silent ones count as lost.
+
+    Raises:
+        LinkLost: a connection is gone, or silent; all links are closed then.
+        StoreError: a server answered something else, or not within the deadline; all links are closed then.
+    """
+    place = talks[0].link.place if talks else ""
+    if deadline_s is None:
+        deadline_s = time.monotonic() + timeout_s
+    try:
+        for talk in talks:
+            talk.link.check()
+        pending = list(talks)
+        while pending:
+            moved = False
+            for talk in pending:
+                place = talk.link.place
+                moved |= talk.advance()
+            pending = [talk for talk in pending if not talk.done]
+            if pending and not moved:
+                _wait(pending, deadline_s, timeout_s, patience_s)
+            elif pending and time.monotonic() > deadline_s:
+                raise StoreError(_late(pending, timeout_s))
+        for talk in talks:
+            place = talk.link.place
+            talk.finish()
+    except OSError as error:
+        _close_all(talks, f"{place}: {error}")
+        raise LinkLost(f"{place}: {error}", place) from error
+    except BaseException as error:
+        _close_all(talks, str(error) or type(error).__name__)
+        raise
+
+
+def _close_all(talks: Sequence[Talk], why: str) -> None:
+    for talk in talks:
+        talk.link.close(why)
+
+
+def _wait(talks: Sequence[Talk], deadline_s: float, timeout_s: float, patience_s: float) -> None:
+    """Wait until a socket can go on.
+
+    Raises:
+        StoreError: the deadline passed.
+        LinkLost: nothing happened for `patience_s`.
+    """
+    poller = select.poll()
+    for talk in talks:
+        events = (select.POLLIN if talk.wants_to_receive else 0) | (select.POLLOUT if talk.wants_to_send else 0)
+        poller.register(talk.link, events)
+    left_s = max(0.0, deadline_s - time.monotonic())
+    if not poller.poll(min(left_s, patience_s) * 1e3):
+        if left_s <= patience_s:
+            raise StoreError(_late(talks, timeout_s))
+        places = [talk.link.place for talk in talks]
+        raise LinkLost(f"{', '.join(places)}: silent for {patience_s:g} s", *places)
+
+
+def _late(talks: Sequence[Talk], timeout_s: float) -> str:
+    places = ", ".join(talk.link.place for talk in talks)
+    return f"{places}: no complete answer within store.timeout_s = {timeout_s:g} s"

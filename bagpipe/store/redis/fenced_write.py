@@ -1,0 +1,295 @@
+"""Groups of rows that a store takes only from the owner of their buckets, once, in order. Pure: bytes in, bytes out.
+
+    MULTI                                        nobody sees a bucket half-way, no crash leaves it there
+    EVAL open   bucket, its open name, log …     log the fields; if the log then has the length expected, rename the
+                                                 bucket to its open name; if not, take the fields off the log again
+    HSET        open name, fields and rows …     plain, so that no row passes through Lua
+    EVAL close  bucket, its open name …          rename it back; if the bucket is still there, it was not to be opened:
+                                                 throw away what went to the open name
+    EXEC
+
+Whatever fails before the bucket is renamed (the log's length, the script itself, a right that is missing) leaves the
+rows in a name that nobody reads: the guard fails shut. Scripts go as text, not by digest: a microsecond more, and no
+script that a server may have forgotten.
+The log's length says all: none, and the bucket has another owner or the server lost the log; longer than expected, and
+the group was written before (a connection broke and it was sent again); shorter, and the server lost groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bagpipe.errors import FencedError, RolledBackError, StoreError
+from bagpipe.store.redis.link import Bytes
+from bagpipe.store.redis.replies import Refusal, Reply, parse_reply
+from bagpipe.store.redis.wire import ErrorReply
+
+__all__ = ["GuardedCommand", "Rotation", "ShortLog", "Transaction"]
+
+#: Answers 0, or for each bucket that was refused: its number, the length its log would have got, its owner.
+_OPEN = b"""local refused={}
+for i=1,#KEYS/3 do
+local bucket,open,log=KEYS[3*i-2],KEYS[3*i-1],KEYS[3*i]
+local length=redis.pcall('RPUSHX',log,ARGV[2*i])
+if length==tonumber(ARGV[2*i-1]) then
+if redis.pcall('RENAME',bucket,open).err then redis.call('DEL',open) end
+else
+if redis.call('EXISTS',bucket)==0 then redis.call('HSET',bucket,'','') end
+if type(length)=='table' then length=length.err elseif length>0 then redis.call('RPOP',log) end
+local owner=redis.pcall('GET',bucket..':owner')
+refused[#refused+1]={i,length,type(owner)=='string' and owner or ''}
+end
+end
+return #refused>0 and refused or 0"""
+
+#: Answers how many buckets were open.
+_CLOSE = b"""local closed=0
+for i=1,#KEYS,2 do
+if redis.call('RENAMENX',KEYS[i+1],KEYS[i])==1 then closed=closed+1
+else redis.call('DEL',KEYS[i+1]) redis.call('HDEL',KEYS[i],'') end
+end
+return closed"""
+
+#: Answers the length of the old log, 0 if no log is known of, and the owner of the bucket. May be repeated.
+_ROTATE = b"""local length=redis.call('LLEN',KEYS[1])
+if redis.call('EXISTS',KEYS[3])==0 then length=0 end
+if length==tonumber(ARGV[1]) and redis.call('EXISTS',KEYS[2])==0 then
+redis.call('RPUSH',KEYS[2],'')
+redis.call('SADD',KEYS[3],ARGV[2])
+end
+return {length,redis.call('GET',KEYS[4]) or ''}"""
+
+_MULTI = b"*1\r\n$5\r\nMULTI\r\n"
+_EXEC = b"*1\r\n$4\r\nEXEC\r\n"
+_ABORTED = "EXECABORT Transaction discarded because of: "
+#: Bytes of a refusal in a reply, and of an answer to one command, at most; error lines apart.
+_REFUSAL_BYTES = 160
+_ANSWER_BYTES = 40
+
+
+class ShortLog(RolledBackError):
+    """A log is shorter than it must be; nothing was written.
+
+    Attributes:
+        end: offset after the reply.
+    """
+
+    def __init__(self, message: str, end: int) -> None:
+        super().__init__(message)
+        self.end = end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedCommand:
+    """What guards one HSET.
+
+    Attributes:
+        bucket: key of the bucket.
+        open: its name while it is written.
+        log: key of the writer's log.
+        length: elements of the log once this group is in it.
+        num_rows: rows of the HSET.
+    """
+
+    bucket: bytes
+    open: bytes
+    log: bytes
+    length: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One or several guarded commands, each of another bucket, sent and answered as one.
+
+    Attributes:
+        token: of the writer.
+        commands: in their order.
+    """
+
+    token: str
+    commands: tuple[GuardedCommand, ...]
+
+    def head(self, fields: Sequence[bytes]) -> bytes:
+        """What comes before the HSETs, which name `GuardedCommand.open`.
+
+        Args:
+            fields: of each command's rows, 12 bytes each, one after the other.
+        """
+        keys = [key for command in self.commands for key in (command.bucket, command.open, command.log)]
+        values = [
+            value
+            for command, blob in zip(self.commands, fields, strict=True)
+            for value in (b"%d" % command.length, blob)
+        ]
+        return _MULTI + _eval(_OPEN, keys, values)
+
+    def tail(self) -> bytes:
+        """What comes after the HSETs."""
+        return _eval(_CLOSE, [key for command in self.commands for key in (command.bucket, command.open)], []) + _EXEC
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """Of the whole reply."""
+        return (_ANSWER_BYTES + _REFUSAL_BYTES) * (len(self.commands) + 3)
+
+    def accept(self, buffer: Bytes, start: int, end: int) -> int | None:
+        """Offset after the replies; None while they are incomplete.
+
+        Raises:
+            FencedError: a bucket has another owner.
+            RolledBackError: a log is gone; `ShortLog` if it is too short.
+            ErrorReply: the transaction was refused as a whole, and changed nothing; it spans all of the replies.
+            StoreError: anything else.
+        """
+        data = buffer[start:end].tobytes()
+        queued = _queued(len(self.commands))
+        if data.startswith(queued):
+            parsed = parse_reply(data, len(queued))
+        elif queued.startswith(data):
+            return None
+        else:
+            return self._refused(data, start)
+        if parsed is None:
+            return None
+        answers, after = parsed
+        if isinstance(answers, Refusal):
+            raise ErrorReply(answers.line.removeprefix(_ABORTED), start, start + after)
+        self._check(answers, start + after)
+        return start + after
+
+    def _refused(self, data: bytes, start: int) -> int | None:
+        """Raise for what was said to the first command that was not queued, once all is there."""
+        line, position = None, 0
+        for _ in range(len(self.commands) + 4):
+            parsed = parse_reply(data, position)
+            if parsed is None:
+                return None
+            if line is None and isinstance(parsed.reply, Refusal):
+                line = parsed.reply.line
+            position = parsed.end
+        if line is None:
+            raise StoreError(f"the store answered {data[:40]!r} to a transaction")
+        raise ErrorReply(line, start, start + position)
+
+    def _check(self, answers: Reply, end: int) -> None:
+        commands = self.commands
+        if not isinstance(answers, list) or len(answers) != len(commands) + 2:
+            raise StoreError(f"the store answered {answers!r:.80} to a transaction of {len(commands)} commands")
+        opened, *counts, closed = answers
+        num_refused = 0
+        if isinstance(opened, list):
+            num_refused = len(opened)
+            for refusal in opened:
+                self._check_refusal(refusal, end)
+        elif opened != 0:
+            raise _strange(opened)
+        for command, count in zip(commands, counts, strict=True):
+            if not isinstance(count, int) or not 0 <= count <= command.num_rows:
+                raise _strange(count)
+        if closed != len(commands) - num_refused:
+            raise _strange(closed)
+
+    def _check_refusal(self, refusal: Reply, end: int) -> None:
+        """Return if the group was written before.
+
+        Raises:
+            FencedError, RolledBackError, StoreError: it was not, and is not.
+        """
+        match refusal:
+            case [int(number), int(length), bytes(owner)] if 1 <= number <= len(self.commands):
+                command = self.commands[number - 1]
+                if length <= command.length:
+                    # The guard pushed the group onto what it found.
+                    raise _lost(self.token, command.bucket, command.length - 1, max(length - 1, 0), owner, end)
+            case [int(), bytes(words), bytes()]:
+                raise StoreError(f"the store answered an error: {words.decode(errors='replace')}")
+            case _:
+                raise _strange(refusal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Closing one bucket's log and opening the next.
+
+    Attributes:
+        token: of the writer.
+        bucket: key of the bucket.
+        log: key of the log to be closed.
+        length: elements it must have.
+        next_log: key of the next.
+        next_name: the next one's name in the set of logs.
+        logs: key of that set.
+        owner: key of the bucket's owner.
+    """
+
+    token: str
+    bucket: bytes
+    log: bytes
+    length: int
+    next_log: bytes
+    next_name: bytes
+    logs: bytes
+    owner: bytes
+
+    def encode(self) -> bytes:
+        """The request."""
+        return _eval(_ROTATE, [self.log, self.next_log, self.logs, self.owner], [b"%d" % self.length, self.next_name])
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """Of the reply."""
+        return _REFUSAL_BYTES
+
+    def accept(self, buffer: Bytes, start: int, end: int) -> int | None:
+        """As `Transaction.accept`."""
+        parsed = parse_reply(buffer[start:end].tobytes(), 0)
+        if parsed is None:
+            return None
+        match parsed.reply:
+            case [int(length), bytes(owner)]:
+                if length != self.length:
+                    raise _lost(self.token, self.bucket, self.length, length, owner, start + parsed.end)
+            case Refusal(line):
+                raise ErrorReply(line, start, start + parsed.end)
+            case other:
+                raise _strange(other)
+        return start + parsed.end
+
+
+@lru_cache(maxsize=256)
+def _queued(num_commands: int) -> bytes:
+    return b"+OK\r\n" + b"+QUEUED\r\n" * (num_commands + 2)
+
+
+def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, end: int) -> StoreError:
+    """Why a log has another length than it must have, which counts the empty element it begins with."""
+    place = f"bucket {bucket.decode()}"
+    generation = token.partition("-")[0]
+    if owner and owner != token.encode():
+        theirs = owner.decode(errors="replace").partition("-")[0]
+        return FencedError(
+            f"{place} was taken over by another start of a job (generation {theirs}, this one is {generation}); "
+            "nothing more is written"
+        )
+    if found == 0:
+        return RolledBackError(f"{place}: the store has lost the log of this job; rows may be lost")
+    return ShortLog(
+        f"{place}: the store acknowledged {expected - 1} groups of rows and has {found - 1} in its log", end
+    )
+
+
+def _strange(reply: Reply) -> StoreError:
+    if isinstance(reply, Refusal):
+        return StoreError(f"the store answered an error: {reply.line}")
+    return StoreError(f"the store answered {reply!r:.80} to a guarded write")
+
+
+def _eval(script: bytes, keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+    words = [b"EVAL", script, b"%d" % len(keys), *keys, *values]
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        parts += (b"$%d\r\n" % len(word), word, b"\r\n")
+    return b"".join(parts)

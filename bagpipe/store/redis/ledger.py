@@ -1,0 +1,399 @@
+"""`RedisLedger`: the administration of a namespace's fence on servers. One small script per bucket and call.
+
+    state, seize, begin, commit, condemn   a script per bucket, many at a time to each server; each is all or nothing
+    touched                                state of one bucket, then its logs in parts
+    delete, drop                           scripts too: the owner is checked where the rows are
+
+Every script first compares the owner, so one who has lost a bucket changes nothing there; and every script may run
+twice. So an answer that got lost is no trouble: the call is repeated until the deadline. By then another process may
+answer, which has forgotten what was acknowledged. So a script that sets a mark first looks whether all that the mark
+vouches for is there.
+
+Keys: `bagpipe.store.fencing`. All keys of a bucket are in one hash slot, so a script may reach them all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
+from bagpipe.store.fencing import (
+    CONDEMNED,
+    BucketState,
+    LogState,
+    check_mark,
+    check_token,
+    condemned,
+    distinct_fields,
+    log_key,
+    logs_key,
+    mark_key,
+    open_key,
+    owner_key,
+    parse_log_name,
+    seized_key,
+)
+from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
+from bagpipe.store.redis.durability import needs_fsync
+from bagpipe.store.redis.namespace import Namespace, Session
+from bagpipe.store.redis.servers import Command, Unreachable
+from bagpipe.store.redis.watch import Watch
+from bagpipe.util.failpoints import reach
+
+__all__ = ["RedisLedger"]
+
+T = TypeVar("T")
+
+#: Groups of a log read at once, and rows deleted at once: Lua's unpack fails near 8,000.
+_LOG_GROUPS = 256
+_DELETE_ROWS = 4_000
+#: Distinct rows are singled out whenever so many have been read.
+_FOLD_ROWS = 1_000_000
+#: Buckets whose owner is looked up in one inspection, in turn.
+_INSPECT_BUCKETS = 64
+#: Pause before a call is repeated.
+_PAUSE_S = 0.05
+
+# KEYS: bucket, owner, mark, logs, open. The last does not exist, so that while a slot moves a cluster's nodes refuse
+# the command (TRYAGAIN): else a script could meet a bucket whose logs have not come yet, or have gone.
+# ARGV[1]: token. Answers OK, LOST (see `_check`), or whose the bucket is.
+_STATE = """
+local found = {redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or '', redis.call('HLEN', KEYS[1])}
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+  local length = redis.call('LLEN', KEYS[1] .. ':log:' .. name)
+  if length == 0 then length = redis.call('LLEN', KEYS[1] .. ':seized:' .. name) end
+  table.insert(found, name)
+  table.insert(found, length)
+end
+return found
+"""
+_SEIZE = """
+local mark = redis.call('GET', KEYS[3]) or ''
+if mark ~= '' and redis.call('EXISTS', KEYS[4]) == 0 and string.sub(mark, -#ARGV[2]) ~= ARGV[2] then
+  redis.call('SET', KEYS[3], mark .. ARGV[2])
+end
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+  local log = KEYS[1] .. ':log:' .. name
+  if string.sub(name, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' and redis.call('EXISTS', log) == 1 then
+    redis.call('RENAME', log, KEYS[1] .. ':seized:' .. name)
+  end
+end
+local name = ARGV[1] .. ':0:0'
+if redis.call('SADD', KEYS[4], name) == 1 then redis.call('RPUSH', KEYS[1] .. ':log:' .. name, '') end
+redis.call('SET', KEYS[2], ARGV[1])
+return 'OK'
+"""
+_CHECK_OWNER = """
+local owner = redis.call('GET', KEYS[2]) or ''
+if owner ~= ARGV[1] then return owner end
+"""
+_BEGIN = (
+    _CHECK_OWNER
+    + """
+local names, recovery, has_begun = redis.call('SMEMBERS', KEYS[4]), ARGV[1] .. ':0:0', true
+for _, name in ipairs(names) do has_begun = has_begun and name ~= recovery end
+if has_begun then return 'OK' end
+if redis.call('LLEN', KEYS[1] .. ':log:' .. recovery) ~= tonumber(ARGV[4]) + 1 then return 'LOST' end
+if ARGV[5] ~= '-1' and redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[5]) then return 'LOST' end
+for _, name in ipairs(names) do
+  redis.call('UNLINK', KEYS[1] .. ':log:' .. name, KEYS[1] .. ':seized:' .. name)
+end
+redis.call('DEL', KEYS[4])
+redis.call('SET', KEYS[3], ARGV[2])
+for writer = 0, tonumber(ARGV[3]) - 1 do
+  local name = string.format('%s:1:%d', ARGV[1], writer)
+  redis.call('SADD', KEYS[4], name)
+  redis.call('RPUSH', KEYS[1] .. ':log:' .. name, '')
+end
+return 'OK'
+"""
+)
+_COMMIT = (
+    _CHECK_OWNER
+    + """
+local mark = redis.call('GET', KEYS[3]) or ''
+if mark ~= '' and (mark == ARGV[2] or string.sub(mark, -#ARGV[4]) == ARGV[4]) then return 'OK' end
+for number = 5, #ARGV do
+  local log = string.format('%s:log:%s:%s:%d', KEYS[1], ARGV[1], ARGV[3], number - 5)
+  if redis.call('LLEN', log) ~= tonumber(ARGV[number]) + 1 then return 'LOST' end
+end
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+  local token, epoch = string.match(name, '^(.*):(%d+):%d+$')
+  if token == ARGV[1] and tonumber(epoch) <= tonumber(ARGV[3]) then
+    redis.call('UNLINK', KEYS[1] .. ':log:' .. name)
+    redis.call('SREM', KEYS[4], name)
+  end
+end
+redis.call('SET', KEYS[3], ARGV[2])
+return 'OK'
+"""
+)
+_CONDEMN = _CHECK_OWNER + "redis.call('SET', KEYS[3], ARGV[2]) return 'OK'"
+_DROP = _CHECK_OWNER + "redis.call('UNLINK', KEYS[1]) return 'OK'"
+_DELETE = _CHECK_OWNER + "redis.call('HDEL', KEYS[1], unpack(ARGV, 2)) return 'OK'"
+
+
+class RedisLedger:
+    """See `bagpipe.store.fencing.Ledger`.
+
+    Args:
+        namespace: what it administers.
+        token: in whose name it acts until `seize`; empty: nobody's.
+    """
+
+    def __init__(self, namespace: Namespace, *, token: str = "") -> None:
+        self.num_buckets = namespace.num_buckets
+        self._namespace = namespace
+        self._token = token
+        self._keys = namespace.bucket_keys
+        self._homes: list[int] = namespace.home_numbers.tolist()
+        self._home_of_key = dict(zip(self._keys, self._homes, strict=True))
+        self._stacks: dict[int, ExitStack] = {}
+        self._sessions: dict[int, Session] = {}
+        self._watch: Watch | None = None
+        self._had_rows: set[int] = set()
+        self._next_inspected = 0
+
+    def __enter__(self) -> RedisLedger:
+        self._watch = Watch(self._infos(), self._namespace.durability)
+        self._had_rows = self._having_rows()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._watch = None
+        for home in list(self._stacks):
+            self._hang_up(home)
+
+    def state(self) -> tuple[BucketState, ...]:
+        """See `Ledger.state`."""
+        answers = self._ask([self._script(bucket, _STATE) for bucket in range(self.num_buckets)])
+        return tuple(_bucket_state(answer) for answer in answers)
+
+    def seize(self, token: str) -> None:
+        """See `Ledger.seize`."""
+        check_token(token)
+        self._token = token
+        self._act(range(self.num_buckets), _SEIZE, CONDEMNED)
+
+    def touched(self, bucket: int) -> NDArray[np.void]:
+        """See `Ledger.touched`. Memory: the distinct rows, and a million more."""
+        (answer,) = self._ask([self._script(bucket, _STATE)])
+        owner, key = answer[0].decode(), self._keys[bucket]
+        parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
+        for name, length in zip(answer[3::2], answer[4::2], strict=True):
+            fence = parse_log_name(name)
+            log = log_key(key, fence) if fence.token == owner else seized_key(key, fence)
+            if not length:
+                raise RolledBackError(f"{self._place(bucket)} has lost the log {name.decode()} of bucket {bucket}")
+            for start in range(1, length, _LOG_GROUPS):
+                (groups,) = self._ask([Command(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
+                joined = b"".join(groups)
+                if len(groups) != min(_LOG_GROUPS, length - start):
+                    raise RolledBackError(f"{self._place(bucket)} has lost some of the log {name.decode()}")
+                if len(joined) % FIELD_BYTES:
+                    raise StoreError(f"{self._place(bucket)}: the log {name.decode()} of bucket {bucket} is damaged")
+                parts.append(np.frombuffer(joined, FIELD_DTYPE))
+                num_rows += len(parts[-1])
+                if num_rows > _FOLD_ROWS:
+                    parts, num_rows = [distinct_fields(np.concatenate(parts))], 0
+        return distinct_fields(np.concatenate(parts))
+
+    def delete(self, tables: NDArray[np.uint32], ids: NDArray[np.int64]) -> None:
+        """See `Ledger.delete`."""
+        if not len(ids):
+            return
+        fields = np.empty(len(ids), FIELD_DTYPE)
+        fields["table"], fields["id"] = tables, ids
+        buckets = bucket_of(tables, ids, self.num_buckets)
+        order = np.argsort(buckets, kind="stable")
+        present, starts = np.unique(buckets[order], return_index=True)
+        words: list[bytes] = fields[order].view(f"V{FIELD_BYTES}").tolist()
+        stops = [*starts[1:].tolist(), len(ids)]
+        parts = [
+            (bucket, words[first : min(first + _DELETE_ROWS, stop)])
+            for bucket, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True)
+            for first in range(start, stop, _DELETE_ROWS)
+        ]
+        answers = self._ask([self._script(bucket, _DELETE, self._token, *part) for bucket, part in parts])
+        self._check([bucket for bucket, _ in parts], answers)
+
+    def drop(self, bucket: int) -> None:
+        """See `Ledger.drop`."""
+        self._act([bucket], _DROP)
+
+    def begin(
+        self,
+        mark: str,
+        num_writers: int,
+        *,
+        num_groups: Sequence[int] | None = None,
+        num_rows: Sequence[int] | None = None,
+    ) -> None:
+        """See `Ledger.begin`."""
+        check_mark(mark)
+        groups = [0] * self.num_buckets if num_groups is None else num_groups
+        rows = [-1] * self.num_buckets if num_rows is None else num_rows
+        proofs = list(zip(groups, rows, strict=True))
+        self._act(range(self.num_buckets), _BEGIN, mark, num_writers, proofs=proofs)
+
+    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
+        """See `Ledger.commit`."""
+        check_mark(mark)
+        proofs = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
+        self._act([0], _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
+        reach("mid-commit")
+        self._act(range(1, self.num_buckets), _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
+
+    def condemn(self, mark: str) -> None:
+        """See `Ledger.condemn`."""
+        check_mark(mark)
+        self._act(range(self.num_buckets), _CONDEMN, mark)
+
+    def inspect(self) -> None:
+        """See `Ledger.inspect`. One INFO per server, and the owners of up to 64 buckets."""
+        assert self._watch is not None, "the ledger is not open"
+        if self._watch.look(self._infos()):
+            self._check_expiry()
+        if not self._token:
+            return
+        count = min(_INSPECT_BUCKETS, self.num_buckets)
+        buckets = [(self._next_inspected + number) % self.num_buckets for number in range(count)]
+        self._next_inspected = (self._next_inspected + count) % self.num_buckets
+        owners = self._ask([Command(self._keys[bucket], ("GET", owner_key(self._keys[bucket]))) for bucket in buckets])
+        expected = self._token.encode()
+        self._check(buckets, [b"OK" if owner == expected else owner or b"" for owner in owners])
+
+    def _check_expiry(self) -> None:
+        """Keys expired at some server.
+
+        Raises:
+            StoreError: one of ours did, or will.
+        """
+        kinds: tuple[Callable[[bytes], bytes], ...] = (lambda key: key, owner_key, mark_key, logs_key)
+        wanted = [
+            (bucket, kind(self._keys[bucket]))
+            for bucket in range(self.num_buckets)
+            for number, kind in enumerate(kinds)
+            if (bucket in self._had_rows if number == 0 else self._token)
+        ]
+        answers = self._ask([Command(self._keys[bucket], ("PTTL", key)) for bucket, key in wanted])
+        for (bucket, key), milliseconds in zip(wanted, answers, strict=True):
+            if milliseconds != -1:
+                said = "has expired" if milliseconds == -2 else f"expires in {milliseconds / 1000:g} s"
+                raise StoreError(f"{self._place(bucket)}: the key {key.decode()} {said}; rows must not expire")
+        self._had_rows = self._having_rows()
+
+    def _having_rows(self) -> set[int]:
+        answers = self._ask([Command(key, ("EXISTS", key)) for key in self._keys])
+        return {bucket for bucket, answer in enumerate(answers) if answer}
+
+    def _infos(self) -> list[tuple[str, Any]]:
+        with_fsync = needs_fsync(self._namespace.durability)
+        timeout_s = self._namespace.timeout_s
+        return [
+            info
+            for number, home in enumerate(self._namespace.homes)
+            for info in self._repeated(number, partial(home.infos, timeout_s, with_fsync=with_fsync))
+        ]
+
+    def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> Command:
+        key = self._keys[bucket]
+        keys = (key, owner_key(key), mark_key(key), logs_key(key), open_key(key))
+        return Command(key, ("EVAL", script, len(keys), *keys, *arguments))
+
+    def _act(
+        self,
+        buckets: Sequence[int],
+        script: str,
+        *arguments: str | int,
+        proofs: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        """Run a script that changes something, in our name; `proofs`: by bucket, what it must have before."""
+        every = [arguments if proofs is None else (*arguments, *proofs[bucket]) for bucket in buckets]
+        commands = [self._script(bucket, script, self._token, *own) for bucket, own in zip(buckets, every, strict=True)]
+        self._check(buckets, self._ask(commands))
+
+    def _check(self, buckets: Sequence[int], answers: Sequence[bytes]) -> None:
+        """Judge what scripts answered about these buckets.
+
+        Raises:
+            FencedError: the first answer that is not OK is another owner's token.
+            RolledBackError: it is no owner's, or says that something is missing.
+        """
+        for bucket, answer in zip(buckets, answers, strict=True):
+            if answer == b"OK":
+                continue
+            place = self._place(bucket)
+            if answer == b"LOST":
+                raise RolledBackError(f"{place}: bucket {bucket} has lost rows that were written")
+            if not answer:
+                raise RolledBackError(f"{place} has forgotten its owner, expected {self._token!r}: rows may be lost")
+            raise FencedError(
+                f"{place} was taken over: its owner is the job {answer.decode()!r}, this one is {self._token!r}"
+            )
+
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Answers to commands about buckets, in order.
+
+        Raises:
+            StoreError: a server fails, or does not answer within the deadline.
+        """
+        shares: dict[int, list[int]] = {}
+        for number, command in enumerate(commands):
+            shares.setdefault(self._home_of_key[command.key], []).append(number)
+        answers: list[Any] = [None] * len(commands)
+        for home, share in shares.items():
+            part = [commands[number] for number in share]
+            for number, answer in zip(share, self._repeated(home, partial(self._run_all, home, part)), strict=True):
+                answers[number] = answer
+        return answers
+
+    def _run_all(self, home: int, commands: Sequence[Command]) -> list[Any]:
+        if home not in self._sessions:
+            stack = ExitStack()
+            self._sessions[home] = stack.enter_context(self._namespace.homes[home].session(self._namespace.timeout_s))
+            self._stacks[home] = stack
+        return self._sessions[home].run_all(commands)
+
+    def _repeated(self, home: int, call: Callable[[], T]) -> T:
+        """What `call` returns, which may be repeated, once its servers can be reached."""
+        deadline_s = time.monotonic() + self._namespace.timeout_s
+        was_unreachable = False
+        while True:
+            try:
+                return call()
+            except InputError as error:
+                self._hang_up(home)
+                # While one node of a cluster takes over from another, the cluster may refuse for other reasons too.
+                was_unreachable = was_unreachable or isinstance(error, Unreachable)
+                if not was_unreachable or time.monotonic() > deadline_s:
+                    raise StoreError(str(error)) from error
+            threading.Event().wait(_PAUSE_S)
+
+    def _hang_up(self, home: int) -> None:
+        self._sessions.pop(home, None)
+        stack = self._stacks.pop(home, None)
+        if stack is not None:
+            stack.close()
+
+    def _place(self, bucket: int) -> str:
+        return self._namespace.place_of(self._homes[bucket])
+
+
+def _bucket_state(answer: list[Any]) -> BucketState:
+    owner, mark, num_rows = answer[0].decode(), answer[1].decode(), int(answer[2])
+    logs = []
+    for name, length in zip(answer[3::2], answer[4::2], strict=True):
+        fence = parse_log_name(name)
+        logs.append(LogState(token=fence.token, epoch=fence.epoch, writer=fence.writer, num_groups=length - 1))
+        mark = mark if length else condemned(mark)
+    logs.sort(key=lambda log: (log.token, log.epoch, log.writer))
+    return BucketState(owner=owner, mark=mark, logs=tuple(logs), num_rows=num_rows)

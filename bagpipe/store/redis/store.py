@@ -1,0 +1,272 @@
+"""`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers, or of a Redis Cluster.
+
+    read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows put in place
+                then every row's check word is compared
+    write_many  the same with HSET; returns when every server has acknowledged every row
+    fence       from then on every HSET is guarded and logged; rotate: every bucket's log is checked and the next begun
+    check/claim the schema record of every server (of the cluster), compared field by field
+
+A fleet of links for reading and one for writing, so that a reader thread and a writer thread never share a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
+from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
+from bagpipe.store.keys import bucket_key, bucket_of, check_layout
+from bagpipe.store.logbook import Logbook
+from bagpipe.store.redis.cluster import Cluster
+from bagpipe.store.redis.cluster_fleet import ClusterFleet
+from bagpipe.store.redis.fleet import Fleet, ListFleet
+from bagpipe.store.redis.ledger import RedisLedger
+from bagpipe.store.redis.namespace import Home, Namespace
+from bagpipe.store.redis.row_checksum import check_words
+from bagpipe.store.redis.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
+from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
+from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.types.schema import RowSchema
+from bagpipe.util.failpoints import reach
+
+__all__ = ["RedisStore"]
+
+
+class RedisStore:
+    """A namespace of rows on Redis-protocol servers. See `bagpipe.store.interface.Store`.
+
+    Args:
+        urls: redis://, rediss:// or unix:// URLs separated by commas, whose order is part of the namespace; or one
+            redis+cluster:// or rediss+cluster:// URL.
+        schema: what the rows mean.
+        namespace: prefix of all keys.
+        num_buckets: bucket hashes of the namespace, a power of two, at least one per server.
+        timeout_s: deadline of one exchange, and of every connection attempt.
+        durability: what acknowledged rows must survive, see `bagpipe.store.redis.durability`.
+
+    Raises:
+        InputError: a URL, the namespace or the number of buckets cannot be used. `__enter__` raises it for a server
+            that is unreachable, refuses us, speaks another protocol, may drop rows, or keeps them not well enough.
+    """
+
+    def __init__(
+        self,
+        urls: str,
+        *,
+        schema: RowSchema,
+        namespace: str = "bagpipe",
+        num_buckets: int = 64,
+        timeout_s: float = 30.0,
+        durability: str = "memory",
+    ) -> None:
+        check_layout(namespace, num_buckets)
+        if not timeout_s > 0:
+            raise InputError(f"store.timeout_s must be greater than 0, got {timeout_s}")
+        self.schema = schema
+        keys = self._keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
+        read_codec, write_codec = partial(ReadCodec, keys), partial(WriteCodec, keys)
+        self._reading: Fleet[ReadGroup]
+        self._writing: Fleet[WriteGroup | LogRotation]
+        if is_cluster_url(urls):
+            cluster = Cluster(seeds=parse_cluster_url(urls))
+            one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # buckets have slots of their own
+            homes: tuple[Home, ...] = (cluster,)
+            self._reading = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
+            self._writing = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
+        else:
+            homes = servers = parse_urls(urls)
+            if len(servers) > num_buckets:
+                raise InputError(f"store.buckets = {num_buckets} is fewer than the {len(servers)} servers of store.url")
+            self._reading = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=read_codec)
+            self._writing = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=write_codec)
+        self._namespace = Namespace(
+            name=namespace,
+            schema=schema,
+            num_buckets=num_buckets,
+            homes=homes,
+            timeout_s=timeout_s,
+            durability=durability,
+        )
+        self._dtype = row_dtype(schema)
+        self._stack: ExitStack | None = None
+        self._logbook: Logbook | None = None
+        self._refusal: FencedError | RolledBackError | None = None
+        self._rows_read = self._rows_found = self._rows_written = 0
+
+    def __enter__(self) -> Self:
+        if self._stack is not None:
+            raise RuntimeError("the store is already open")
+        with ExitStack() as stack:
+            stack.enter_context(self._reading)
+            stack.enter_context(self._writing)
+            self._namespace.refuse_unsafe_servers()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def check(self, *, reloads: bool = False) -> bool:
+        """See `Store.check`."""
+        return self._namespace.check(reloads=reloads)
+
+    def claim(self, *, reloads: bool = False) -> bool:
+        """See `Store.claim`."""
+        return self._namespace.claim(reloads=reloads)
+
+    def ledger(self) -> Ledger:
+        """See `Store.ledger`."""
+        return RedisLedger(self._namespace, token=self._logbook.fence.token if self._logbook is not None else "")
+
+    def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
+        """See `Store.read`."""
+        return self.read_many([(table, ids)])[0]
+
+    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
+        """See `Store.read_many`."""
+        self._check_open()
+        checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
+        results = [ReadResult(np.empty(0), np.empty(0, np.bool_))] * len(checked)
+        groups = []
+        for width, members in self._by_width([table for table, _ in checked]).items():
+            lengths = [len(checked[member][1]) for member in members]
+            rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
+            routed = self._reading.route([checked[member] for member in members])
+            checks = np.empty(sum(lengths), np.uint64)
+            groups.append(ReadGroup(routed=routed, rows=_voids(rows), checks=checks, found=found))
+            start = 0
+            for member, length in zip(members, lengths, strict=True):
+                stop = start + length
+                results[member] = ReadResult(rows[start:stop], found[start:stop])
+                start = stop
+        self._reading.carry(groups, repeat=True)
+        for group in groups:
+            num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
+            if num_found < num_rows:
+                group.rows[~group.found] = np.zeros((), group.rows.dtype)
+            self._check_rows(group)
+            self._rows_read += num_rows
+            self._rows_found += num_found
+        return results
+
+    def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
+        """See `Store.write`."""
+        self.write_many([WriteRequest(table, ids, rows)])
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        """See `Store.write_many`."""
+        self._check_writable()
+        reach("before-write-back")
+        checked = [(request.table, *check_write(self.schema, request)) for request in requests]
+        groups = []
+        for members in self._by_width([request.table for request in requests]).values():
+            part = [checked[member] for member in members]
+            rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
+            routed = self._writing.route([(table, ids) for table, ids, _ in part])
+            voids, entries = _voids(rows), None
+            if self._logbook is not None:
+                entries = self._logbook.entries(self._writing.num_commands(routed, voids.itemsize))
+            groups.append(WriteGroup(routed=routed, rows=voids, entries=entries))
+        self._carry(groups)
+        self._rows_written += sum(len(group.rows) for group in groups)
+        reach("after-write-back")
+
+    def fence(self, fence: Fence) -> None:
+        """See `Store.fence`."""
+        self._logbook = Logbook(fence, self._keys)
+
+    def rotate(self) -> NDArray[np.int64]:
+        """See `Store.rotate`. ValueError without a fence."""
+        self._check_writable()
+        if self._logbook is None:
+            raise ValueError("a store without a fence has no logs to rotate")
+        closed, opened = self._logbook, self._logbook.next()
+        rotation = LogRotation(
+            routed=self._writing.route_buckets(),
+            rows=np.zeros(len(self._keys), "V1"),
+            entries=closed.current(),
+            next_keys=opened.log_keys,
+            next_name=opened.log_name,
+        )
+        self._carry([rotation])
+        self._logbook = opened
+        return closed.num_groups()
+
+    def ids(self, table: int) -> NDArray[np.int64]:
+        """See `Store.ids`."""
+        check_read(self.schema, table, np.empty(0, np.int64))
+        try:
+            return self._namespace.ids(table)
+        except InputError as error:  # the server was fine when the job began
+            raise StoreError(str(error)) from error
+
+    def statistics(self) -> StoreStatistics:
+        """See `Store.statistics`."""
+        reading, writing = self._reading.traffic(), self._writing.traffic()
+        return StoreStatistics(
+            rows_read=self._rows_read,
+            rows_found=self._rows_found,
+            rows_written=self._rows_written,
+            bytes_sent=reading.bytes_sent + writing.bytes_sent,
+            bytes_received=reading.bytes_received + writing.bytes_received,
+            moved=reading.moved + writing.moved,
+            asked=reading.asked + writing.asked,
+            failovers=reading.failovers + writing.failovers,
+        )
+
+    def _by_width(self, tables: Sequence[int]) -> dict[int, list[int]]:
+        """Numbers of the requests of each row width."""
+        members: dict[int, list[int]] = {}
+        for number, table in enumerate(tables):
+            members.setdefault(self.schema.row_width(table), []).append(number)
+        return members
+
+    def _carry(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
+        try:
+            self._writing.carry(groups, repeat=self._logbook is not None)
+        except FencedError as error:
+            self._refusal = FencedError(str(error))
+            raise
+        except RolledBackError as error:
+            self._refusal = RolledBackError(str(error))
+            raise
+
+    def _check_rows(self, group: ReadGroup) -> None:
+        """Raise CorruptRowError at a row whose check word does not fit."""
+        routed = group.routed
+        wrong = (check_words(routed.tables, routed.ids, group.rows) != group.checks) & group.found
+        if not wrong.any():
+            return
+        first = int(wrong.argmax())
+        table, row_id = routed.tables[first], routed.ids[first]
+        bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], len(self._keys))[0])
+        raise CorruptRowError(
+            f"{self._reading.place(bucket)}: table {self.schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
+            f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not fit its bytes"
+        )
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._refusal is not None:  # once refused, always refused, by the same name
+            raise type(self._refusal)(str(self._refusal))
+
+    def _check_open(self) -> None:
+        if self._stack is None:
+            raise StoreError("the store is not open: use it in a with statement")
+
+
+def _voids(rows: Rows) -> NDArray[np.void]:
+    """Contiguous rows ``[n, width]`` as one void element each."""
+    return rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)

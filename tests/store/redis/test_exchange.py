@@ -1,0 +1,227 @@
+"""The store against a server that misbehaves in every way: one thread, one socket pair per connection, no clock."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from bagpipe.errors import StoreError
+from bagpipe.store.redis.exchange import Frame, Request, Talk, exchange
+from bagpipe.store.redis.link import Bytes, Link, LinkLost
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+TIMEOUT_S = 20.0
+
+
+Accept = Callable[[Bytes, int, int], int | None]
+
+
+def accept_line(log: list[bytes]) -> Accept:
+    """Accepts one line and logs it; refuses a line that begins with '-'."""
+
+    def accept(buffer: Bytes, start: int, end: int) -> int | None:
+        line, separator, _ = buffer[start:end].tobytes().partition(b"\n")
+        if not separator:
+            return None
+        if line.startswith(b"-"):
+            raise StoreError(f"answered {line.decode()}")
+        log.append(line)
+        return start + len(line) + 1
+
+    return accept
+
+
+@contextmanager
+def linked(serve: Callable[[socket.socket], None]) -> Iterator[Link]:
+    """A link whose other end is served by a thread."""
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=serve, args=(theirs,))
+    thread.start()
+    try:
+        yield Link(ours, "server-1", ours.close)
+    finally:
+        ours.close()
+        thread.join()
+        theirs.close()
+
+
+def answer(reply: bytes, *, then_close: bool = False) -> Callable[[socket.socket], None]:
+    """Waits for one byte, answers, and keeps the connection until the other side closes it."""
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1)
+        sock.sendall(reply)
+        if then_close:
+            sock.shutdown(socket.SHUT_RDWR)
+        else:
+            while sock.recv(1 << 16):
+                pass
+
+    return serve
+
+
+def ask(link: Link, log: list[bytes], num_replies: int = 1) -> Talk:
+    return Talk(link, iter([[request(b"?", 100, accept_line(log))] * num_replies]))
+
+
+def request(question: bytes, max_reply_bytes: int, accept: Accept) -> Request:
+    return Request((memoryview(question),), max_reply_bytes, accept)
+
+
+def test_replies_arrive_in_order() -> None:
+    log: list[bytes] = []
+    with linked(answer(b"one\ntwo\n")) as link:
+        exchange([ask(link, log, 2)], TIMEOUT_S)
+        assert log == [b"one", b"two"]
+        assert (link.bytes_sent, link.bytes_received) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [
+        (answer(b"-ERR no\n"), "server-1: answered -ERR no"),
+        (answer(b"one\ntwo\n"), "server-1: 4 bytes follow the last reply expected"),
+        (answer(b"on", then_close=True), "server-1: the server closed the connection"),
+    ],
+)
+def test_a_bad_answer_closes_the_link_for_good(serve: Callable[[socket.socket], None], message: str) -> None:
+    log: list[bytes] = []
+    with linked(serve) as link:
+        with pytest.raises(StoreError, match=message):
+            exchange([ask(link, log)], TIMEOUT_S)
+        with pytest.raises(StoreError, match="server-1: the connection was closed: server-1: "):
+            exchange([ask(link, log)], TIMEOUT_S)
+        assert link.fileno() == -1
+
+
+def test_bytes_that_came_unasked_are_not_taken_for_an_answer() -> None:
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(b"surplus\n")
+        with suppress(ConnectionResetError):  # closed before all of it was read
+            sock.recv(1)
+
+    log: list[bytes] = []
+    with linked(serve) as link:
+        select.select([link], [], [])
+        with pytest.raises(StoreError, match="bytes came unasked"):
+            exchange([ask(link, log)], TIMEOUT_S)
+        assert log == []
+
+
+def test_a_server_that_went_away_between_two_exchanges() -> None:
+    log: list[bytes] = []
+    with linked(answer(b"one\n", then_close=True)) as link:
+        exchange([ask(link, log)], TIMEOUT_S)
+        select.select([link], [], [])
+        with pytest.raises(StoreError, match="the server closed the connection"):
+            exchange([ask(link, log)], TIMEOUT_S)
+
+
+def test_silence_ends_at_the_deadline_and_every_link_is_closed() -> None:
+    log: list[bytes] = []
+    with linked(answer(b"one\n")) as good, linked(answer(b"")) as silent:
+        start_s = time.monotonic()
+        with pytest.raises(StoreError, match=r"no complete answer within store\.timeout_s = 0\.05 s"):
+            exchange([ask(good, log), ask(silent, log)], 0.05)
+        assert time.monotonic() - start_s < TIMEOUT_S
+        for link in (good, silent):
+            with pytest.raises(StoreError, match="the connection was closed"):
+                link.check()
+
+
+def test_silence_may_count_as_a_lost_connection_before_the_deadline() -> None:
+    log: list[bytes] = []
+    with linked(answer(b"one\n")) as good, linked(answer(b"")) as silent:
+        silent.place = "server-2"
+        with pytest.raises(LinkLost, match=r"server-2: silent for 0\.05 s") as caught:
+            exchange([ask(good, log), ask(silent, log)], TIMEOUT_S, patience_s=0.05)
+        assert caught.value.places == ("server-2",)
+        assert log == [b"one"]
+
+
+def test_a_deadline_may_be_what_is_left_of_one() -> None:
+    with linked(answer(b"")) as silent:
+        with pytest.raises(StoreError, match=r"within store\.timeout_s = 20 s"):
+            exchange([ask(silent, [])], TIMEOUT_S, deadline_s=time.monotonic() + 0.05)
+
+
+def test_a_trickle_does_not_put_off_the_deadline() -> None:
+    def serve(sock: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                sock.sendall(b"." * 64)
+
+    log: list[bytes] = []
+    endless = request(b"?", 1, lambda buffer, start, end: end)
+    with linked(serve) as link:
+        link.check = lambda: None  # type: ignore[method-assign]  # the server talks at once
+        talk = Talk(link, iter([[endless] * 1_000_000]))
+        with pytest.raises(StoreError, match="no complete answer within"):
+            exchange([talk], 0.05)
+    assert log == []
+
+
+def test_an_interrupt_closes_the_link() -> None:
+    def interrupt(buffer: Bytes, start: int, end: int) -> int | None:
+        raise KeyboardInterrupt
+
+    with linked(answer(b"one\n")) as link:
+        with pytest.raises(KeyboardInterrupt):
+            exchange([Talk(link, iter([[request(b"?", 100, interrupt)]]))], TIMEOUT_S)
+        with pytest.raises(StoreError, match="KeyboardInterrupt"):
+            link.check()
+
+
+def test_large_requests_and_replies_pass_each_other() -> None:
+    """Both sides have far more to say than the sockets hold: whoever only writes, or only reads, would hang."""
+    size, count = 300_000, 40
+
+    def serve(sock: socket.socket) -> None:
+        for _ in range(count):
+            left = size
+            while left:
+                left -= len(sock.recv(min(left, 1 << 16)))
+            sock.sendall(b"r" * size)
+
+    received = []
+
+    def accept(buffer: Bytes, start: int, end: int) -> int | None:
+        if end - start < size:
+            return None
+        assert (buffer[start : start + size] == ord("r")).all()
+        received.append(size)
+        return start + size
+
+    question = np.full(size, ord("q"), np.uint8)
+    frames = ([Request((question[:1].data, question[1:].data), size, accept)] for _ in range(count))
+    with linked(serve) as link:
+        exchange([Talk(link, frames)], TIMEOUT_S)
+        assert len(received) == count
+        assert link.bytes_sent == link.bytes_received == size * count
+
+
+def test_promised_replies_are_bounded() -> None:
+    """A server that does not answer is not asked for ever more."""
+    asked = 0
+
+    def frames() -> Iterator[Frame]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield [request(b"?", 100 << 10, lambda buffer, start, end: None)]
+
+    with linked(answer(b"")) as link:
+        with pytest.raises(StoreError, match="no complete answer"):
+            exchange([Talk(link, frames())], 0.05)
+        assert asked == 4, "384 KiB on a unix socket"
+
+
+def test_no_talk_at_all() -> None:
+    exchange([], TIMEOUT_S)

@@ -1,0 +1,187 @@
+"""Connections that break between a store and its servers, at every moment. Real servers, a real proxy."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.errors import FencedError, RolledBackError, StoreError
+from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.interface import Rows, WriteRequest
+from bagpipe.store.keys import bucket_of
+from bagpipe.store.redis.store import RedisStore
+from bagpipe.testing.fence_jobs import take_over
+from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
+from bagpipe.types.schema import RowSchema, RowTable
+
+pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
+
+SCHEMA = RowSchema(tables=(RowTable(name="user", dim=16), RowTable(name="item", dim=4)), optimizer="sgd")
+NUM_BUCKETS = 4
+IDS = np.arange(6_000, dtype=np.int64)
+
+
+def rows_of(version: int, dim: int = 16) -> Rows:
+    return np.repeat(IDS[:, None], dim, axis=1).astype(np.float32) + 10_000 * version
+
+
+def opened(url: str, namespace: str, timeout_s: float = 30.0) -> RedisStore:
+    return RedisStore(url, schema=SCHEMA, namespace=namespace, num_buckets=NUM_BUCKETS, timeout_s=timeout_s)
+
+
+def num_groups(num_writes: int) -> list[int]:
+    """Of each bucket after so many writes of both tables: one for each command."""
+    total = np.zeros(NUM_BUCKETS, np.int64)
+    for table, row_bytes in ((0, 64), (1, 16)):
+        counts = np.bincount(bucket_of(np.full(1, table, np.uint32), IDS, NUM_BUCKETS), minlength=NUM_BUCKETS)
+        total += -(-counts // (65_536 // row_bytes))
+    return [int(groups) for groups in num_writes * total]
+
+
+class Workload:
+    """Writes versions, reads them back, counts the groups."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._version = 0
+
+    def run(self) -> None:
+        for _ in range(2):
+            self._version += 1
+            self._store.write_many(
+                [WriteRequest(0, IDS, rows_of(self._version)), WriteRequest(1, IDS, rows_of(self._version, 4))]
+            )
+        assert self._store.rotate().tolist() == num_groups(2), "each group counts once"
+        user, item = self._store.read_many([(0, IDS), (1, IDS)])
+        assert (user.rows == rows_of(self._version)).all()
+        assert (item.rows == rows_of(self._version, 4)).all()
+
+
+@pytest.fixture
+def proxies(redis_servers: tuple[str, ...]) -> Iterator[tuple[FaultyProxy, FaultyProxy]]:
+    with ExitStack() as stack:
+        first, second, *_ = (stack.enter_context(FaultyProxy(url)) for url in redis_servers[:2])
+        yield first, second
+
+
+@pytest.mark.parametrize(
+    ("how", "num_bytes"),
+    [
+        (Upsetting.DROP_ANSWER, 0),
+        (Upsetting.CUT_ANSWER, 7),
+        (Upsetting.CUT_REQUEST, 30),
+        (Upsetting.CUT_REQUEST, 50_000),
+        (Upsetting.RESET, 0),
+    ],
+)
+def test_one_effect_whichever_answer_is_lost(
+    proxies: tuple[FaultyProxy, FaultyProxy], namespace: str, how: Upsetting, num_bytes: int
+) -> None:
+    first, second = proxies
+    with opened(f"{first.url},{second.url}", namespace) as store:
+        take_over(store)
+        work = Workload(store)
+        work.run()
+        number = 0
+        while True:
+            number += 1
+            fired = first.num_fired
+            first.upset(Upset(how=how, at=number, num_bytes=num_bytes))
+            work.run()
+            if first.num_fired == fired:
+                break
+        assert number > 3
+
+
+def test_a_silent_connection_is_given_up_for_another(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
+    first, second = proxies
+    with opened(f"{first.url},{second.url}", namespace) as store:
+        take_over(store)
+        store._writing._patience_s = store._reading._patience_s = 0.2  # type: ignore[attr-defined]  # else 7.5
+        work = Workload(store)
+        work.run()
+        for number in (1, 3):
+            first.upset(Upset(how=Upsetting.SILENCE, at=number))
+            work.run()
+        assert first.num_fired == 2
+        first.heal()
+        work.run()
+
+
+def test_without_a_fence_the_first_loss_ends_it(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
+    first, second = proxies
+    with opened(f"{first.url},{second.url}", namespace) as store:
+        store.write(0, IDS, rows_of(1))
+        first.upset(Upset(how=Upsetting.DROP_ANSWER))
+        with pytest.raises(StoreError, match=r"closed the connection|Broken pipe|reset"):
+            store.write(0, IDS, rows_of(2))
+        with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):  # whatever ended it, said again
+            store.write(0, IDS, rows_of(2))
+        first.upset(Upset(how=Upsetting.DROP_ANSWER))
+        assert store.read(0, IDS).found.all(), "reading does no harm"
+
+
+def test_a_server_out_of_reach_until_the_deadline(tmp_path: Path) -> None:
+    """Whoever accepts connections and closes them is asked again, but not for ever."""
+    with EmbeddedServer(tmp_path / "own") as server, ExitStack() as stack:
+        with FaultyProxy(server.url, listen=tmp_path / "proxy.sock") as proxy:
+            store = stack.enter_context(opened(proxy.url, "job", timeout_s=0.4))
+            take_over(store)
+            store.write(0, IDS, rows_of(1))
+            os.kill(server.process_id, signal.SIGKILL)
+            with pytest.raises(StoreError, match=r"out of reach until store\.timeout_s = 0\.4 s"):
+                store.write(0, IDS, rows_of(2))
+
+
+def test_a_server_that_is_dead_is_not_waited_for(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path / "own") as server, opened(server.url, "job", timeout_s=300.0) as store:
+        take_over(store)
+        store.write(0, IDS, rows_of(1))
+        os.kill(server.process_id, signal.SIGKILL)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            store.write(0, IDS, rows_of(2))
+        with pytest.raises(StoreError, match="cannot be reached"):
+            store.read(0, IDS)
+
+
+@pytest.mark.parametrize("durability", ["memory", "always"])
+def test_a_server_that_comes_back_as_another_process(tmp_path: Path, durability: str) -> None:
+    """Behind a proxy, so that only the connection is seen to break. Even with all its rows."""
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer(tmp_path / "own", durability=durability))
+        proxy = stack.enter_context(FaultyProxy(server.url, listen=tmp_path / "proxy.sock"))
+        store = stack.enter_context(opened(proxy.url, "job"))
+        take_over(store)
+        store.write(0, IDS, rows_of(1))
+        server.__exit__(None, None, None)
+        stack.enter_context(EmbeddedServer(tmp_path / "own", durability=durability))
+        for _ in range(2):
+            with pytest.raises(RolledBackError, match="was started again, its rows may be lost"):
+                store.write(0, IDS, rows_of(2))
+        with pytest.raises(RolledBackError, match="was started again, its rows may be lost"):
+            store.read(0, IDS)
+
+
+def test_a_zombie_that_sends_again_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
+    """The refusal itself is lost on the way; what is sent again is refused again."""
+    first, second = proxies
+    url = f"{first.url},{second.url}"
+    with opened(url, namespace) as zombie, opened(url, namespace) as job:
+        take_over(zombie)
+        zombie.write(0, IDS, rows_of(1))
+        take_over(job, generation=2)
+        job.write(0, IDS, rows_of(3))
+        fired = first.num_fired + second.num_fired
+        for proxy in proxies:  # whichever is heard first
+            proxy.upset(Upset(how=Upsetting.DROP_ANSWER))
+        for _ in range(2):
+            with pytest.raises(FencedError, match="generation 2, this one is 1"):
+                zombie.write(0, IDS, rows_of(4))
+        assert first.num_fired + second.num_fired > fired
+        assert (job.read(0, IDS).rows == rows_of(3)).all()

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bagpipe.errors import StoreError
+from bagpipe.store.keys import NUM_SLOTS
+from bagpipe.store.redis.topology import Address, Redirect, RedirectKind, Topology, parse_redirect, parse_slots
+
+ASKED = Address("asked", 7000)
+A, B, C = (Address(f"10.0.0.{number}", 7000) for number in (1, 2, 3))
+
+
+def node(address: Address) -> list[object]:
+    return [address.host.encode(), address.port, b"id", []]
+
+
+def test_slots_to_masters() -> None:
+    topology = parse_slots([[0, 99, node(A), node(C)], [200, 300, node(B)], [100, 120, node(A), node(C)]], ASKED)
+    assert topology.masters == (A, B)
+    assert topology.replicas == (C,)
+    assert [topology.master_of(slot) for slot in (0, 99, 100, 121, 200, 300, 301)] == [A, A, A, None, B, B, None]
+    assert topology.num_covered == 222
+
+
+@pytest.mark.parametrize("host", [b"", None, b"?"])
+def test_a_node_that_does_not_know_its_host_is_the_one_asked(host: bytes | None) -> None:
+    topology = parse_slots([[0, NUM_SLOTS - 1, [host, 7001, b"id"]]], ASKED)
+    assert topology.masters == (Address("asked", 7001),)
+    assert topology.num_covered == NUM_SLOTS
+
+
+@pytest.mark.parametrize("reply", [b"OK", [[0]], [[0, 1, []]], [[0, 1, [b"host", b"port"]]], [["x", 1, node(A)]], 7])
+def test_another_answer_is_refused(reply: object) -> None:
+    with pytest.raises(StoreError, match="asked:7000: CLUSTER SLOTS answered something else"):
+        parse_slots(reply, ASKED)  # type: ignore[arg-type]
+
+
+def test_a_slot_that_moved() -> None:
+    before = Topology(masters=(A,), replicas=(), owners=np.zeros(NUM_SLOTS, np.int16))
+    after = before.with_moved(7, B).with_moved(9, A)
+    assert [after.master_of(slot) for slot in (6, 7, 9)] == [A, B, A]
+    assert after.masters == (A, B)
+    assert before.master_of(7) == A
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "address"),
+    [
+        ("MOVED 3999 10.0.0.1:7000", RedirectKind.MOVED, A),
+        ("MOVED 3999 :7001", RedirectKind.MOVED, Address("asked", 7001)),
+        ("MOVED 3999 ?:7001", RedirectKind.MOVED, Address("asked", 7001)),
+        ("ASK 0 ::1:7000", RedirectKind.ASK, Address("::1", 7000)),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", RedirectKind.WAIT, None),
+        ("CLUSTERDOWN Hash slot not served", RedirectKind.WAIT, None),
+        ("LOADING Redis is loading the dataset in memory", RedirectKind.WAIT, None),
+        ("READONLY You can't write against a read only replica.", RedirectKind.WAIT, None),
+        ("MASTERDOWN Link with MASTER is down", RedirectKind.WAIT, None),
+    ],
+)
+def test_what_to_do_with_a_command_that_was_not_served(line: str, kind: RedirectKind, address: Address | None) -> None:
+    assert parse_redirect(line, ASKED) == Redirect(kind=kind, address=address, line=line)
+
+
+@pytest.mark.parametrize(
+    "line", ["ERR no", "WRONGTYPE x", "MOVED", "MOVED 1", "MOVED 1 host", "MOVED 1 a:x", "moved 1 a:1", "ASKING", ""]
+)
+def test_any_other_error(line: str) -> None:
+    assert parse_redirect(line, ASKED) is None
+
+
+def test_an_address_reads_as_in_a_url() -> None:
+    assert [str(Address("a", 1)), str(Address("::1", 2))] == ["a:1", "[::1]:2"]
