@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.nodes import ClusterNodes, start_cluster
 
 # The suite says the same twice: its examples come from each test's own seed. `make search` draws new ones.

@@ -11,7 +11,7 @@ from torch import nn
 
 from bagpipe.digest import CHUNK_ROWS, dense_digest, embedding_digest
 from bagpipe.errors import LostRowError
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import RowSchema, RowTable
 
 

@@ -31,7 +31,7 @@ from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
-from bagpipe.store.fencing import Fence, Ledger, condemned
+from bagpipe.store.fencing.fence import Fence, Ledger, condemned
 from bagpipe.store.interface import Store
 from trainer.bookmarks import StepBookmarks
 from trainer.ranks import Ranks

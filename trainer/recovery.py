@@ -28,7 +28,7 @@ from bagpipe.checkpoint.recovery import check_namespace
 from bagpipe.client.agreement import first_difference
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.store.fencing import BucketState
+from bagpipe.store.fencing.fence import BucketState
 from bagpipe.store.interface import Store
 from bagpipe.store.redis.urls import redact
 from bagpipe.types.schema import DataSchema, RowSchema

@@ -18,7 +18,7 @@ from pathlib import Path
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import local_address
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from cacher.embedded import EmbeddedCacher
 from trainer.ranks import Ranks
 

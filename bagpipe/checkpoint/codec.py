@@ -21,7 +21,7 @@ import xxhash
 
 from bagpipe.checkpoint.manifest import FORMAT_VERSION, BrokenCheckpoint, FileEntry, Manifest, Part
 from bagpipe.errors import InputError
-from bagpipe.store.fencing import check_token
+from bagpipe.store.fencing.fence import check_token
 
 __all__ = ["decode_manifest", "decode_part", "encode"]
 

@@ -20,7 +20,7 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
 from bagpipe.errors import JobError
-from bagpipe.store.fencing import Ledger
+from bagpipe.store.fencing.fence import Ledger
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import reach
 

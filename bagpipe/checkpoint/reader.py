@@ -23,7 +23,7 @@ from bagpipe.checkpoint.merge import SortedFile, merged_ids, merged_records, ope
 from bagpipe.checkpoint.record import NAME_DTYPE, latest_positions, load_names, take_records
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.keys import bucket_of
-from bagpipe.store.requests import row_dtype
+from bagpipe.store.validation import row_dtype
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["CheckpointRows"]

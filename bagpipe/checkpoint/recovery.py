@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
-from bagpipe.store.fencing import BucketState, Fence, Ledger, condemned
+from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, condemned
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.util.failpoints import reach

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]

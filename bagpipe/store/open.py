@@ -27,7 +27,7 @@ class _Request:
 
 
 def _memory(request: _Request) -> Store:
-    from bagpipe.store.memory import MemoryStore
+    from bagpipe.store.memory.store import MemoryStore
 
     if request.durability != "memory":
         raise InputError(f"store.durability is {request.durability}, but memory:// keeps rows in this process only")

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.fencing import Fence, LogState, condemned
+from bagpipe.store.fencing.fence import Fence, LogState, condemned
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.testing.fence_jobs import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import Rows, Store
 from bagpipe.store.keys import bucket_of
 from bagpipe.types.schema import RowSchema, RowTable

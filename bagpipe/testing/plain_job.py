@@ -29,7 +29,7 @@ from bagpipe.oracle.planner import make_planner
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
 

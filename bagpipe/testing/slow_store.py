@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
 from bagpipe.types.schema import RowSchema
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bagpipe.store.embedded import find_server
+from bagpipe.store.server.embedded import find_server
 
 __all__ = ["main"]
 

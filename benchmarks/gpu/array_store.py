@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.store.interface import ReadResult, WriteRequest
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["ArrayStore"]

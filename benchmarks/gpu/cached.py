@@ -22,9 +22,9 @@ from bagpipe.client.step import Step
 from bagpipe.kernels.initial import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import Progress
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob
 from bagpipe.types.schema import RowSchema

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import find_server
+from bagpipe.store.server.embedded import find_server
 from benchmarks.gpu.timing import median_s, open_clock
 from data.replay.machine import processor_name
 

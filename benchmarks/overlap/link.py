@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer, find_server
+from bagpipe.store.server.embedded import EmbeddedServer, find_server
 
 __all__ = ["ShapedServer", "check_privileges", "server_version"]
 

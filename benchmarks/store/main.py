@@ -38,8 +38,7 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from bagpipe.store.embedded import EmbeddedServer
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis.routing import Router, spread
@@ -47,6 +46,7 @@ from bagpipe.store.redis.row_checksum import value_dtype
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.redis.transfer import max_command_rows
 from bagpipe.store.redis.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.store.plain import PlainWriter
 

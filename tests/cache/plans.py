@@ -18,7 +18,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.store.interface import ReadResult, WriteRequest
-from bagpipe.store.requests import row_dtype
+from bagpipe.store.validation import row_dtype
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema
 

@@ -15,7 +15,7 @@ from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recovery import Recovered, recover
 from bagpipe.checkpoint.rows import RowWriter, save_dirty
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import Store
 from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, requests
 

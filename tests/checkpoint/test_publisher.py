@@ -15,7 +15,7 @@ import pytest
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.errors import JobError
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning
 from tests.checkpoint.samples import LINEAGE, SCHEMA, content, draw_rows, rows_of
 

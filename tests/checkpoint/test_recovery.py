@@ -20,9 +20,9 @@ from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recovery import check_namespace, is_usable, recover
 from bagpipe.errors import FencedError, InputError
-from bagpipe.store.fencing import BucketState, Ledger, LogState, condemned
+from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, condemned
 from bagpipe.store.interface import Store
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
 from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, draw_rows, three_checkpoints
 

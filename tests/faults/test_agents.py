@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.programs import await_gone, run_forked
 from tests.system.test_torchrun import torchrun

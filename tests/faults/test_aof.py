@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.open import open_store
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import MakeStore, ids_of, look_at, play_job, rows_of
 from bagpipe.types.schema import RowSchema
 from tests.store.clients import client_of

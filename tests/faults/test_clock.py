@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.config.load import parse_config
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.clock import ClockJump, find_compiler
 from tests.system.jobs import run_job
 from tests.system.programs import Program, await_gone

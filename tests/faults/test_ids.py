@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from data.parquet import ParquetSource
 from tests.data.test_parquet import read, table, write
 from tests.store.clients import client_of

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
-from bagpipe.store.fencing import Fence
+from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, look_at, new_name, new_token, rows_of, touched_ids
 from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
 from bagpipe.types.schema import RowSchema

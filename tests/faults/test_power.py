@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import ReadResult
 from bagpipe.store.open import open_store
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.checkpoint.samples import content, draw_rows, rows_of, save
 from tests.faults.power import PowerDisk, why_no_power_disk

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.cacher.daemons import Daemon, config
 from tests.system.programs import await_gone, marked_processes
 from tests.system.test_torchrun import ENDLESS, torchrun

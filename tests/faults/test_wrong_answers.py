@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bagpipe.errors import StoreError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Rows, Store
 from bagpipe.store.open import open_store
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.faults.relay import Relay
 

@@ -17,8 +17,8 @@ from typing import Any
 import redis
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import NUM_SLOTS
+from bagpipe.store.server.embedded import EmbeddedServer
 
 __all__ = ["ClusterNode", "ClusterNodes", "await_true", "start_cluster", "start_server"]
 

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.keys import bucket_key, bucket_of, key_slot
 from bagpipe.store.redis.rights import COMMANDS
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNodes

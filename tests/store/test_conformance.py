@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.slow_store import SlowStore
 from bagpipe.testing.store_conformance import CHECKS, MakeStore
 from bagpipe.types.schema import RowSchema

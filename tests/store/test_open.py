@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.store.open import SCHEMES, open_store
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema, RowTable

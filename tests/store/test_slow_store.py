@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import StoreError
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.slow_store import Gate, SlowStore
 from bagpipe.types.schema import RowSchema, RowTable
 

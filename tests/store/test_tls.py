@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.store_conformance import CHECKS
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.nodes import start_server
 
 __all__ = ["Authority", "Certificate", "TlsFront", "serves_tls", "start_tls_server", "tls_options"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config, DataConfig, ModelConfig, OptimConfig, StoreConfig
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.writes import Writes, client_of
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import redis
 
-from bagpipe.store.embedded import find_server
+from bagpipe.store.server.embedded import find_server
 
 __all__ = ["Host", "HostStore", "run_ip", "serve_store", "two_hosts", "why_no_hosts"]
 

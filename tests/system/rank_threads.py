@@ -28,7 +28,7 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.progress import PhaseResult
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from cacher.planning import PlannedData
 from data.formats import open_source

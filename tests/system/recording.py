@@ -31,8 +31,8 @@ from bagpipe.engine import Engine
 from bagpipe.errors import StoreError
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.progress import PhaseResult, Progress
-from bagpipe.store.fencing import Fence
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.fencing.fence import Fence
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, engine_of_rank, steps_of_rank

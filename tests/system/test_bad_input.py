@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.data.files import criteo_line, criteo_lines
 from tests.system.programs import Done, await_gone, run_forked, run_program
 

@@ -14,7 +14,7 @@ from bagpipe.config.sections import Config
 from bagpipe.dense import compiled
 from bagpipe.dense.graphs import RepeatedCalls
 from bagpipe.errors import JobError
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system import programs
 from tests.system.jobs import change, run_job
 from tests.system.programs import run_forked

@@ -16,7 +16,7 @@ from bagpipe.digest import embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import InputError
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from cacher.planning import PlannedData
 from tests.system.jobs import change, run_job
 from tests.system.streams import ForgetfulStore

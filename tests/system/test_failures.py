@@ -19,7 +19,7 @@ from bagpipe.errors import CapacityError, StoreError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.store.interface import Store
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import plan_steps
 from cacher.planning import PlannedData
 from tests.system.jobs import change, largest_batch, run_job

@@ -21,7 +21,7 @@ from bagpipe.phases.guard import _TOTALS, Guard
 from bagpipe.pipeline import stream
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import plan_steps
 from cacher.planning import PlannedData
 from tests.system.jobs import change

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from bagpipe.config.load import parse_config
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.jobs import run_job
 from tests.system.programs import Done, Program, await_gone, marked_processes
 from tests.system.writes import Writes

@@ -20,7 +20,7 @@ import trainer.job
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change, run_job
 from tests.system.programs import Program, await_gone

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.config.sections import Config
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.data.files import criteo_lines
 from tests.distributed.processes import run_ranks
 from tests.system.jobs import change

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.checkpoint import codec
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.programs import Program, await_gone, run_forked
 from tests.system.resumed import JOB, Resumed, digests
 from tests.system.writes import Writes, client_of

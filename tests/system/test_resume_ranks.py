@@ -18,7 +18,7 @@ import pytest
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.util import failpoints as crash_points
 from tests.distributed.processes import Ended, run_ranks
 from tests.system.jobs import change

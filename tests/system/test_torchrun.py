@@ -13,7 +13,7 @@ import pytest
 
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.jobs import change
 from tests.system.programs import Done, Program, await_gone

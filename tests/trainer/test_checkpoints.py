@@ -9,8 +9,8 @@ import pytest
 
 from bagpipe.config.sections import Config
 from bagpipe.errors import RolledBackError
-from bagpipe.store.fencing import Fence
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.fencing.fence import Fence
+from bagpipe.store.memory.store import MemoryStore
 from tests.trainer.test_recovery import FACTS, ROWS
 from trainer.checkpoints import Checkpoints
 from trainer.ranks import Ranks

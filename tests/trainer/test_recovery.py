@@ -13,8 +13,8 @@ import pytest
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
-from bagpipe.store.fencing import Ledger
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.fencing.fence import Ledger
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
 from trainer.ranks import Ranks
 from trainer.recovery import JobFacts, begin, compare, result_settings

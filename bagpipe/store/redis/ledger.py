@@ -9,7 +9,7 @@ twice. So an answer that got lost is no trouble: the call is repeated until the 
 answer, which has forgotten what was acknowledged. So a script that sets a mark first looks whether all that the mark
 vouches for is there.
 
-Keys: `bagpipe.store.fencing`. All keys of a bucket are in one hash slot, so a script may reach them all.
+Keys: `bagpipe.store.fencing.fence`. All keys of a bucket are in one hash slot, so a script may reach them all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
-from bagpipe.store.fencing import (
+from bagpipe.store.fencing.fence import (
     CONDEMNED,
     BucketState,
     LogState,
@@ -142,7 +142,7 @@ _DELETE = _CHECK_OWNER + "redis.call('HDEL', KEYS[1], unpack(ARGV, 2)) return 'O
 
 
 class RedisLedger:
-    """See `bagpipe.store.fencing.Ledger`.
+    """See `bagpipe.store.fencing.fence.Ledger`.
 
     Args:
         namespace: what it administers.

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
-from bagpipe.store.record import SchemaRecord
 from bagpipe.store.redis.durability import needs_fsync, refuse_less_durable
 from bagpipe.store.redis.rights import ask_rights, refuse_missing_rights
 from bagpipe.store.redis.routing import spread
 from bagpipe.store.redis.servers import Command, refuse_unsafe
+from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["Home", "Namespace"]

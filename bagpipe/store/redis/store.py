@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
+from bagpipe.store.fencing.logbook import Logbook
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.keys import bucket_key, bucket_of, check_layout
-from bagpipe.store.logbook import Logbook
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.cluster_fleet import ClusterFleet
 from bagpipe.store.redis.fleet import Fleet, ListFleet
@@ -33,7 +33,7 @@ from bagpipe.store.redis.namespace import Home, Namespace
 from bagpipe.store.redis.row_checksum import check_words
 from bagpipe.store.redis.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
-from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import reach
 

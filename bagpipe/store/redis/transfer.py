@@ -17,9 +17,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fencing import logs_key, open_key, owner_key
+from bagpipe.store.fencing.fence import logs_key, open_key, owner_key
+from bagpipe.store.fencing.logbook import LogEntries
 from bagpipe.store.keys import FIELD_DTYPE
-from bagpipe.store.logbook import LogEntries
 from bagpipe.store.redis.exchange import Frame, Request
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
 from bagpipe.store.redis.link import Bytes

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bagpipe.errors import JobError
-from bagpipe.store.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.zygote import Started, Zygote
 
 __all__ = ["DaemonHost", "StoreHost"]

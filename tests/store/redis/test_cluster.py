@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import key_slot, meta_key
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.servers import Command, Unreachable
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.redis.urls import parse_cluster_url
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_server

@@ -16,10 +16,10 @@ import pytest
 import redis
 
 from bagpipe.errors import RolledBackError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import bucket_key, key_slot
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.nodes import ClusterNode, ClusterNodes, await_true, start_cluster

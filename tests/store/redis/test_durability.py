@@ -6,9 +6,9 @@ import pytest
 
 from bagpipe.config.rules import DURABILITIES as CONFIG_DURABILITIES
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.open import open_store
 from bagpipe.store.redis.durability import DURABILITIES, inspect_durability, refuse_less_durable, server_options
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNodes

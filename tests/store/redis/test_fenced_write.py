@@ -11,13 +11,13 @@ import pytest
 import redis
 
 from bagpipe.errors import CorruptRowError, FencedError, RolledBackError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
-from bagpipe.store.fencing import Fence, log_key, logs_key, open_key, owner_key
+from bagpipe.store.fencing.fence import Fence, log_key, logs_key, open_key, owner_key
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, ShortLog, Transaction
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.redis.wire import ErrorReply
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Rows, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
 from bagpipe.types.schema import RowSchema, RowTable

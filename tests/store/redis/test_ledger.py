@@ -17,11 +17,11 @@ import pytest
 import redis
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
-from bagpipe.store.fencing import Fence, Ledger, condemned, log_key, logs_key, mark_key, owner_key
+from bagpipe.store.fencing.fence import Fence, Ledger, condemned, log_key, logs_key, mark_key, owner_key
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, key_slot
 from bagpipe.store.redis.servers import Command
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_token, rows_of, take_over, touched_ids
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNodes, await_true
@@ -335,7 +335,7 @@ def test_killed_in_the_middle_of_a_commit(tmp_path: Path) -> None:
         late = ids_of((1_000, 1_100))
         job.store.write(0, late, rows_of(0, late, 1.0))
         program = (
-            "import sys; from bagpipe.store.redis.store import RedisStore; from bagpipe.store.fencing import Fence\n"
+            "import sys; from bagpipe.store.redis.store import RedisStore; from bagpipe.store.fencing.fence import Fence\n"
             "from bagpipe.testing.fence_jobs import SCHEMA\n"
             "store = RedisStore(sys.argv[1], schema=SCHEMA, namespace='job', num_buckets=4)\n"
             "with store:\n"

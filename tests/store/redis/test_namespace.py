@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, meta_key
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.redis.rights import COMMANDS, ask_rights, refuse_missing_rights
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.clients import client_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]

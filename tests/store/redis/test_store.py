@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.embedded import EmbeddedServer
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 

@@ -15,7 +15,7 @@ from bagpipe.client.step import PlanSpan, Step
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from tests.testing.races.jobs import batches

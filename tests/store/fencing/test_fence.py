@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.store.fencing import (
+from bagpipe.store.fencing.fence import (
     MAX_MARK_BYTES,
     Fence,
     check_mark,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, RolledBackError
-from bagpipe.store.fencing import (
+from bagpipe.store.fencing.fence import (
     BucketState,
     Fence,
     LogState,
@@ -18,13 +18,13 @@ from bagpipe.store.fencing import (
     distinct_fields,
 )
 from bagpipe.store.keys import FIELD_DTYPE, bucket_of
-from bagpipe.store.memory_space import Log, Space
+from bagpipe.store.memory.space import Log, Space
 
 __all__ = ["MemoryLedger"]
 
 
 class MemoryLedger:
-    """See `bagpipe.store.fencing.Ledger`.
+    """See `bagpipe.store.fencing.fence.Ledger`.
 
     Args:
         space: what it administers.

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bagpipe.errors import InputError
-from bagpipe.store.embedded import EmbeddedServer, find_server
+from bagpipe.store.server.embedded import EmbeddedServer, find_server
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
@@ -82,7 +82,7 @@ def test_a_server_that_does_not_start(tmp_path: Path, script: str, reason: str) 
 
 def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
     program = (
-        "import sys, signal; from bagpipe.store.embedded import EmbeddedServer\n"
+        "import sys, signal; from bagpipe.store.server.embedded import EmbeddedServer\n"
         "with EmbeddedServer(sys.argv[1]) as server:\n"
         "    print(server.process_id, flush=True); signal.pause()\n"
     )
@@ -133,7 +133,7 @@ def test_what_outlives_the_server(tmp_path: Path, durability: str, survives: boo
 def test_a_killed_job_leaves_its_rows_to_the_next(tmp_path: Path) -> None:
     """Its server is gone or going; the next one on the folder waits for that, and loads what was acknowledged."""
     program = (
-        "import os, signal, sys, redis; from bagpipe.store.embedded import EmbeddedServer\n"
+        "import os, signal, sys, redis; from bagpipe.store.server.embedded import EmbeddedServer\n"
         "with EmbeddedServer(sys.argv[1], durability='always') as server:\n"
         "    client = redis.Redis.from_url(server.url)\n"
         "    for number in range(200): client.hset('rows', number, number)\n"
@@ -149,7 +149,7 @@ def test_a_killed_job_leaves_its_rows_to_the_next(tmp_path: Path) -> None:
 
 def test_a_server_that_outlived_its_job_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no kernel ends it. It is stopped, too, so that it does not hear of its end."""
-    monkeypatch.setattr("bagpipe.store.embedded._ORPHAN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("bagpipe.store.server.embedded._ORPHAN_TIMEOUT_S", 0.2)
     folder = tmp_path / "job"
     folder.mkdir()
     with EmbeddedServer(tmp_path / "other") as other:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="adagrad")

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fencing import Fence
+from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.interface import ReadResult, Rows
 from bagpipe.store.keys import FIELD_DTYPE, bucket_of
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.store.record import SchemaRecord
+from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=8), RowTable(name="item", dim=4, rows=10)), optimizer="adam")

@@ -1,7 +1,7 @@
 """`MemoryStore`: rows in numpy arrays of this process, for tests and for tables that fit. Nothing survives the process.
 
 A name makes a store that can be opened again: ``memory://name`` in the same process finds the same rows, and the same
-owner and logs. Rows and ledger: `bagpipe.store.memory_space`, `bagpipe.store.memory_ledger`.
+owner and logs. Rows and ledger: `bagpipe.store.memory.space`, `bagpipe.store.memory.ledger`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.fencing import Fence, Ledger
+from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.keys import check_layout
-from bagpipe.store.memory_ledger import MemoryLedger
-from bagpipe.store.memory_space import Log, Table, open_space
-from bagpipe.store.record import SchemaRecord
-from bagpipe.store.requests import check_read, check_write, row_dtype
+from bagpipe.store.memory.ledger import MemoryLedger
+from bagpipe.store.memory.space import Log, Table, open_space
+from bagpipe.store.schema_record import SchemaRecord
+from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["MemoryStore"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.fencing import Fence, check_token, log_key, log_name
+from bagpipe.store.fencing.fence import Fence, check_token, log_key, log_name
 
 __all__ = ["LogEntries", "Logbook"]
 

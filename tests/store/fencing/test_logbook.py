@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagpipe.store.fencing import Fence, parse_log_name
+from bagpipe.store.fencing.fence import Fence, parse_log_name
+from bagpipe.store.fencing.logbook import Logbook
 from bagpipe.store.keys import bucket_key
-from bagpipe.store.logbook import Logbook
 
 TOKEN = "3-" + "ab" * 16
 KEYS = [bucket_key("job", bucket) for bucket in range(3)]

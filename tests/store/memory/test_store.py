@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.store.memory import MemoryStore
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=1),), optimizer="sgd")

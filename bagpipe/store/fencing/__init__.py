@@ -1,0 +1,1 @@
+"""Fencing tokens and write logs of a namespace, as pure data."""

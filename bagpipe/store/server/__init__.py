@@ -1,0 +1,1 @@
+"""A private Redis-protocol server for one job."""
