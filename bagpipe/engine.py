@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
-from bagpipe.client.step import Step
 from bagpipe.dense.work import DenseWork, EagerWork
 from bagpipe.distributed.interface import Peers
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks
 from bagpipe.phases.guard import NonFinite
 from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks

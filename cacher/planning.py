@@ -15,12 +15,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.client.step import Phase, PlanSpan, Step
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
+from bagpipe.oracle.rank_batch import Phase, PlanSpan, Step
 from bagpipe.types.batch import Batch
 from cacher.bookmarks import Bookmarks
 from cacher.identity import identity_of
@@ -212,7 +212,7 @@ class PlannedPhase:
 
 
 class PlannedData:
-    """A data set and the plans over it; for one rank also a `bagpipe.client.step.StepSource` without a socket.
+    """A data set and the plans over it; for one rank also a `bagpipe.oracle.rank_batch.StepSource` without a socket.
 
     Args:
         config: what to read.

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
-from bagpipe.client.step import Phase
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.oracle.rank_batch import Phase
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.types.schema import DataSchema
 

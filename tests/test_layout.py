@@ -77,7 +77,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/cli/main.py": "tests/cli/test_schedule.py",
     "bagpipe/client/link.py": "tests/client/test_remote.py",
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
-    "bagpipe/client/step.py": "tests/proto/steps.py",
+    "bagpipe/oracle/rank_batch.py": "tests/proto/steps.py",
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
     "bagpipe/dense/loss.py": "tests/dense/test_work.py",
     "bagpipe/errors.py": "tests/config/test_load.py",

@@ -27,10 +27,10 @@ from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
 from bagpipe.checkpoint.scribe import Places
-from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.fencing.fence import Fence, Ledger, condemned
 from bagpipe.store.interface import Store
 from trainer.bookmarks import StepBookmarks

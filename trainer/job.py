@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
 from bagpipe.dense.parallel.replicated import DenseParallel
@@ -25,6 +24,7 @@ from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.distributed.membership import Membership
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from bagpipe.client.address import Address
 from bagpipe.client.link import Credentials, Link, LinkLost
-from bagpipe.client.step import Step
 from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.proto.codec import CodecError, decode_step
 from bagpipe.proto.slim import full

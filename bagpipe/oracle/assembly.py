@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.intake import Incoming
+from bagpipe.oracle.batch_indexer import Incoming
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.split import Share
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
+from bagpipe.oracle.batch_indexer import Incoming, Intake
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
-from bagpipe.oracle.intake import Incoming, Intake
 from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.split import busiest_ranks
 from bagpipe.types.batch import Batch

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.worth import TICKS
+from bagpipe.oracle.lrfu import TICKS
 
 __all__ = ["NEVER", "NEVER_RANK", "POLICIES", "EvictionQueue", "Policy", "idle_rank"]
 

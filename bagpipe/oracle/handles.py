@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.oracle.lrfu import NEVER_USED, NO_WORTH, Ghosts
 from bagpipe.oracle.plan import RowList
-from bagpipe.oracle.worth import NEVER_USED, NO_WORTH, Ghosts
 
 __all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
 

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
 from bagpipe.oracle.assign import ASSIGNERS, check_shares
+from bagpipe.oracle.batch_indexer import Incoming, Intake
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER, POLICIES
 from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
-from bagpipe.oracle.intake import Incoming, Intake
+from bagpipe.oracle.lrfu import UseClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
-from bagpipe.oracle.residents import Residents, SlotTable
+from bagpipe.oracle.resident_set import Residents, SlotTable
 from bagpipe.oracle.window import NextUses, RankCounts
-from bagpipe.oracle.worth import UseClock
 from bagpipe.types.batch import Batch
 
 __all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from bagpipe.oracle.form import Row, misfits, rows_of
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
+from bagpipe.oracle.plan_validation import Row, misfits, rows_of
 from bagpipe.oracle.versions import Seen, Versions
 from bagpipe.types.batch import Batch
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.cache.step import StepContext
-from bagpipe.client.step import Step
 from bagpipe.dense.loss import as_heads, total_loss
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.phase import Phase
 
 if TYPE_CHECKING:

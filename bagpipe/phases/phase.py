@@ -19,10 +19,10 @@ from torch import Tensor
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
-from bagpipe.client.step import Step
 from bagpipe.dense.work import DensePass
 from bagpipe.distributed.interface import Peers, Wish
 from bagpipe.errors import InputError, JobError, LostRowError
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from bagpipe.client.step import Step
 from bagpipe.dense.loss import summed_loss
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.phase import WRITE_DEPTH
 from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.stage.batches import StageBatch

@@ -16,10 +16,10 @@ from bagpipe.cache.exchange import RowExchange
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.step import StepContext
 from bagpipe.checkpoint.recorder import NoRecorder
-from bagpipe.client.step import Step
 from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.guard import Guard
 from bagpipe.phases.phase import Phase
 from bagpipe.progress import PhaseResult, Progress

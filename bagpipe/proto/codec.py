@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.types.batch import Batch
 
 __all__ = ["CodecError", "decode_step", "step_parts"]

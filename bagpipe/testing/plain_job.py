@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.rows import RowCache
-from bagpipe.client.step import PlanSpan, Step
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.engine import Engine, EngineSettings, Progress
@@ -26,6 +25,7 @@ from bagpipe.kernels.open import open_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
+from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store

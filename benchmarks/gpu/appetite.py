@@ -19,8 +19,8 @@ import numpy as np
 
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.step import prepare_step
-from bagpipe.client.step import Step
 from bagpipe.embedding.bags import CachedBags, PlainInputs
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.types.schema import RowSchema
 from benchmarks.gpu.cached import claim, fill, store_makers

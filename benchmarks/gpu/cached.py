@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.client.step import Step
 from bagpipe.kernels.initial import initial_weights
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import Progress
 from bagpipe.store.interface import Store, WriteRequest

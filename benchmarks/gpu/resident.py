@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.cache.step import StepContext, prepare_step
-from bagpipe.client.step import Step
 from bagpipe.engine import ModelInputs
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.testing.plain_job import PlainJob, plan_steps
 from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
 from benchmarks.gpu.timing import open_clock

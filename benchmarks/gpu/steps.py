@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from bagpipe.client.step import Step
 from bagpipe.embedding.bags import CachedBags
 from bagpipe.errors import InputError
+from bagpipe.oracle.rank_batch import Step
 from benchmarks.gpu.cached import run_cached, store_makers
 from benchmarks.gpu.resident import RESIDENTS, step_times
 from benchmarks.gpu.settings import Settings

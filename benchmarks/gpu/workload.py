@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bagpipe.client.step import Step
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.testing.plain_job import PlainSettings, plan_steps
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Table

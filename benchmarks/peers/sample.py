@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.client.step import Phase
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.oracle.rank_batch import Phase
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 from data.formats import open_source

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError
 from bagpipe.oracle.handles import DenseHandles
+from bagpipe.oracle.lrfu import TICKS, UseClock
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, plans_of
-from bagpipe.oracle.worth import TICKS, UseClock
 from bagpipe.types.batch import Batch
 from benchmarks.policy.logs import Log
 from data.replay.baselines import BASELINES, run_baseline

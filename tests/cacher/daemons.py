@@ -23,9 +23,9 @@ from typing import Any, Self
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import settings_of
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.client.step import Phase, Step
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.oracle.rank_batch import Phase, Step
 from bagpipe.types.schema import DataSchema
 from cacher.planning import PlannedData
 from cacher.security import Access

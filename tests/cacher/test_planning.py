@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.client.step import PlanSpan
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
+from bagpipe.oracle.rank_batch import PlanSpan
 from bagpipe.proto.codec import step_parts
 from bagpipe.types.batch import Batch
 from cacher.planning import BOOKMARK_EVERY, PlannedData

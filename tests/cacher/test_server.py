@@ -13,8 +13,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bagpipe.client.step import Step
 from bagpipe.errors import InputError, JobError
+from bagpipe.oracle.rank_batch import Step
 from tests.cacher.daemons import (
     Daemon,
     all_steps,

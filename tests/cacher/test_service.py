@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.client.step import Step
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.rank_batch import Step
 from cacher.planning import PlannedBatch, PlannedData, PlannedPhase
 from cacher.server import Limits
 from tests.cacher.daemons import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.client.step import Step
+from bagpipe.oracle.rank_batch import Step
 from tests.cacher.daemons import Daemon, all_steps, config
 
 NUM_BATCHES = 20_000

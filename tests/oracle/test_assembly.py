@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
-from bagpipe.oracle.intake import Incoming
+from bagpipe.oracle.batch_indexer import Incoming
 from bagpipe.oracle.plan import RowList
 from bagpipe.oracle.split import Share
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.oracle.eviction import NEVER, NEVER_RANK, EvictionQueue, idle_rank
-from bagpipe.oracle.worth import NO_WORTH, TICKS
+from bagpipe.oracle.lrfu import NO_WORTH, TICKS
 
 operations = st.lists(
     st.one_of(

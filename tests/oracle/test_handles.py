@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.oracle.handles import DenseHandles, HashHandles
+from bagpipe.oracle.lrfu import NO_WORTH
 from bagpipe.oracle.plan import RowList
-from bagpipe.oracle.worth import NO_WORTH
 from tests.oracle.batches import WIDE_IDS
 
 Rows = list[tuple[int, int]]

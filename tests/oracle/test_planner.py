@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
-from bagpipe.oracle.residents import SPARED_PART
+from bagpipe.oracle.resident_set import SPARED_PART
 from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bagpipe.client.step import PlanSpan, Step
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.proto.codec import step_parts
 from bagpipe.types.batch import Batch
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bagpipe.client.step import Step
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.proto import codec
 from bagpipe.proto.codec import CodecError, decode_step
 from tests.proto.steps import arrays_of, assert_same, encode_step, example_step, steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.client.step import Step
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.proto.codec import decode_step
 from bagpipe.proto.envelope import step_message

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from bagpipe.client.remote import RemoteSteps
-from bagpipe.client.step import StepSource
 from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
+from bagpipe.oracle.rank_batch import StepSource
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store

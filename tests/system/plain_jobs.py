@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bagpipe.client.step import Phase
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initial import initial_weights
+from bagpipe.oracle.rank_batch import Phase
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 from data.formats import open_source

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.client.step import PlanSpan, Step
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.dense.parallel.stage_sums import StageSums
@@ -26,6 +25,7 @@ from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.progress import PhaseResult
 from bagpipe.store.memory.store import MemoryStore

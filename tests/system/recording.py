@@ -23,12 +23,12 @@ from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import recover
 from bagpipe.checkpoint.scribe import Places
-from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import StoreError
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.fencing.fence import Fence

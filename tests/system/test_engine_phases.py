@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.digest import embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import InputError
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory.store import MemoryStore
 from cacher.planning import PlannedData

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from bagpipe.cache.lookup import ActiveRun
-from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.guard import _TOTALS, Guard
 from bagpipe.pipeline import stream
 from bagpipe.pipeline.stream import NullStreams

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.client.step import Step
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
+from bagpipe.oracle.rank_batch import Step
 from tests.system.clicks import NUM_EXAMPLES
 from tests.system.jobs import change, run_job
 from tests.system.rank_threads import RanksEnd, run_ranks

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from bagpipe.client.step import PlanSpan, Step
 from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.testing.plain_job import PlainJob, PlainSettings

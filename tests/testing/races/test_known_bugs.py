@@ -16,12 +16,12 @@ import torch
 
 from bagpipe.cache import capture
 from bagpipe.cache.staging import Area, StagingRing
-from bagpipe.client.step import Step
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import CachePlan, OwnerPlan
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.rank_batch import Step
 from bagpipe.oracle.verify import PlanError, verify
 from bagpipe.phases.evaluation import Evaluation
 from bagpipe.phases.training import Training

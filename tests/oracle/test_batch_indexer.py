@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bagpipe.oracle.intake import Intake
+from bagpipe.oracle.batch_indexer import Intake
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from tests.oracle.batches import make_batch
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_rank
+from bagpipe.oracle.lrfu import NO_WORTH
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
-from bagpipe.oracle.worth import NO_WORTH
 
 __all__ = ["SPARED_PART", "Residents", "SlotTable"]
 
@@ -37,7 +37,7 @@ class SlotTable:
     Attributes:
         handle: int64, the row in the slot, -1 if it is free.
         next_use: int32, the next batch that uses the row, `NEVER` if the window has none.
-        worth: int32, see `bagpipe.oracle.worth`.
+        worth: int32, see `bagpipe.oracle.lrfu`.
     """
 
     handle: NDArray[np.int64]

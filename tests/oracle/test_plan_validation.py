@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from bagpipe.oracle.form import misfits, rows_of
 from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec, RowList
+from bagpipe.oracle.plan_validation import misfits, rows_of
 from bagpipe.oracle.planner import plan_batches
 from tests.oracle.batches import make_batch
 

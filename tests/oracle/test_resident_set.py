@@ -4,7 +4,7 @@ import numpy as np
 
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
-from bagpipe.oracle.residents import Residents, SlotTable
+from bagpipe.oracle.resident_set import Residents, SlotTable
 
 NOTHING = np.empty(0, dtype=np.int64)
 

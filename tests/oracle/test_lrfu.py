@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bagpipe.oracle.worth import HALF_LIFE_CACHES, NEVER_USED, NO_WORTH, TICKS, Ghosts, UseClock
+from bagpipe.oracle.lrfu import HALF_LIFE_CACHES, NEVER_USED, NO_WORTH, TICKS, Ghosts, UseClock
 
 NUM_SLOTS = 8
 HALF_LIFE_USES = HALF_LIFE_CACHES * NUM_SLOTS
