@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bagpipe.client.agreement import first_difference
+from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.errors import InputError, JobError
-from bagpipe.proto import cacher_pb2 as pb
 from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase
 from cacher.requests import PhaseRequest, check_hello, parse_start

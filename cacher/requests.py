@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
+from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import Phase
-from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["MAX_CREDITS", "MAX_RANKS", "MAX_SLOT_BYTES", "PhaseRequest", "check_hello", "parse_start"]

@@ -19,8 +19,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError, JobError
-from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.types.schema import DataSchema
 from cacher.counters import Counters
 from cacher.jobs import Jobs, Member, Place

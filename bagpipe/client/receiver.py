@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from bagpipe.client.address import Address
 from bagpipe.client.link import Credentials, Link, LinkLost
+from bagpipe.client.wire import cacher_pb2 as pb
+from bagpipe.client.wire.codec import CodecError, decode_step
+from bagpipe.client.wire.slim import full
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.proto import cacher_pb2 as pb
-from bagpipe.proto.codec import CodecError, decode_step
-from bagpipe.proto.slim import full
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]

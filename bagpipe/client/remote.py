@@ -19,10 +19,10 @@ from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials
 from bagpipe.client.receiver import QueueStatistics, Receiver, Run
+from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Phase, Step
-from bagpipe.proto import cacher_pb2 as pb
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["RemoteSteps"]

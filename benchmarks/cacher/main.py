@@ -27,10 +27,10 @@ import grpc
 import numpy as np
 
 from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.wire.envelope import step_message
+from bagpipe.client.wire.slim import slim, values_follow
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.proto.envelope import step_message
-from bagpipe.proto.slim import slim, values_follow
 from bagpipe.types.schema import DataSchema
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData

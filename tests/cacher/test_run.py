@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError
-from bagpipe.proto import cacher_pb2 as pb
 from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase
 from cacher.run import Run

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.proto import cacher_pb2 as pb
 from data.schema import criteo_schema
 from tests.client.scripted import Script, end, error, scripted, step, welcome
 

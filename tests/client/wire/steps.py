@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bagpipe.client.wire.codec import step_parts
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, Step
-from bagpipe.proto.codec import step_parts
 from bagpipe.types.batch import Batch
 
 __all__ = ["arrays_of", "assert_same", "encode_step", "example_step", "steps"]

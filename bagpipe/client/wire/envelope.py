@@ -5,9 +5,9 @@ protobuf's own encoder would copy them three more times. It would write the same
 
 from __future__ import annotations
 
+from bagpipe.client.wire import cacher_pb2 as pb
+from bagpipe.client.wire.codec import step_parts
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.proto import cacher_pb2 as pb
-from bagpipe.proto.codec import step_parts
 
 __all__ = ["step_message"]
 

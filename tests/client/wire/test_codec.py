@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bagpipe.client.wire import codec
+from bagpipe.client.wire.codec import CodecError, decode_step
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.proto import codec
-from bagpipe.proto.codec import CodecError, decode_step
-from tests.proto.steps import arrays_of, assert_same, encode_step, example_step, steps
+from tests.client.wire.steps import arrays_of, assert_same, encode_step, example_step, steps
 
 
 @settings(deadline=None)

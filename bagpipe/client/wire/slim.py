@@ -12,9 +12,9 @@ import dataclasses
 
 import numpy as np
 
+from bagpipe.client.wire.codec import CodecError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.proto.codec import CodecError
 
 __all__ = ["full", "slim", "values_follow"]
 
