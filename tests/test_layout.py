@@ -113,7 +113,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/testing/races/report.py": "tests/testing/races/test_watch.py",
     "bagpipe/testing/soak/cli.py": "tests/testing/soak",
     "bagpipe/testing/local_links.py": "tests/distributed/test_links.py",
-    "bagpipe/testing/local_peers.py": "tests/cache/test_exchange.py",
+    "bagpipe/testing/local_peers.py": "tests/cache/test_row_exchange.py",
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
     "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
     "bagpipe/client/wire/cacher_pb2.py": "tests/tools/test_make_protos.py",

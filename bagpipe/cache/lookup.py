@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagpipe.cache.step import RunContext, StepContext
+from bagpipe.cache.batch_context import RunContext, StepContext
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import Bags, Kernels, RowView, Terms
 

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.capture import RowCapture
+from bagpipe.cache.batch_context import RunContext, StepContext
 from bagpipe.cache.lookup import ActiveRun, ActiveStep, gradient_terms
 from bagpipe.cache.slab import Scratch, Slab
 from bagpipe.cache.slots import SlotTable, row_tables
-from bagpipe.cache.step import RunContext, StepContext
+from bagpipe.cache.snapshot import RowCapture
 from bagpipe.cache.transfer import CapturedRows, RowTransfer
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError

@@ -31,7 +31,7 @@ from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import reach
 
 if TYPE_CHECKING:
-    from bagpipe.cache.capture import CapturedRows
+    from bagpipe.cache.snapshot import CapturedRows
     from bagpipe.cache.staging import Arrival
     from bagpipe.checkpoint.dense import DenseCopy
 
@@ -274,7 +274,7 @@ class Scribe:
 
 
 class ScribesTaker:
-    """`bagpipe.cache.capture.Taker` of one checkpoint: what is captured goes to its scribe."""
+    """`bagpipe.cache.snapshot.Taker` of one checkpoint: what is captured goes to its scribe."""
 
     def __init__(self, scribe: Scribe, making: Making) -> None:
         self._scribe = scribe

@@ -16,10 +16,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bagpipe.cache.batch_context import StepContext
 from bagpipe.cache.layout import LookupRun, StepLayout
 from bagpipe.cache.lookup import ActiveStep, lookup
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.step import StepContext
 from bagpipe.errors import InputError, JobError
 
 __all__ = ["BatchReader", "Column", "JaggedInput"]

@@ -8,7 +8,7 @@
     X_UPDATE one row-optimizer step per row; OPT: one dense step              lane compute
     X_STORE  write the rows that left                                         lane net-out
 
-and with several ranks, whose caches hold different rows (`bagpipe.cache.exchange`):
+and with several ranks, whose caches hold different rows (`bagpipe.cache.row_exchange`):
 
     X_PREPULL, X_PULL            rows from their owners                       lane pull
     X_PUSH, X_PUSH_LATE, X_UPDATE_LATE   row gradients to their owners        lane push

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bagpipe.cache.exchange import RowExchange
+from bagpipe.cache.batch_context import StepContext
+from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.cache.staging import Arrival, to_host
-from bagpipe.cache.step import StepContext
 from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.phase import Phase

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.cache.lookup import ActiveRun
-from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.dense.work import DensePass
 from bagpipe.distributed.interface import Peers, Wish

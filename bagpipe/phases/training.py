@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.exchange import RowExchange
+from bagpipe.cache.batch_context import StepContext
 from bagpipe.cache.lookup import ActiveRun
-from bagpipe.cache.step import StepContext
+from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep

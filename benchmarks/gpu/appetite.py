@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from bagpipe.cache.batch_context import prepare_step
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.step import prepare_step
 from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.interface import Store, WriteRequest

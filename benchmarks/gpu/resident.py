@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.step import StepContext, prepare_step
+from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.engine import ModelInputs
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM

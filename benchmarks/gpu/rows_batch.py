@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bagpipe.cache.batch_context import RunContext, prepare_step
 from bagpipe.cache.layout import StepLayout
-from bagpipe.cache.step import RunContext, prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.bags import CachedBags
 from bagpipe.kernels.interface import Kernels

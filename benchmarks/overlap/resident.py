@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
 from bagpipe.engine import ModelInputs

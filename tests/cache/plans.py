@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.validation import row_dtype

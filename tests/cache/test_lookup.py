@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bagpipe.cache.batch_context import prepare_step
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import ActiveRun, gradient_terms, lookup
-from bagpipe.cache.step import prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowView

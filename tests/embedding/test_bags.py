@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bagpipe.cache.batch_context import prepare_step
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.step import prepare_step
 from bagpipe.embedding.bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initial import initial_weights

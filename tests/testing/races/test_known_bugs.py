@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.cache import capture
+from bagpipe.cache import snapshot as capture
 from bagpipe.cache.staging import Area, StagingRing
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.engine import Engine

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bagpipe.cache.batch_context import RunContext, StepContext
 from bagpipe.cache.lookup import ActiveRun, gradient_terms
+from bagpipe.cache.row_exchange_plan import PullPart, PushPart, RunExchange
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.serve import PullPart, PushPart, RunExchange
 from bagpipe.cache.slab import Scratch
-from bagpipe.cache.step import RunContext, StepContext
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowStep, Terms

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.cache.batch_context import RunContext, prepare_step
 from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
-from bagpipe.cache.step import RunContext, prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bagpipe.cache.capture import CapturedRows, RowCapture
 from bagpipe.cache.slots import FREE, Slots, SlotTable
+from bagpipe.cache.snapshot import CapturedRows, RowCapture
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest

@@ -5,7 +5,7 @@
     order, offsets (CSR)  ──occurrence -> its bag──>          `RowSums`              backward: bags -> rows
 
 With several ranks the rows stand in the order in which they come from their owners, and the backward is cut in two:
-what the next batch needs, and the rest (`bagpipe.cache.exchange`).
+what the next batch needs, and the rest (`bagpipe.cache.row_exchange`).
 
 Rule of this file: *bags are numbered example-major*, bag ``b * num_segments + s``. Occurrences come feature by feature,
 but the model wants ``[num_examples, num_segments * dim]``; permuting 4-byte positions here, ahead of time, saves
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.layout import LookupRun, StepLayout
-from bagpipe.cache.serve import RunExchange, prepare_exchange
+from bagpipe.cache.row_exchange_plan import RunExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.cache.batch_context import prepare_step
 from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.serve import RunExchange
-from bagpipe.cache.step import prepare_step
+from bagpipe.cache.row_exchange_plan import RunExchange
 from bagpipe.cache.upload import Uploader
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.exchange import RowExchange
+from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
+from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.cache.rows import RowCache
-from bagpipe.cache.step import StepContext, prepare_step
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError, PeerError
 from bagpipe.kernels.interface import RowStep
