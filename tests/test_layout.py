@@ -38,7 +38,7 @@ TORCH_USERS = (
     "bagpipe/embedding/bags.py",
     "bagpipe/cache/",
     "bagpipe/kernels/",
-    "bagpipe/checkpoint/dense.py",
+    "bagpipe/checkpoint/dense_state.py",
     "bagpipe/checkpoint/export.py",
     "bagpipe/dense/",
     "bagpipe/digest.py",

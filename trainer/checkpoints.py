@@ -19,14 +19,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.checkpoint.dense import check_model, combine, load, restore_random_state
+from bagpipe.checkpoint.dense_state import check_model, combine, load, restore_random_state
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
-from bagpipe.checkpoint.scribe import Places
+from bagpipe.checkpoint.writer import Places
 from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bagpipe.checkpoint.dense import combine, load, save_tensors
+from bagpipe.checkpoint.dense_state import combine, load, save_tensors
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError

@@ -40,7 +40,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """Rows of one width, sorted by (table, id), each once; see `bagpipe.checkpoint.record`.
+    """Rows of one width, sorted by (table, id), each once; see `bagpipe.checkpoint.row_file`.
 
     Attributes:
         file: the file.

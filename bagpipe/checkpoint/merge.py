@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, RowFile
-from bagpipe.checkpoint.record import (
+from bagpipe.checkpoint.row_file import (
     RecordFile,
     join_records,
     latest_positions,

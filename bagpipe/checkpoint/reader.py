@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.merge import SortedFile, merged_ids, merged_records, open_files
-from bagpipe.checkpoint.record import NAME_DTYPE, latest_positions, load_names, take_records
+from bagpipe.checkpoint.row_file import NAME_DTYPE, latest_positions, load_names, take_records
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.validation import row_dtype

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bagpipe.checkpoint.scribe import Making, OnPart, Places, Scribe, ScribesTaker
-from bagpipe.checkpoint.written import WrittenRows
+from bagpipe.checkpoint.writer import Making, OnPart, Places, Scribe, ScribesTaker
+from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.store.interface import WriteRequest
 from bagpipe.util.failpoints import reach
 
@@ -254,7 +254,7 @@ class Recorder(NoRecorder):
     def _copy_dense(
         self, making: Making, name: str, optimizers: Sequence[Optimizer], only: Collection[str] | None = None
     ) -> None:
-        from bagpipe.checkpoint.dense import capture, random_state
+        from bagpipe.checkpoint.dense_state import capture, random_state
 
         engine = self._bound
         making.unshared = frozenset(f"model.{key}" for key, _ in engine.model.named_buffers(remove_duplicate=False))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagpipe.checkpoint.dense import load
+from bagpipe.checkpoint.dense_state import load
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from bagpipe.checkpoint.export import ExportTable, collect, write
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import Part
-from bagpipe.checkpoint.rows import RowWriter
 from bagpipe.errors import InputError
 from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.records import host_words, split_record

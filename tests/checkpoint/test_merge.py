@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.checkpoint import merge
+from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
-from bagpipe.checkpoint.rows import RowWriter
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.checkpoint.samples import SCHEMA, requests, rows_of, three_checkpoints
 

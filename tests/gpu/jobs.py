@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.recorder import Recorder
-from bagpipe.checkpoint.scribe import Places
+from bagpipe.checkpoint.writer import Places
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch

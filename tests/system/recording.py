@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from bagpipe.checkpoint.dense import combine, load, restore_random_state
+from bagpipe.checkpoint.dense_state import combine, load, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import recover
-from bagpipe.checkpoint.scribe import Places
+from bagpipe.checkpoint.writer import Places
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.digest import dense_digest, embedding_digest

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.checkpoint.written import WrittenRows
+from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.config.sections import Config
 from bagpipe.engine import Engine
 from bagpipe.errors import JobError, LostRowError

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.checkpoint.files import check
-from bagpipe.checkpoint.record import load_names
-from bagpipe.checkpoint.rows import RowWriter, save_dirty
+from bagpipe.checkpoint.journal import RowWriter, save_dirty
+from bagpipe.checkpoint.row_file import load_names
 from tests.checkpoint.samples import SCHEMA, requests
 
 KEYS = st.tuples(st.integers(0, 2), st.integers(-4, 4))
@@ -59,7 +59,7 @@ def test_steps_have_32_bits(tmp_path):
 
 
 def test_many_rows_are_written_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("bagpipe.checkpoint.rows._CHUNK_BYTES", 100)
+    monkeypatch.setattr("bagpipe.checkpoint.journal._CHUNK_BYTES", 100)
     writer = RowWriter(tmp_path, SCHEMA, rank=0, epoch=1)
     writer.append(requests({(1, number): float(number) for number in reversed(range(100))}), 4)
     (file,) = writer.seal(tmp_path, 5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Part
-from bagpipe.checkpoint.scribe import Making, Places, Scribe
+from bagpipe.checkpoint.writer import Making, Places, Scribe
 from bagpipe.errors import JobError
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.checkpoint.written import WrittenRows
+from bagpipe.checkpoint.written_rows import WrittenRows
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 30), max_size=40)
 

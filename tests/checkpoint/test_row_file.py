@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
-from bagpipe.checkpoint.record import (
+from bagpipe.checkpoint.row_file import (
     NAME_DTYPE,
     RecordFile,
     latest_positions,

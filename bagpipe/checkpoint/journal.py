@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import FileEntry, RowFile
-from bagpipe.checkpoint.record import (
+from bagpipe.checkpoint.row_file import (
     MAX_STEP,
     RecordFile,
     close_quietly,

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from bagpipe.checkpoint.dense import capture, combine, load, random_state, restore_random_state
+from bagpipe.checkpoint.dense_state import capture, combine, load, random_state, restore_random_state
 from bagpipe.checkpoint.files import check
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.digest import dense_digest

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.manifest import FileEntry, Part
-from bagpipe.checkpoint.rows import RowWriter, save_dirty
 from bagpipe.errors import InputError, JobError, StoreError
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
@@ -33,7 +33,7 @@ from bagpipe.util.failpoints import reach
 if TYPE_CHECKING:
     from bagpipe.cache.snapshot import CapturedRows
     from bagpipe.cache.staging import Arrival
-    from bagpipe.checkpoint.dense import DenseCopy
+    from bagpipe.checkpoint.dense_state import DenseCopy
 
 __all__ = ["Making", "OnPart", "Places", "Scribe", "ScribesTaker"]
 
@@ -230,7 +230,7 @@ class Scribe:
             self.backlog_bytes -= num_bytes
 
     def _write_dense(self, making: Making) -> None:
-        from bagpipe.checkpoint.dense import DenseState, combine
+        from bagpipe.checkpoint.dense_state import DenseState, combine
 
         assert self._places is not None, "a dense part goes to a file"
         states = {name: copy.get() for name, copy in making.dense.items()}
