@@ -18,7 +18,7 @@ from bagpipe.dense.work import DenseWork, EagerWork
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.embedding.collections import Converted, convert
 from bagpipe.engine import Engine, EngineSettings
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
 from bagpipe.models.zoo import build_model
 from bagpipe.oracle.plan import OracleSpec

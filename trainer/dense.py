@@ -17,7 +17,7 @@ from bagpipe.dense.scale import LossScale
 from bagpipe.dense.stage import prepared
 from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.errors import InputError
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel

@@ -25,7 +25,7 @@ from bagpipe.cache.row_exchange_plan import RunExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
-from bagpipe.kernels.sums import HostSums, Int32, RowSums
+from bagpipe.kernels.segment_sum import HostSums, Int32, RowSums
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 from bagpipe.types.batch import Batch
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from bagpipe.cache.layout import LookupRun
 from bagpipe.cache.slots import rows_of_tables
 from bagpipe.cache.upload import SlotRows, Uploader
-from bagpipe.kernels.sums import HostSums, Int32, RowSums
+from bagpipe.kernels.segment_sum import HostSums, Int32, RowSums
 from bagpipe.oracle.assembly import select_rows
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 

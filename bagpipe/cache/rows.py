@@ -29,7 +29,7 @@ from bagpipe.cache.snapshot import RowCapture
 from bagpipe.cache.transfer import CapturedRows, RowTransfer
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.torch_kernels import gather

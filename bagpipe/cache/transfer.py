@@ -23,7 +23,7 @@ from bagpipe.cache.slab import Slab
 from bagpipe.cache.slots import Slots, row_tables
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.cache.upload import Uploader, open_uploads
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels
 from bagpipe.kernels.records import host_words
 from bagpipe.kernels.torch_kernels import gather, scatter

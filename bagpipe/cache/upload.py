@@ -25,7 +25,7 @@ from bagpipe.cache.slab import Scratch
 from bagpipe.cache.slots import row_tables
 from bagpipe.cache.staging import Area, StagingRing, aligned_bytes, empty_view
 from bagpipe.kernels.interface import RowNames
-from bagpipe.kernels.sums import HostLongRows, HostSums, Int32, LongRows, Pieces, RowSums
+from bagpipe.kernels.segment_sum import HostLongRows, HostSums, Int32, LongRows, Pieces, RowSums
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Streams
 

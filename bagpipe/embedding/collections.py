@@ -27,7 +27,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.materialise import materialise
 from bagpipe.embedding.reader import BatchReader, Column
 from bagpipe.errors import InputError
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import DataSchema, RowTable
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bagpipe.kernels.sums import RowSums
+from bagpipe.kernels.segment_sum import RowSums
 
 __all__ = ["Bags", "Kernels", "RowNames", "RowStep", "RowView", "Terms"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from bagpipe.errors import InputError
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Bags, Kernels, RowView
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import RowSchema

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema

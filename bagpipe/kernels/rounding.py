@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
-from bagpipe.kernels.initial import TORCH_DTYPE, mixed_step, row_words, table_key
+from bagpipe.kernels.initialization import TORCH_DTYPE, mixed_step, row_words, table_key
 from bagpipe.kernels.interface import RowNames
 from bagpipe.types.schema import RowSchema
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
-from bagpipe.kernels.initial import InitialWeights
+from bagpipe.kernels.initialization import InitialWeights
 from bagpipe.kernels.interface import Bags, RowNames, RowStep, RowView, Terms
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import open_records
-from bagpipe.kernels.sums import MAX_TERMS
+from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.torch_sums import segment_sum, total_gradient
 from bagpipe.types.schema import RowSchema
 

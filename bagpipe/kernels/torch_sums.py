@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.kernels.interface import Terms
-from bagpipe.kernels.sums import LongRows, RowSums
+from bagpipe.kernels.segment_sum import LongRows, RowSums
 
 __all__ = ["add_in_order", "segment_sum", "sum_block", "sum_rows", "total_gradient"]
 

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from bagpipe.errors import JobError
 from bagpipe.kernels import triton_rows, triton_sums
-from bagpipe.kernels.initial import TORCH_DTYPE, InitialWeights, mixed_step
+from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, mixed_step
 from bagpipe.kernels.interface import Bags, RowNames, RowStep, RowView, Terms
 from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.rounding import StochasticRounding
-from bagpipe.kernels.sums import MAX_TERMS
+from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.tiles import Tile, choose_tile
 from bagpipe.kernels.torch_kernels import first_term
 from bagpipe.kernels.torch_sums import add_in_order

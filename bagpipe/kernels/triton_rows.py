@@ -47,7 +47,7 @@ def _row_sums(x, ROWS: tl.constexpr, BLOCK: tl.constexpr, HALVINGS: tl.constexpr
 
 @triton.jit
 def _row_words(ids, keys, columns):
-    """uint32 [ROWS, BLOCK]: `bagpipe.kernels.initial.row_words`."""
+    """uint32 [ROWS, BLOCK]: `bagpipe.kernels.initialization.row_words`."""
     x = (ids + keys).to(tl.uint64, bitcast=True)
     x ^= x >> 30
     x *= _MIX_64_A
@@ -219,7 +219,7 @@ def initialise_kernel(
     DIM: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Initial weights of `bagpipe.kernels.initial`, zeros from DIM to WEIGHT_WIDTH, and zero state."""
+    """Initial weights of `bagpipe.kernels.initialization`, zeros from DIM to WEIGHT_WIDTH, and zero state."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     live = rows < num_rows

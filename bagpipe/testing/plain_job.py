@@ -20,7 +20,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.engine import Engine, EngineSettings, Progress
-from bagpipe.kernels.initial import TORCH_DTYPE
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.plan import OracleSpec

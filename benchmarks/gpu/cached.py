@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.trace import Trace
 from bagpipe.progress import Progress

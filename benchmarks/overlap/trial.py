@@ -18,7 +18,7 @@ import torch
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
 from bagpipe.engine import Progress
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import Config
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from benchmarks.peers.sample import Minibatch, Sample
 from trainer.assembly import build_trainee
 from trainer.optimizers import dense_optimizer

@@ -12,7 +12,7 @@ import numpy as np
 
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.progress import Progress
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore

@@ -19,7 +19,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slots import FREE
 from bagpipe.errors import JobError
 from bagpipe.kernels import torch_kernels
-from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
+from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.interface import RowNames, RowStep
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import host_words, open_records

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bagpipe.cache.staging import ALIGN_BYTES
 from bagpipe.cache.upload import DirectUploads, StagedUploader, StagedUploads, Uploader, open_uploads
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams, RecordingStreams
 

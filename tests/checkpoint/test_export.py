@@ -14,7 +14,7 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.errors import InputError
-from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
+from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.records import host_words, split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema

@@ -14,7 +14,7 @@ from bagpipe.cache.batch_context import prepare_step
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.testing.plain_job import plan_steps
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table

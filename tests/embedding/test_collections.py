@@ -18,7 +18,7 @@ from bagpipe.embedding.collections import (
     convert,
 )
 from bagpipe.errors import InputError
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.kernels.interface import RowStep
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table

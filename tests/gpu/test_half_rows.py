@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.kernels.initial import TORCH_DTYPE, InitialWeights
+from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import host_words, open_records

@@ -13,7 +13,7 @@ import torch
 from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.interface import Bags, Kernels, RowStep, RowView, Terms
 from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 from tests.kernels.conformance import DIMS, DTYPES, OPTIMIZERS, Bench, Case

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights, mixed_step, row_words, table_key
+from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights, mixed_step, row_words, table_key
 from bagpipe.kernels.interface import Bags, Kernels, RowNames, RowStep, RowView, Terms
 from bagpipe.kernels.records import split_record
 from bagpipe.kernels.rounding import round_stochastic
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
 from tests.kernels.reference import Array, optimizer_step, row_sums, segment_sum
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 
 __all__ = ["Array", "optimizer_step", "row_sums", "segment_sum"]
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import JobError
-from bagpipe.kernels.initial import TORCH_DTYPE, initial_weights
+from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
 from bagpipe.kernels.records import host_words, open_records, split_record
-from bagpipe.kernels.sums import RowSums
+from bagpipe.kernels.segment_sum import RowSums
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 from bagpipe.kernels.torch_sums import sum_block, sum_rows
 
 CPU = torch.device("cpu")

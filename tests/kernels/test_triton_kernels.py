@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
 from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 from bagpipe.kernels.triton_kernels import TritonKernels
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.kernels.compiled import Compiled, Compiler, usage

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from bagpipe.config.sections import Config
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema

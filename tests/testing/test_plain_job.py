@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bagpipe.kernels.initial import initial_weights
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.kernels.initial import InitialWeights, initial_weights, table_key
+from bagpipe.kernels.initialization import InitialWeights, initial_weights, table_key
 from bagpipe.types.schema import RowSchema, RowTable
 
 IDS = np.array([0, 1, 42, 2**63 - 1, -(2**63)], dtype=np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.kernels.sums import HostSums
+from bagpipe.kernels.segment_sum import HostSums
 
 
 def sums_of(lengths: list[int]) -> HostSums:
