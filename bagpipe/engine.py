@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bagpipe.cache.layout import StepLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
-from bagpipe.dense.work import DenseWork, EagerWork
+from bagpipe.dense.executor import DenseWork, EagerWork
 from bagpipe.distributed.interface import Peers
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks

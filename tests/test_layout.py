@@ -79,7 +79,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
     "bagpipe/oracle/rank_batch.py": "tests/client/wire/steps.py",
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
-    "bagpipe/dense/loss.py": "tests/dense/test_work.py",
+    "bagpipe/dense/loss.py": "tests/dense/test_executor.py",
     "bagpipe/errors.py": "tests/config/test_load.py",
     "bagpipe/engine.py": "tests/system",
     "bagpipe/kernels/interface.py": "tests/kernels",

@@ -14,7 +14,7 @@ import torch
 
 from bagpipe.cache.rows import RowCache
 from bagpipe.config.sections import Config
-from bagpipe.dense.work import DenseWork, EagerWork
+from bagpipe.dense.executor import DenseWork, EagerWork
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.embedding.collections import Converted, convert
 from bagpipe.engine import Engine, EngineSettings

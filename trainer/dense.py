@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from bagpipe.config.sections import Config, RunConfig
-from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense.compiler import check_compiler
+from bagpipe.dense.cuda_graph import RecordedWork
+from bagpipe.dense.executor import DenseWork, EagerWork, SplitWork
 from bagpipe.dense.graphs import open_graphs
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
-from bagpipe.dense.recorded import RecordedWork
-from bagpipe.dense.scale import LossScale
-from bagpipe.dense.stage import prepared
-from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
+from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from bagpipe.config.sections import Config, PipelineConfig
-from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.stage import prepared
+from bagpipe.dense.stage_module import prepared
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError

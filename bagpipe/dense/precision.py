@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bagpipe.dense.scale import LossScale
+from bagpipe.dense.loss_scale import LossScale
 
 __all__ = ["AUTOCAST_DTYPES", "DEFAULT_LOSS_SCALE", "Precision"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
-from bagpipe.dense.work import DensePass
+from bagpipe.dense.executor import DensePass
 from bagpipe.distributed.interface import Peers, Wish
 from bagpipe.errors import InputError, JobError, LostRowError
 from bagpipe.oracle.rank_batch import Step

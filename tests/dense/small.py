@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.executor import DenseWork
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.work import DenseWork
 from bagpipe.engine import ModelInputs
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense import compiled
+from bagpipe.dense import compiler as compiled
+from bagpipe.dense.cuda_graph import RecordedWork
+from bagpipe.dense.executor import DenseWork, EagerWork, SplitWork
 from bagpipe.dense.graphs import CudaGraphs, Graphs, RepeatedCalls
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.recorded import RecordedWork
-from bagpipe.dense.scale import LossScale
-from bagpipe.dense.stage import prepared
-from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
+from bagpipe.dense.stage_module import prepared
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from tests.gpu.jobs import NUM_EXAMPLES, SHAPES, batches_of, schema_of, smallest_cache

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config
-from bagpipe.dense import compiled
+from bagpipe.dense import compiler as compiled
 from bagpipe.dense.graphs import RepeatedCalls
 from bagpipe.errors import JobError
 from bagpipe.store.server.embedded import EmbeddedServer

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import Config, ModelConfig, RunConfig
+from bagpipe.dense.cuda_graph import RecordedWork
+from bagpipe.dense.executor import DenseWork, EagerWork, SplitWork
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.recorded import RecordedWork
-from bagpipe.dense.scale import LossScale
-from bagpipe.dense.work import DenseWork, EagerWork, SplitWork
 from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model

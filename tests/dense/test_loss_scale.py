@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bagpipe.config.rules import LOSS_SCALES
-from bagpipe.dense.scale import MAX_LOSS_SCALE, LossScale
+from bagpipe.dense.loss_scale import MAX_LOSS_SCALE, LossScale
 
 
 def test_the_configuration_has_the_same_bound() -> None:

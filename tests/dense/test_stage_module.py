@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from bagpipe.dense import compiled
-from bagpipe.dense.compiled import Compiler
+from bagpipe.dense import compiler as compiled
+from bagpipe.dense.compiler import Compiler
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.scale import LossScale
-from bagpipe.dense.stage import DenseStage, prepared
+from bagpipe.dense.stage_module import DenseStage, prepared
 from tests.dense.small import BFLOAT16, model_of, whole
 
 

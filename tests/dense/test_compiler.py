@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.dense import compiled
-from bagpipe.dense.compiled import check_compiler
+from bagpipe.dense import compiler as compiled
+from bagpipe.dense.compiler import check_compiler
+from bagpipe.dense.executor import EagerWork, SplitWork
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.stage import prepared
-from bagpipe.dense.work import EagerWork, SplitWork
+from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from tests.dense.small import SIZES, model_of, train, whole
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bagpipe.dense.compiled import Compiler
+from bagpipe.dense.compiler import Compiler
 from bagpipe.dense.precision import Precision
 from bagpipe.split.staged_model import StagedModel
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.executor import DensePass, heads_of, split_pass, values_of
 from bagpipe.dense.graphs import Graphs, Recording
 from bagpipe.dense.loss import total_loss
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.scale import LossScale
-from bagpipe.dense.work import DensePass, heads_of, split_pass, values_of
 from bagpipe.errors import InputError
 from bagpipe.split.staged_model import StagedModel
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.cuda_graph import RecordedWork
+from bagpipe.dense.executor import EagerWork
 from bagpipe.dense.graphs import Recording, RepeatedCalls, Work
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.recorded import RecordedWork
-from bagpipe.dense.scale import LossScale
-from bagpipe.dense.stage import prepared
-from bagpipe.dense.work import EagerWork
+from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from tests.dense.small import BFLOAT16, SIZES, inputs_of, model_of, train, whole
 

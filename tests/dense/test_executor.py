@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bagpipe.dense.executor import EagerWork, SplitWork
 from bagpipe.dense.loss import as_heads, summed_loss, total_loss
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.stage import prepared
-from bagpipe.dense.work import EagerWork, SplitWork
+from bagpipe.dense.stage_module import prepared
 from tests.dense.small import BFLOAT16, model_of, train, whole
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.loss import as_heads, total_loss
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.scale import LossScale
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
