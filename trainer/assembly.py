@@ -17,7 +17,6 @@ from bagpipe.config.sections import Config
 from bagpipe.dense.executor import DenseWork, EagerWork
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.embedding.collections import Converted, convert
-from bagpipe.engine import Engine, EngineSettings
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
 from bagpipe.models.zoo import build_model
@@ -25,6 +24,7 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
+from bagpipe.training.engine import Engine, EngineSettings
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_work, precision_of
 from trainer.inputs import InputMaker

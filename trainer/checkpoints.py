@@ -28,11 +28,11 @@ from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
 from bagpipe.checkpoint.writer import Places
 from bagpipe.config.sections import Config
-from bagpipe.engine import Engine
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.fencing.fence import Fence, Ledger, condemned
 from bagpipe.store.interface import Store
+from bagpipe.training.engine import Engine
 from trainer.bookmarks import StepBookmarks
 from trainer.ranks import Ranks
 from trainer.recovery import Beginning, JobFacts, begin, note, place_of

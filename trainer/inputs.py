@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.engine import ModelInputs
+from bagpipe.training.engine import ModelInputs
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 

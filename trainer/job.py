@@ -20,15 +20,15 @@ from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
 from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.distributed.membership import Membership
-from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.trace import Trace
-from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
+from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.engine import Engine
+from bagpipe.training.progress import PhaseResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.assembly import Trainee, build_engine, build_trainee
 from trainer.checkpoints import Checkpoints

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.pipeline.stream import NullStreams, Streams
-from bagpipe.progress import Progress
+from bagpipe.training.progress import Progress
 
 __all__ = ["ProgressReporter"]
 

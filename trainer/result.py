@@ -25,7 +25,7 @@ class Result:
         hit_rate: share of the unique rows that were in the cache when their batch came.
         exposed_embedding_s: time the compute lane waited for rows.
         step_s_p50: median time between two batches' ends.
-        dense_digest, embedding_digest: see `bagpipe.digest`.
+        dense_digest, embedding_digest: see `bagpipe.training.digest`.
         peak_rss_bytes: largest resident size of the trainer process.
         skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
         skipped_batches: batches of the whole job left out because of a loss or gradient that is not finite.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import JobError
-from bagpipe.progress import PhaseResult
+from bagpipe.training.progress import PhaseResult
 from trainer.process import peak_rss_bytes
 
 __all__ = ["RankTotals", "combine", "totals_of"]

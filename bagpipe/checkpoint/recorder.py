@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from bagpipe.cache.staging import Arrival
-    from bagpipe.engine import Engine
+    from bagpipe.training.engine import Engine
 
 __all__ = ["BACKLOG_BYTES", "NoRecorder", "Recorder"]
 

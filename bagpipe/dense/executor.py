@@ -20,7 +20,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
-    from bagpipe.engine import ModelInputs
+    from bagpipe.training.engine import ModelInputs
 
 __all__ = ["DensePass", "DenseWork", "EagerPass", "EagerWork", "SplitWork", "heads_of", "split_pass", "values_of"]
 

@@ -20,8 +20,8 @@ from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.reader import BatchReader, Column, JaggedInput
-from bagpipe.engine import ModelInputs
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.training.engine import ModelInputs
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, RowTable, Table
 

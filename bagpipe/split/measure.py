@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.pipeline.interpret import Handler, interpret
@@ -37,6 +36,7 @@ from bagpipe.split.operators import Parts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
+from bagpipe.training.engine import ModelInputs
 
 __all__ = ["operator_graph", "stage_costs"]
 

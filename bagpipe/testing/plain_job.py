@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.rows import RowCache
-from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.embedding.bags import CachedBags, PlainInputs
-from bagpipe.engine import Engine, EngineSettings, Progress
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.open import open_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
@@ -27,9 +25,11 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.pipeline.trace import Trace
-from bagpipe.progress import PhaseResult
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
+from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.engine import Engine, EngineSettings, Progress
+from bagpipe.training.progress import PhaseResult
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
 

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.trace import Trace
-from bagpipe.progress import Progress
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob
+from bagpipe.training.progress import Progress
 from bagpipe.types.schema import RowSchema
 from benchmarks.gpu.array_store import ArrayStore
 from benchmarks.gpu.timing import Clock, median_s, open_clock

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.cache.batch_context import StepContext, prepare_step
-from bagpipe.engine import ModelInputs
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.testing.plain_job import PlainJob, plan_steps
+from bagpipe.training.engine import ModelInputs
 from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
 from benchmarks.gpu.timing import open_clock
 from benchmarks.gpu.workload import Workload

@@ -18,8 +18,8 @@ from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.cache.rows import RowCache
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
-from bagpipe.engine import ModelInputs
 from bagpipe.kernels.interface import RowStep
+from bagpipe.training.engine import ModelInputs
 from cacher.embedded import EmbeddedCacher
 from trainer.assembly import build_trainee
 from trainer.inputs import InputMaker

@@ -17,11 +17,11 @@ import torch
 
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
-from bagpipe.engine import Progress
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.training.engine import Progress
 from bagpipe.types.schema import RowSchema
 from benchmarks.overlap.link import ShapedServer
 from benchmarks.overlap.load import ProcessorUse

@@ -13,9 +13,9 @@ import numpy as np
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initialization import initial_weights
-from bagpipe.progress import Progress
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.training.progress import Progress
 from bagpipe.types.schema import RowSchema
 from benchmarks.peers.meter import LOSS_STEPS, Meter
 from benchmarks.peers.sample import Sample

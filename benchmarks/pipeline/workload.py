@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.distributed.interface import StageLinks
-from bagpipe.engine import ModelInputs
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import EndOfBatches
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
@@ -23,6 +22,7 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.pipelined import lane_templates
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
+from bagpipe.training.engine import ModelInputs
 
 __all__ = ["Process", "Workload", "loss_sum", "make_step"]
 

@@ -8,9 +8,9 @@ from torch import nn
 from bagpipe.checkpoint.dense_state import capture, combine, load, random_state, restore_random_state
 from bagpipe.checkpoint.files import check
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
-from bagpipe.digest import dense_digest
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import RecordingStreams
+from bagpipe.training.digest import dense_digest
 from tests.checkpoint.samples import captured, model_and_optimizer
 
 CPU = torch.device("cpu")

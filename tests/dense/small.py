@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bagpipe.dense.executor import DenseWork
 from bagpipe.dense.precision import Precision
-from bagpipe.engine import ModelInputs
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
+from bagpipe.training.engine import ModelInputs
 from tests.split.whole_models import NUM_DENSE, library_model, random_batch
 
 __all__ = ["BFLOAT16", "SIZES", "inputs_of", "model_of", "train", "whole"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.phases.guard import _TOTALS
+from bagpipe.training.nonfinite import _TOTALS
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.progress import Progress
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.training.progress import Progress
 from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 
 pytestmark = pytest.mark.gpu

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
-from bagpipe.digest import dense_digest, embedding_digest
 from bagpipe.oracle.rank_batch import StepSource
-from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
+from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.progress import PhaseResult, Progress
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from trainer.assembly import Trainee, build_engine, build_trainee

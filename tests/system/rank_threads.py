@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.dense.parallel.stage_sums import StageSums
-from bagpipe.digest import dense_digest, embedding_digest
-from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
-from bagpipe.progress import PhaseResult
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
+from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.engine import Engine
+from bagpipe.training.progress import PhaseResult
 from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader

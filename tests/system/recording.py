@@ -25,15 +25,15 @@ from bagpipe.checkpoint.recovery import recover
 from bagpipe.checkpoint.writer import Places
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
-from bagpipe.digest import dense_digest, embedding_digest
-from bagpipe.engine import Engine
 from bagpipe.errors import StoreError
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
-from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
+from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.engine import Engine
+from bagpipe.training.progress import PhaseResult, Progress
 from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, engine_of_rank, steps_of_rank
 from trainer.assembly import Trainee, build_engine, build_trainee

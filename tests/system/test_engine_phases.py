@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config
-from bagpipe.digest import embedding_digest
-from bagpipe.engine import Engine
 from bagpipe.errors import InputError
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory.store import MemoryStore
+from bagpipe.training.digest import embedding_digest
+from bagpipe.training.engine import Engine
 from cacher.planning import PlannedData
 from tests.system.jobs import change, run_job
 from tests.system.streams import ForgetfulStore

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from bagpipe.config.sections import Config
-from bagpipe.digest import embedding_digest
 from bagpipe.errors import CapacityError, StoreError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import plan_steps
+from bagpipe.training.digest import embedding_digest
 from cacher.planning import PlannedData
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.streams import FailingStore, ForgetfulStore, fresh_batches

@@ -13,16 +13,16 @@ import torch
 
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.config.sections import Config
-from bagpipe.digest import dense_digest, embedding_digest
-from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.phases.guard import _TOTALS, Guard
 from bagpipe.pipeline import stream
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import plan_steps
+from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.engine import Engine
+from bagpipe.training.nonfinite import _TOTALS, Guard
 from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.lagging import LaggingStreams

@@ -15,10 +15,10 @@ import torch
 
 from bagpipe.cache.rows import RowCache
 from bagpipe.errors import JobError
-from bagpipe.phases.guard import Guard
 from bagpipe.pipeline import stream
-from bagpipe.progress import Progress
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.training.nonfinite import Guard
+from bagpipe.training.progress import Progress
 from bagpipe.types.batch import Batch
 from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 from tests.system.lagging import LaggingStreams

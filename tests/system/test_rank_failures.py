@@ -16,8 +16,8 @@ import trainer.job
 from bagpipe.cache.upload import Uploader
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
-from bagpipe.engine import ModelInputs
 from bagpipe.errors import InputError
+from bagpipe.training.engine import ModelInputs
 from bagpipe.types.batch import Batch
 from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change

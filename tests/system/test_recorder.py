@@ -16,10 +16,10 @@ import pytest
 
 from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.config.sections import Config
-from bagpipe.engine import Engine
 from bagpipe.errors import JobError, LostRowError
 from bagpipe.pipeline.runner import Interrupted
-from bagpipe.progress import Progress
+from bagpipe.training.engine import Engine
+from bagpipe.training.progress import Progress
 from tests.system.jobs import change, largest_batch
 from tests.system.recording import Crash, RecordedEnd, recorded
 from tests.system.staging import staged

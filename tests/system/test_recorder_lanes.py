@@ -10,7 +10,7 @@ import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import Config
-from bagpipe.engine import Engine
+from bagpipe.training.engine import Engine
 from tests.system.jobs import change
 from tests.system.recording import Recorded, recorded
 

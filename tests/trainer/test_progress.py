@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bagpipe.progress import Progress
+from bagpipe.training.progress import Progress
 from trainer.progress import ProgressReporter
 
 PROGRESS = Progress(

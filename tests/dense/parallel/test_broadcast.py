@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
-from bagpipe.digest import dense_digest
+from bagpipe.training.digest import dense_digest
 from tests.distributed.processes import Ended, run_peers
 from tests.distributed.threads import run_threads
 

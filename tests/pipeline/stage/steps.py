@@ -21,7 +21,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.distributed.interface import Peers
-from bagpipe.engine import ModelInputs
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
@@ -34,6 +33,7 @@ from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.split.staged_model import StagedModel
+from bagpipe.training.engine import ModelInputs
 from tests.split.models import NUM_DENSE, NUM_IDS, make
 
 __all__ = ["Case", "Result", "Worker", "batch_of", "loss_sum", "merge", "reference", "run_in_process", "run_ranks_of"]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.engine import ModelInputs
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel
@@ -14,6 +13,7 @@ from bagpipe.pipeline.stage.embedding_stage import SourceRunner
 from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.ir.step_program import Source
 from bagpipe.split.staged_model import StageValue
+from bagpipe.training.engine import ModelInputs
 
 SIZE, WIDTH, MICRO = 5, 3, 2
 POOLED, DENSE, LABELS = 0, 1, 2

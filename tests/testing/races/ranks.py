@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from bagpipe.engine import Engine
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.rank_batch import PlanSpan, Step
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.training.engine import Engine
 from tests.testing.races.jobs import batches
 
 __all__ = ["run_two_ranks"]

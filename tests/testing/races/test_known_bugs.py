@@ -17,19 +17,19 @@ import torch
 from bagpipe.cache import snapshot as capture
 from bagpipe.cache.staging import Area, StagingRing
 from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.engine import Engine
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import CachePlan, OwnerPlan
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.rank_batch import Step
 from bagpipe.oracle.verify import PlanError, verify
-from bagpipe.phases.evaluation import Evaluation
-from bagpipe.phases.training import Training
 from bagpipe.pipeline import stream
 from bagpipe.testing.local_peers import local_peers
 from bagpipe.testing.plain_job import PlainJob, plan_steps
 from bagpipe.testing.races.device import ModelledStream
 from bagpipe.testing.races.watch import Watch, watch
+from bagpipe.training.engine import Engine
+from bagpipe.training.evaluation import Evaluation
+from bagpipe.training.training import Training
 from tests.testing.races.jobs import Deaf, batches, settings
 from tests.testing.races.ranks import run_two_ranks
 

@@ -18,15 +18,15 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.dense.executor import DenseWork, EagerWork
 from bagpipe.distributed.interface import Peers
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.phases.evaluation import Evaluation, EvaluationOfRanks
-from bagpipe.phases.guard import NonFinite
-from bagpipe.phases.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
-from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
-from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.interface import Store
+from bagpipe.training.evaluation import Evaluation, EvaluationOfRanks
+from bagpipe.training.nonfinite import NonFinite
+from bagpipe.training.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
+from bagpipe.training.progress import PhaseResult, Progress
+from bagpipe.training.training import Training, TrainingOfRanks
 from bagpipe.types.batch import Batch
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from bagpipe.digest import CHUNK_ROWS, dense_digest, embedding_digest
 from bagpipe.errors import LostRowError
 from bagpipe.store.memory.store import MemoryStore
+from bagpipe.training.digest import CHUNK_ROWS, dense_digest, embedding_digest
 from bagpipe.types.schema import RowSchema, RowTable
 
 

@@ -14,10 +14,10 @@ from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.phases.phase import Phase
+from bagpipe.training.phase import Phase
 
 if TYPE_CHECKING:
-    from bagpipe.engine import Engine
+    from bagpipe.training.engine import Engine
 
 __all__ = ["Evaluation", "EvaluationOfRanks"]
 

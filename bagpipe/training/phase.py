@@ -26,14 +26,14 @@ from bagpipe.oracle.rank_batch import Step
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals
-from bagpipe.progress import PhaseResult, Progress
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
 from bagpipe.store.interface import ReadResult
+from bagpipe.training.progress import PhaseResult, Progress
 from bagpipe.util.failpoints import reach
 
 if TYPE_CHECKING:
-    from bagpipe.engine import Engine, ModelInputs
+    from bagpipe.training.engine import Engine, ModelInputs
 
 __all__ = ["WRITE_DEPTH", "Flight", "Phase"]
 

@@ -20,13 +20,13 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.phases.guard import Guard
-from bagpipe.phases.phase import Phase
-from bagpipe.progress import PhaseResult, Progress
 from bagpipe.store.interface import WriteRequest
+from bagpipe.training.nonfinite import Guard
+from bagpipe.training.phase import Phase
+from bagpipe.training.progress import PhaseResult, Progress
 
 if TYPE_CHECKING:
-    from bagpipe.engine import Engine
+    from bagpipe.training.engine import Engine
 
 __all__ = ["Training", "TrainingOfRanks"]
 

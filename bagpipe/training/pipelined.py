@@ -11,17 +11,17 @@ from torch import Tensor
 
 from bagpipe.dense.loss import summed_loss
 from bagpipe.oracle.rank_batch import Step
-from bagpipe.phases.phase import WRITE_DEPTH
-from bagpipe.phases.training import Training, TrainingOfRanks
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.step_program import Seat
 from bagpipe.schedule.lowering.pipelined import pipelined
+from bagpipe.training.phase import WRITE_DEPTH
+from bagpipe.training.training import Training, TrainingOfRanks
 
 if TYPE_CHECKING:
-    from bagpipe.engine import Engine
+    from bagpipe.training.engine import Engine
 
 __all__ = ["PipelinedTraining", "PipelinedTrainingOfRanks"]
 
