@@ -39,10 +39,10 @@ search: setup ## property tests on new random examples, ten times as many
 	$(PY) -m pytest --hypothesis-profile search --timeout 0 $(ARGS)
 
 chaos: setup ## kill, rob and fool small jobs, and compare how they end (ARGS="--runs 20 --seed 7")
-	$(PY) -m bagpipe.testing.chaos $(if $(ARGS),$(ARGS),--runs 200)
+	$(PY) -m tests.harness.chaos $(if $(ARGS),$(ARGS),--runs 200)
 
 soak: setup ## one long job whose memory, descriptors and threads must stay flat (SOAK_S seconds, default an hour)
-	$(PY) -m bagpipe.testing.soak --seconds $(SOAK_S) $(ARGS)
+	$(PY) -m tests.harness.soak --seconds $(SOAK_S) $(ARGS)
 
 # Not after `setup`: an interpreter that has torch for the card is used as it is, on a machine without the internet too.
 gpu: ## tests on a CUDA device, then benchmarks/gpu (PYTHON= an interpreter with torch; ARGS=--rehearse: on the CPU)

@@ -20,7 +20,6 @@ from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.errors import InputError
-from bagpipe.testing.disk import SmallDisk
 from tests.checkpoint.samples import (
     content,
     draw_rows,
@@ -29,6 +28,7 @@ from tests.checkpoint.samples import (
     save,
     three_checkpoints,
 )
+from tests.harness.disk import SmallDisk
 
 CASES = 1000
 

@@ -10,7 +10,7 @@ import pytest
 
 from bagpipe.config.load import parse_config
 from bagpipe.store.server.embedded import EmbeddedServer
-from bagpipe.testing.clock import ClockJump, find_compiler
+from tests.harness.clock import ClockJump, find_compiler
 from tests.system.jobs import run_job
 from tests.system.programs import Program, await_gone
 from tests.system.test_torchrun import JOB

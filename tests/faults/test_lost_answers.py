@@ -14,8 +14,8 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, look_at, new_name, new_token, rows_of, touched_ids
-from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
 from bagpipe.types.schema import RowSchema
+from tests.harness.proxy import FaultyProxy, Upset, Upsetting
 
 pytestmark = pytest.mark.redis
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.testing.faults import KINDS
+from tests.harness.faults import KINDS
 
 ROOT = Path(__file__).parents[2]
 NUM_FAULTS = 29

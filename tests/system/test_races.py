@@ -1,4 +1,4 @@
-"""Dense stages under watch (`bagpipe.testing.races`): activations, gradients and weights of many lanes."""
+"""Dense stages under watch (`tests.harness.races`): activations, gradients and weights of many lanes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bagpipe.config.sections import Config
-from bagpipe.testing.races.watch import watch
+from tests.harness.races.watch import watch
 from tests.system import jobs
 from tests.system.jobs import change, run_job
 from tests.system.rank_threads import run_ranks

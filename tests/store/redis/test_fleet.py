@@ -17,8 +17,8 @@ from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
-from bagpipe.testing.proxy import FaultyProxy, Upset, Upsetting
 from bagpipe.types.schema import RowSchema, RowTable
+from tests.harness.proxy import FaultyProxy, Upset, Upsetting
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 

@@ -1,3 +1,0 @@
-from bagpipe.testing.chaos.cli import main
-
-main()

@@ -1,6 +1,0 @@
-"""Soak: one long job with checkpoints; what its processes hold must not grow.
-
-trainer ranks, daemon, store ──every 10 s──> Sample ──after the warm-up──> Trend (median slope) ──> flat, or grows
-
-python -m bagpipe.testing.soak --seconds 3600 --ranks 1 --json soak.json
-"""

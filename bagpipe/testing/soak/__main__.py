@@ -1,3 +1,0 @@
-from bagpipe.testing.soak.cli import main
-
-main()

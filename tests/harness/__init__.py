@@ -1,0 +1,1 @@
+"""Fault harness: programs under faults (chaos), long runs (soak), and a stream race detector."""

@@ -1,0 +1,3 @@
+from tests.harness.chaos.cli import main
+
+main()

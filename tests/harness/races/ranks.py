@@ -1,0 +1,112 @@
+"""A small job of two ranks, which are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.rank_batch import PlanSpan, Step
+from bagpipe.store.memory.store import MemoryStore
+from bagpipe.testing.local_peers import LocalPeers, local_peers
+from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.training.engine import Engine
+from tests.harness.races.jobs import batches
+
+__all__ = ["run_two_ranks"]
+
+WORLD_SIZE = 2
+
+
+class _SummedStep:
+    """A dense optimizer whose step first sums the gradients of all ranks, in rank order."""
+
+    def __init__(self, inner: torch.optim.Optimizer, peer: LocalPeers) -> None:
+        self._inner = inner
+        self._peer = peer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def step(self) -> None:
+        parameters = [parameter for group in self._inner.param_groups for parameter in group["params"]]
+        own = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
+        gathered = own.new_empty(WORLD_SIZE * len(own))
+        self._peer.dense.all_gather(gathered, own)
+        parts = torch.split(gathered.view(WORLD_SIZE, -1).sum(0), [parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view(parameter.shape)
+        self._inner.step()
+
+
+def run_two_ranks(
+    settings: PlainSettings,
+    num_batches: int,
+    *,
+    scores: bool = False,
+    change: Callable[[Engine], None] = lambda engine: None,
+) -> tuple[tuple[str, str], ...]:
+    """Train; then score the same batches, if asked to. The ranks' digests.
+
+    Args:
+        settings: of both.
+        num_batches: to train.
+        scores: evaluate, too.
+        change: changes each rank's engine before the last of these phases.
+    """
+    name = f"ranks-{uuid.uuid4().hex}"
+    errors: list[BaseException] = []
+    with ExitStack() as stack:
+        jobs = []
+        for peer in local_peers(WORLD_SIZE, timeout_s=20):
+            job = PlainJob(settings, make_store=lambda rows: MemoryStore(rows, name=name, num_buckets=8))
+            stack.enter_context(job)
+            job.spec = replace(job.spec, world_size=WORLD_SIZE)
+            job.engine.peers = peer
+            job.engine.claim = _claim(job, peer)
+            job.engine.optimizer = _SummedStep(job.engine.optimizer, peer)  # type: ignore[assignment]
+            jobs.append((job, peer))
+
+        def work(job: PlainJob, peer: LocalPeers) -> None:
+            try:
+                if not scores:
+                    change(job.engine)
+                job.engine.train(_steps(num_batches, job.spec, peer.rank))
+                if scores:
+                    change(job.engine)
+                    job.engine.evaluate(_steps(num_batches, job.spec, peer.rank), lambda logits, labels: None)
+            except BaseException as error:
+                errors.append(error)
+                peer.close()
+
+        threads = [threading.Thread(target=work, args=pair, name=f"rank-{pair[1].rank}") for pair in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return tuple(job.digests() for job, _ in jobs)
+
+
+def _steps(num_batches: int, spec: OracleSpec, rank: int) -> Iterator[Step]:
+    for batch, plan in plan_batches(batches(num_batches), spec):
+        yield Step(
+            batch=batch.select(plan.examples[rank]),
+            consumer=plan.consumers[rank],
+            owner=plan.owners[rank],
+            num_global_examples=batch.num_examples,
+            span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
+            exchange=plan.exchanges[rank],
+        )
+
+
+def _claim(job: PlainJob, peer: LocalPeers) -> Callable[[], bool]:
+    return lambda: any(peer.gather(peer.rank == 0 and job.store.claim()))

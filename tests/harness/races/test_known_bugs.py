@@ -1,0 +1,335 @@
+"""Bugs that prefetching trainers had in production, seeded into the real engine: each is found.
+
+Of TorchRec and FBGEMM, by issue (#) or pull request (PR): docs/races.md says what each was, and what prevents it here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from bagpipe.cache import snapshot as capture
+from bagpipe.cache.staging import Area, StagingRing
+from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.errors import JobError
+from bagpipe.oracle.plan import CachePlan, OwnerPlan
+from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.verify import PlanError, verify
+from bagpipe.pipeline import stream
+from bagpipe.testing.local_peers import local_peers
+from bagpipe.testing.plain_job import PlainJob, plan_steps
+from bagpipe.training.engine import Engine
+from bagpipe.training.evaluation import Evaluation
+from bagpipe.training.training import Training
+from tests.harness.races.device import ModelledStream
+from tests.harness.races.jobs import Deaf, batches, settings
+from tests.harness.races.ranks import run_two_ranks
+from tests.harness.races.watch import Watch, watch
+
+NUM_BATCHES = 5
+
+
+def deaf(lane: str, source: str) -> Callable[[Engine], None]:
+    """Make a lane's stream not wait for another lane."""
+
+    def change(engine: Engine) -> None:
+        engine.cache.streams = Deaf(engine.cache.streams, lane, source)
+
+    return change
+
+
+def trained(
+    change: Callable[[Engine], None] = lambda engine: None,
+    spoil: Callable[[Iterator[Step]], Iterator[Step]] = lambda steps: steps,
+    **values: object,
+) -> Watch:
+    with watch() as found, PlainJob(settings(**values)) as job:
+        change(job.engine)
+        job.engine.train(spoil(plan_steps(batches(NUM_BATCHES), job.spec)))
+    return found
+
+
+def scored(num_batches: int = NUM_BATCHES, change: Callable[[Engine], None] = lambda engine: None) -> Watch:
+    with watch() as found, PlainJob(settings()) as job:
+        change(job.engine)
+        job.engine.evaluate(plan_steps(batches(num_batches), job.spec), lambda logits, labels: None)
+    return found
+
+
+def trained_by_two(change: Callable[[Engine], None] = lambda engine: None) -> Watch:
+    with watch() as found:
+        run_two_ranks(settings(), NUM_BATCHES, change=change)
+    return found
+
+
+def pairs(found: Watch) -> set[tuple[str, str]]:
+    return {race.actions for race in found.races if not race.is_reuse}
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_evicted_while_their_batch_is_computed() -> None:
+    """#1201 and the first of PR 1893: a prefetch takes the slots of rows that are in use."""
+    assert {("0X_UPDATE", "0X_EVICT"), ("0X_UPDATE", "0X_PUT")} <= pairs(trained(deaf("copy", "compute")))
+    assert ("0F", "0X_PUT") in pairs(scored(change=deaf("copy", "compute")))
+
+
+def test_a_plan_that_evicts_them_is_noticed_without_a_device_too() -> None:
+    def hasty(steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            yield dataclasses.replace(step, owner=dataclasses.replace(step.owner, evict_after=-1))
+
+    try:
+        assert trained(spoil=hasty).races
+    except JobError as error:  # the slot table's word: the thief was faster
+        assert "slot" in str(error)  # noqa: PT017 either is right
+
+
+def test_rows_are_read_before_they_have_come() -> None:
+    """The second of PR 1893: what the compute lane uses is still on its way."""
+    assert {("0X_PUT", "0F"), ("0X_PUT", "0X_UPDATE"), ("0X_READ", "0F")} <= pairs(trained(deaf("compute", "copy")))
+
+
+def test_a_fetch_does_not_wait_for_the_write_back() -> None:
+    """The same of the store. Streams do not know of it: a plan without the wait does not pass the check of plans."""
+
+    def hasty(plan: CachePlan) -> CachePlan:
+        return dataclasses.replace(
+            plan, owners=tuple(dataclasses.replace(owner, fetch_after=-1) for owner in plan.owners)
+        )
+
+    with PlainJob(settings(cache_rows=0)) as job:
+        planned = list(plan_batches(batches(NUM_BATCHES), job.spec))
+        assert verify(planned, job.spec) == NUM_BATCHES
+        with pytest.raises(PlanError, match="version 0 instead of 1"):
+            verify([(batch, hasty(plan)) for batch, plan in planned], job.spec)
+
+
+def test_evicted_rows_that_come_again_are_the_updated_ones() -> None:
+    """PR 2963: a row that is evicted for one batch and needed by the next is taken from the store as it was left."""
+    digests = []
+    for cache_rows in (24, 0, 200):
+        with PlainJob(settings(cache_rows=cache_rows)) as job:
+            result = job.train(batches(8))
+            digests.append(job.digests())
+            assert (result.progress.rows_fetched > 0) is (cache_rows < 200)
+    assert len(set(digests)) == 1
+
+
+class _Taker:
+    """Of a capture: takes no care of what it gets."""
+
+    def take_rows(self, rows: object, num_bytes: int) -> None:
+        pass
+
+    def take_names(self, tables: object, ids: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of a capture: one lane copies rows that it does not use, and another gives their slots away."""
+    if not waits:
+        monkeypatch.setattr(capture.RowCapture, "_await_copies", lambda self: None)
+    with watch() as found, PlainJob(settings()) as job:
+        cache, cuda = job.engine.cache, found.cuda
+        first, *later = plan_steps(batches(4), job.spec)
+
+        def place(owner: OwnerPlan) -> None:
+            cache.evict(owner)
+            requests = cache.fetch_requests(owner, skip_new=False)
+            cache.insert(owner, job.store.read_many(requests), skip_new=False)
+
+        compute, copy = cuda.Stream(), cuda.Stream()
+        with cuda.stream(copy):
+            place(first.owner)
+            cache.slots.mark_dirty(first.owner.fetch_slots)
+        compute.wait_stream(copy)
+        with cuda.stream(compute):
+            cache.capture.begin(_Taker())
+            cache.capture.drain(len(cache.slots))
+        with cuda.stream(copy):
+            for step in later:
+                place(step.owner)
+    operators = {(race.first.operator, race.second.operator) for race in found.races}
+    assert operators == (set() if waits else {("aten::index_select", "aten::index_copy_")})
+
+
+# ---- fences between lanes -------------------------------------------------------------------------------------------
+
+#: (lane, the one it does not wait for) -> a race that this makes.
+FENCES: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("pull", "copy"): ("0X_PUT", "0X_PREPULL"),
+    ("pull", "compute"): ("0X_UPDATE", "0X_PULL"),
+    ("pull", "push"): ("0X_UPDATE_LATE", "0X_PREPULL"),
+    ("compute", "pull"): ("0X_READ", "0F"),
+    ("compute", "push"): ("0X_PUSH", "0X_UPDATE"),
+    ("push", "compute"): ("0B", "0X_PUSH"),
+}
+
+
+@pytest.mark.parametrize(("lane", "source"), FENCES)
+def test_a_fence_is_missing(lane: str, source: str) -> None:
+    """torchrec PR 4191: no fence between the prefetch and the exchange with other ranks."""
+    assert FENCES[lane, source] in pairs(trained_by_two(deaf(lane, source)))
+
+
+# ---- buffers --------------------------------------------------------------------------------------------------------
+
+
+def _take_at_once(ring: StagingRing) -> Area:
+    """`StagingRing.take` that does not ask for the area's event."""
+    number, ring._next = ring._next, (ring._next + 1) % len(ring._areas)
+    area = ring._areas[number]
+    if area is None or len(area) < ring._area_bytes:
+        ring._areas[number] = area = Area(ring._streams.memory(ring._area_bytes))
+    return area
+
+
+def _shorten(ring: StagingRing) -> Area:
+    ring._areas = ring._areas[:1]
+    ring._next = 0
+    return _take_at_once(ring)
+
+
+@pytest.mark.parametrize(("take", "is_race"), [(_take_at_once, False), (_shorten, True)])
+def test_a_staging_area_is_filled_while_it_is_copied(
+    take: Callable[[StagingRing], Area], is_race: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PR 5512: one buffer where two are needed. Rings are long enough for the schedule: their events never hold."""
+    monkeypatch.setattr(StagingRing, "take", take)
+    same_lane = {("0X_READ", "0X_READ"), ("0X_PUT", "0X_PUT"), ("0X_EVICT", "0X_EVICT")}
+    assert pairs(trained()) == (same_lane if is_race else set())
+
+
+def test_one_buffer_for_all_that_leaves() -> None:
+    """The same on the way out: the next eviction overwrites rows that are still being stored."""
+
+    def change(engine: Engine) -> None:
+        memory = engine.cache.streams.memory
+        kept = memory(1 << 16)
+
+        def the_same(num_bytes: int) -> Any:
+            return kept[:num_bytes] if num_bytes <= 1 << 16 else memory(num_bytes)  # staging areas are larger
+
+        engine.cache.streams.memory = the_same  # type: ignore[method-assign]
+
+    assert {("0X_STORE", "0X_EVICT"), ("0X_EVICT", "0X_STORE")} & pairs(trained(change))
+
+
+def test_a_batch_is_dropped_while_the_device_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory belongs to the data lane's stream, whose next batch may get it."""
+    score, read = Evaluation.score, Evaluation.read
+    enqueued = threading.Semaphore(1)
+
+    def read_next(phase: Evaluation, b: int) -> None:
+        assert enqueued.acquire(timeout=30)  # after the batch before was dropped, by the host's order
+        read(phase, b)
+
+    def score_and_drop(phase: Evaluation, b: int) -> None:
+        score(phase, b)
+        flight: Any = phase.flights[b]
+        flight.context = flight.inputs = flight.loss_sum = phase.cache.current = None
+        enqueued.release()
+
+    monkeypatch.setattr(Evaluation, "read", read_next)
+    monkeypatch.setattr(Evaluation, "score", score_and_drop)
+    assert {race.actions for race in scored().races if race.is_reuse} == {("0F", "0X_READ")}
+
+
+def test_gradients_are_freed_while_another_lane_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "keep_for_current_stream", lambda tensor: None)
+    with watch() as found:
+        stream._KEEP["cpu"] = lambda tensor: None
+        run_two_ranks(settings(), NUM_BATCHES)
+    assert {race.actions[0] for race in found.races if race.is_reuse} == {"0X_PUSH_LATE"}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_dense_gradients_are_summed_beside_the_backward(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stream of their own, between two waits. (On a CPU it is a thread.)"""
+    if not waits:
+        monkeypatch.setattr(ModelledStream, "wait_stream", lambda stream, other: None)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch() as found:
+        sums = DenseParallel(model, optimizer, local_peers(1)[0].dense)
+        sums._stream = found.cuda.Stream()
+        with found.cuda.stream(found.cuda.Stream()), sums:
+            for _ in range(3):
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert bool(found.races) is not waits
+
+
+# ---- the host -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_waits_for_its_device() -> None:
+    """PR 6192: one number taken from the device, and no work is enqueued ahead any more."""
+
+    def change(engine: Engine) -> None:
+        inner = engine.optimizer.step
+
+        def step() -> None:
+            inner()
+            assert float(sum(parameter.detach().sum() for parameter in engine.model.parameters())) < 1e9
+
+        engine.optimizer.step = step  # type: ignore[assignment, method-assign]
+
+    waits = trained(change).history.host_waits
+    assert [(name, place.action) for name, place in waits] == [
+        ("aten::_local_scalar_dense", f"0OPT{b}") for b in range(NUM_BATCHES)
+    ]
+
+
+def test_a_forward_without_a_backward_leaves_nothing() -> None:
+    """PR 6120: what a forward locks is let go of. Nothing is locked here; what is alive does not grow with batches."""
+    alive = []
+    gc.freeze()  # what was there before is not looked at
+    with watch() as found, PlainJob(settings()) as job:
+        for count in (8, 16):
+            job.engine.evaluate(plan_steps(batches(count), job.spec), lambda logits, labels: None)
+            assert job.engine.cache.current is None
+            gc.collect()
+            alive.append(len(found.history.memory))
+    gc.unfreeze()
+    assert alive[0] == alive[1]
+
+
+def test_batches_in_memory_are_bounded_by_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrec PR 1859: prefetching held eight to nine times the input."""
+    flights: list[int] = []
+    read = Training.read
+
+    def count(phase: Training, b: int) -> None:
+        read(phase, b)
+        flights.append(len(phase.flights))
+
+    monkeypatch.setattr(Training, "read", count)
+    trained()
+    assert max(flights) <= settings().read_ahead + 1 + 4  # and those that are written back, `WRITE_DEPTH` at most
+
+
+def test_the_context_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrec PR 3870: trained with what belongs to another batch, and no worse sign of it than the loss."""
+    begin = Training.begin
+    before: list[Any] = []
+
+    def late(phase: Training, context: Any) -> None:
+        before.append(context)
+        begin(phase, before[max(0, len(before) - 2)])
+
+    monkeypatch.setattr(Training, "begin", late)
+    keeps_all = settings(cache_rows=200)
+    with PlainJob(keeps_all) as job, pytest.raises(JobError, match="update of batch 1, but the batch begun is 0"):
+        job.train(batches(NUM_BATCHES, one_hot=True))  # so that one batch's ids fit another's context

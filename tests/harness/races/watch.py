@@ -1,0 +1,118 @@
+"""`watch`: inside, the device kind ``cpu`` is a modelled CUDA device, and everything on it is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.staging import Area, HostCopies, HostCopy, StagingRing
+from bagpipe.pipeline import stream
+from bagpipe.pipeline.cuda_stream import CudaStreams
+from tests.harness.races.device import ModelledCuda
+from tests.harness.races.history import History
+from tests.harness.races.lanes import OperatorMode, WatchedStreams
+from tests.harness.races.meetings import model_meetings
+from tests.harness.races.report import Race
+
+__all__ = ["RacesFound", "Watch", "watch"]
+
+
+class RacesFound(AssertionError):
+    """Uses of memory that nothing orders."""
+
+
+class Watch:
+    """What was seen.
+
+    Attributes:
+        history: everything.
+        cuda: stands for `torch.cuda`.
+        ring_waits: times a staging area was wanted whose copy was not known to be over.
+    """
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.cuda = ModelledCuda(self.history)
+        self.ring_waits = 0
+
+    @property
+    def races(self) -> list[Race]:
+        return self.history.races
+
+    def check(self) -> None:
+        """Nothing was found.
+
+        Raises:
+            RacesFound: something was; names the first few, both sides of each.
+        """
+        if self.races:
+            kinds = {(race.actions, race.is_reuse): race for race in self.races}
+            words = "\n".join(str(race) for race in list(kinds.values())[:8])
+            raise RacesFound(f"{len(self.races)} races, of {len(kinds)} pairs of actions:\n{words}")
+
+
+@contextmanager
+def watch() -> Iterator[Watch]:
+    """Engines made and run inside are watched, in all their lanes; the calling thread is, too."""
+    found = Watch()
+    with ExitStack() as stack:
+        for name in ("Stream", "Event", "stream", "current_stream", "default_stream", "synchronize"):
+            stack.enter_context(patch.object(torch.cuda, name, getattr(found.cuda, name)))
+        stack.enter_context(
+            patch.dict(
+                stream._BY_DEVICE,
+                cpu=lambda device: WatchedStreams(CudaStreams("cuda"), found.cuda.empty_pinned, found.history),
+            )
+        )
+        stack.enter_context(patch.dict(stream._KEEP, cpu=found.cuda.record_stream))
+        stack.enter_context(patch.object(StagingRing, "take", _take(found)))
+        stack.enter_context(patch.object(HostCopy, "get", _get(found)))
+        stack.enter_context(patch.object(HostCopies, "get", _get_all(found)))
+        stack.enter_context(model_meetings(found.history, found.cuda))
+        stack.enter_context(OperatorMode(found.history))
+        yield found
+
+
+def _take(found: Watch) -> Any:
+    """`StagingRing.take`, after which the host writes into the area."""
+    original = StagingRing.take
+
+    def take(ring: StagingRing) -> Area:
+        before = ring.num_waits
+        area = original(ring)
+        with found.history.lock:
+            found.ring_waits += ring.num_waits - before
+        found.history.host_access(area.memory, writes=True)
+        return area
+
+    return take
+
+
+def _get(found: Watch) -> Any:
+    """`HostCopy.get`, after which the host reads the tensor."""
+    original = HostCopy.get
+
+    def get(copy: HostCopy) -> Tensor:
+        tensor = original(copy)
+        found.history.host_access(tensor, writes=False)
+        return tensor
+
+    return get
+
+
+def _get_all(found: Watch) -> Any:
+    """`HostCopies.get`, after which the host reads all of them."""
+    original = HostCopies.get
+
+    def get(copies: HostCopies) -> Mapping[str, Tensor]:
+        tensors = original(copies)
+        for tensor in tensors.values():
+            found.history.host_access(tensor, writes=False)
+        return tensors
+
+    return get

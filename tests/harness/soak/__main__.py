@@ -1,0 +1,3 @@
+from tests.harness.soak.cli import main
+
+main()

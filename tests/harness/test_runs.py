@@ -1,0 +1,91 @@
+"""A few runs of chaos on the real programs; `make chaos` does hundreds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.chaos import cli as chaos_cli
+from tests.harness.chaos.cli import run_many
+from tests.harness.faults import KINDS
+from tests.harness.soak import cli as soak_cli
+
+pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
+
+ROOT = Path(__file__).parents[2]
+#: A launcher takes ten seconds to start its ranks; `make chaos` has the time.
+FAST = tuple(kind for kind in KINDS if kind.name != "kill-agent")
+
+
+@pytest.mark.timeout(600)
+def test_jobs_end_as_if_nothing_had_happened() -> None:
+    verdicts = list(run_many(range(202, 209), kinds=FAST, jobs={"adagrad", "adam-2"}, programs=ROOT))
+    assert not [verdict for verdict in verdicts if verdict.problem]
+    assert {verdict.job for verdict in verdicts} == {"adagrad", "adam-2"}
+    assert any(verdict.num_fired for verdict in verdicts)
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "verdicts.json"
+    arguments = ["--runs", "1", "--seed", "5", "--kinds", "kill-trainer", "--jobs", "direct", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["chaos", *arguments])
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        chaos_cli.main()
+    assert ended.value.code == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("seed 5      direct ")
+    assert first.endswith(": equal")
+    assert "1 equal, 0 wrong" in last
+    (verdict,) = json.loads(path.read_text())
+    assert (verdict["seed"], verdict["problem"]) == (5, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kinds", "earthquake"], "expected kinds of fault among kill-trainer, "),
+        (["--ranks", "7"], "no such job among adagrad, "),
+        (["--runs", "0"], "--runs: expected at least 1, got 0"),
+        (["--ranks", "many"], "invalid literal"),
+    ],
+)
+def test_bad_flags(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        chaos_cli.main()
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Too short to say what grows: that it samples, stops the job, and reports."""
+    path = tmp_path / "soak.json"
+    monkeypatch.setattr(sys, "argv", ["soak", "--seconds", "3", "--interval", "0.5", "--json", str(path)])
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        soak_cli.main()
+    out = capsys.readouterr().out
+    for words in (
+        "trainer-0     rss_bytes",
+        "daemon        fds",
+        "store         used_bytes",
+        "checkpoints   used_bytes",
+    ):
+        assert words in out
+    found = json.loads(path.read_text())
+    assert found["steps"] > 0
+    assert {trend["owner"] for trend in found["trends"]} == {"trainer-0", "daemon", "store", "checkpoints"}
+
+
+def test_a_soak_needs_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", "--seconds", "5"])
+    with pytest.raises(SystemExit) as ended:
+        soak_cli.main()
+    assert ended.value.code == 2
+    assert "expected at least one rank and a few intervals of 10 s" in capsys.readouterr().err
