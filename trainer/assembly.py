@@ -29,7 +29,7 @@ from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_work, precision_of
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
-from trainer.pipelines import StagedJob, stage_model
+from trainer.stages import StagedJob, stage_model
 
 __all__ = ["Trainee", "build_engine", "build_trainee"]
 

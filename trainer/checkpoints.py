@@ -33,9 +33,9 @@ from bagpipe.oracle.rank_batch import Step
 from bagpipe.store.fencing.fence import Fence, Ledger, condemned
 from bagpipe.store.interface import Store
 from bagpipe.training.engine import Engine
-from trainer.bookmarks import StepBookmarks
+from trainer.beginning import Beginning, JobFacts, begin, note, place_of
 from trainer.ranks import Ranks
-from trainer.recovery import Beginning, JobFacts, begin, note, place_of
+from trainer.reader_states import StepBookmarks
 
 __all__ = ["Checkpoints"]
 
@@ -60,7 +60,7 @@ class Checkpoints:
         recorder: for the engine; made by `connect`.
 
     Raises:
-        InputError, StoreError: see `trainer.recovery.begin`.
+        InputError, StoreError: see `trainer.beginning.begin`.
     """
 
     recorder: Recorder

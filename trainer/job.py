@@ -31,6 +31,7 @@ from bagpipe.training.engine import Engine
 from bagpipe.training.progress import PhaseResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.beginning import JobFacts, result_settings
 from trainer.checkpoints import Checkpoints
 from trainer.devices import (
     BatchSize,
@@ -42,12 +43,11 @@ from trainer.devices import (
     memory_need,
 )
 from trainer.metrics import BinaryMetrics
-from trainer.pipelines import check_ranks, has_losses, open_stages
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
-from trainer.recovery import JobFacts, result_settings
 from trainer.result import Result
 from trainer.services import open_services
+from trainer.stages import check_ranks, has_losses, open_stages
 from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["OpenJob", "open_job", "run_job"]

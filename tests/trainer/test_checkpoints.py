@@ -11,7 +11,7 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import RolledBackError
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
-from tests.trainer.test_recovery import FACTS, ROWS
+from tests.trainer.test_beginning import FACTS, ROWS
 from trainer.checkpoints import Checkpoints
 from trainer.ranks import Ranks
 

@@ -14,8 +14,8 @@ from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from trainer.job import run_job
-from trainer.pipelines import StagedJob, has_losses
 from trainer.ranks import Ranks
+from trainer.stages import StagedJob, has_losses
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model
 from tests.trainer.schemas import schema_of
-from trainer.pipelines import StagedJob, stage_model
+from trainer.stages import StagedJob, stage_model
 
 DATA = schema_of(None, None, None, dense=2)
 CONFIG = Config(model=ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,)))

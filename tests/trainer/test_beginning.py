@@ -16,8 +16,8 @@ from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
+from trainer.beginning import JobFacts, begin, compare, result_settings
 from trainer.ranks import Ranks
-from trainer.recovery import JobFacts, begin, compare, result_settings
 
 ROWS = RowSchema(tables=(RowTable(name="goods", dim=4),), optimizer="adagrad")
 DATA = DataSchema(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.bookmarks import StepBookmarks
+from trainer.reader_states import StepBookmarks
 
 
 @given(every=st.integers(1, 60), apart=st.integers(1, 20), ahead=st.integers(0, 40))
