@@ -22,8 +22,8 @@ from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
 from bagpipe.oracle.rank_batch import Phase, PlanSpan, Step
 from bagpipe.types.batch import Batch
-from cacher.bookmarks import Bookmarks
 from cacher.identity import identity_of
+from cacher.reader_states import Bookmarks
 from data.formats import open_source
 from data.loader import LookaheadLoader, open_loader
 

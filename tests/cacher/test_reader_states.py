@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cacher.bookmarks import Bookmarks
+from cacher.reader_states import Bookmarks
 
 
 @pytest.mark.parametrize(("batch", "found"), [(0, None), (15, None), (16, 16), (40, 32), (48, 48), (1000, 48)])
