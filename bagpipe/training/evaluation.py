@@ -36,12 +36,12 @@ class Evaluation(Phase):
 
     def replace(self, b: int) -> None:
         """Rows are clean, so those that leave are simply forgotten."""
-        self.cache.evict(self.flights[b].step.owner)
+        self.cache.evict(self.in_flight[b].step.owner)
         self.put(b)
 
     def score(self, b: int) -> None:
         """Scores are those of the first head, in the dtype of the parameters: no two are equal by rounding only."""
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         self.begin(flight.context)
         inputs = flight.inputs
         if inputs is None:  # few models take an empty batch
@@ -84,6 +84,6 @@ class EvaluationOfRanks(Evaluation):
         self.exchange.begin(context)
 
     def pull(self, b: int) -> None:
-        context = self.flights[b].context
+        context = self.in_flight[b].context
         self.exchange.early(context)
         self.exchange.pull(context)

@@ -35,14 +35,14 @@ from bagpipe.util.failpoints import reach
 if TYPE_CHECKING:
     from bagpipe.training.engine import Engine, ModelInputs
 
-__all__ = ["WRITE_DEPTH", "Flight", "Phase"]
+__all__ = ["WRITE_DEPTH", "InFlightBatch", "Phase"]
 
 #: How long lanes may stay inside a handler after an error: the store's default deadline of 30 s, and as much again.
 _GRACE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
+class InFlightBatch:
     """One batch on its way through the lanes; no inputs if this rank has none of its examples.
 
     Attributes:
@@ -82,7 +82,7 @@ class Phase(ABC):
         self.first_batch = first_batch
         self.cache = engine.cache
         self.steps = steps
-        self.flights: dict[int, Flight] = {}
+        self.in_flight: dict[int, InFlightBatch] = {}
         self.next_step: Step | None = None
         self.gave_up = False  # a step that this rank had, because of another that has none or stops
         self.read_ahead = engine.settings.read_ahead
@@ -102,9 +102,9 @@ class Phase(ABC):
 
     def run(self) -> PhaseResult:
         peers = self.engine.peers
-        hazards: dict[str, Callable[[int], int]] = {EVICT_AFTER: lambda b: self.flights[b].step.owner.evict_after}
+        hazards: dict[str, Callable[[int], int]] = {EVICT_AFTER: lambda b: self.in_flight[b].step.owner.evict_after}
         if self.train:
-            hazards[FETCH_AFTER] = lambda b: self.flights[b].step.owner.fetch_after
+            hazards[FETCH_AFTER] = lambda b: self.in_flight[b].step.owner.fetch_after
         self.runner = runner = Runner(
             self.loop(),
             self.handlers(),
@@ -218,17 +218,17 @@ class Phase(ABC):
         if step is None:
             raise EndOfBatches
         # The data lane waited for the end of batch b - read_ahead on the device, so nothing there uses these any more.
-        self.flights.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
+        self.in_flight.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
         with self.uploads.batch() as upload:
             context = prepare_step(engine.layout, step.batch, step.consumer, step.exchange, upload=upload)
             inputs = engine.prepare(step.batch, upload) if step.batch.num_examples else None
-        self.flights[b] = Flight(step=step, context=context, inputs=inputs)
+        self.in_flight[b] = InFlightBatch(step=step, context=context, inputs=inputs)
         if engine.trace is not None:
             span = step.span
             engine.trace.note("oracle", "0X_PLAN", b, span.plan_start_ns, span.plan_end_ns)
 
     def get(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         requests = self.cache.fetch_requests(flight.step.owner, skip_new=self.skip_new)
         flight.results = self.engine.store.read_many(requests)
         reach("after-fetch")
@@ -237,7 +237,7 @@ class Phase(ABC):
 
     def check_found(self, b: int, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
         """Raise LostRowError if a row that was written before is not in the store: names the first one."""
-        for (table, ids), result in zip(requests, self.flights[b].results, strict=True):
+        for (table, ids), result in zip(requests, self.in_flight[b].results, strict=True):
             if result.found.all():
                 continue
             missing = ids[~result.found]
@@ -259,7 +259,7 @@ class Phase(ABC):
         return found if recorder is None else found | recorder.written.contains(table, ids)
 
     def put(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         self.cache.insert(flight.step.owner, flight.results, skip_new=self.skip_new)
         self.cache.check(flight.context)
         flight.results = []
@@ -270,7 +270,7 @@ class Phase(ABC):
 
     def add_loss(self, b: int) -> None:
         """The batch counts."""
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         if flight.loss_sum is not None:
             self.loss_sum += flight.loss_sum
             flight.loss_sum = None
@@ -281,7 +281,7 @@ class Phase(ABC):
 
     def done(self, b: int) -> None:
         """The compute lane is done with the batch."""
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         self.num_steps += 1
         if flight.is_skipped:
             self.num_skipped += 1

@@ -74,11 +74,11 @@ class PipelinedTraining(Training):
     def read(self, b: int) -> None:
         super().read(b)
         self.batches.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         self.batches[b] = self.pipeline.batch(flight.inputs, flight.step.num_global_examples)
 
     def pool(self, source: int, b: int) -> None:
-        self.begin(self.flights[b].context)
+        self.begin(self.in_flight[b].context)
         self.runtime.pool(source, b)
 
     def unpool(self, source: int, b: int) -> None:

@@ -93,14 +93,14 @@ class Training(Phase):
             self.skip_new = self.engine.claim() and self.cache.is_fixed
 
     def evict(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         flight.writes, flight.epoch = self.cache.evict_in_epoch(flight.step.owner)
 
     def compute_forward(self, b: int) -> None:
         self.recorder.before_forward(b, self.loss_sum)
         if self.guard.skips:
             self.buffers = {name: buffer.clone() for name, buffer in self.engine.model.named_buffers()}
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         self.begin(flight.context)
         if flight.inputs is not None:  # few models take an empty batch
             num_examples = flight.step.num_global_examples
@@ -108,7 +108,7 @@ class Training(Phase):
             flight.loss_sum = flight.work.loss_sum
 
     def backward(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         work, flight.work = flight.work, None
         if work is not None:
             work.backward()
@@ -130,14 +130,14 @@ class Training(Phase):
 
     def update(self, b: int) -> None:
         self.recorder.before_update(b, self.counts)
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         if flight.is_skipped:
             drop(self.cache.end(flight.context))
         else:
             self.cache.update(flight.context, self.row_step(b))
 
     def dense_step(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         flight.is_skipped = self.settle(flight.is_skipped)
         if flight.is_skipped:
             with torch.no_grad():
@@ -161,14 +161,14 @@ class Training(Phase):
 
     def done(self, b: int) -> None:
         # Not with the step: a checkpoint before b takes what is counted when rows change, which on ranks is later.
-        self.loss_scale = self.loss_scale.after(is_finite=not self.flights[b].is_skipped)
+        self.loss_scale = self.loss_scale.after(is_finite=not self.in_flight[b].is_skipped)
         super().done(b)
 
     def progress(self) -> Progress:
         return dataclasses.replace(super().progress(), loss_scale=self.loss_scale.value)
 
     def store(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         # On a device the lane has waited for the eviction by now, so the rows are here.
         self.write(flight.writes(), flight.epoch, b)
         flight.writes = list
@@ -221,10 +221,10 @@ class TrainingOfRanks(Training):
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {
             **super().handlers(),
-            "X_PREPULL": lambda b: self.exchange.early(self.flights[b].context),
-            "X_PULL": lambda b: self.exchange.pull(self.flights[b].context),
+            "X_PREPULL": lambda b: self.exchange.early(self.in_flight[b].context),
+            "X_PULL": lambda b: self.exchange.pull(self.in_flight[b].context),
             "X_PUSH": self.push,
-            "X_PUSH_LATE": lambda b: self.exchange.push_late(self.flights[b].runs),
+            "X_PUSH_LATE": lambda b: self.exchange.push_late(self.in_flight[b].runs),
             "X_UPDATE_LATE": self.update_late,
             "X_ACK": lambda b: self.peers.acknowledge(),
         }
@@ -233,19 +233,19 @@ class TrainingOfRanks(Training):
         self.exchange.begin(context)
 
     def push(self, b: int) -> None:
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         flight.runs = self.exchange.push(flight.context)
 
     def update(self, b: int) -> None:
         self.recorder.before_update(b, self.counts)
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         if not flight.is_skipped:
             self.guard.watch(b, self.exchange.arrived())
             self.exchange.update(flight.context, self.row_step(b))
 
     def update_late(self, b: int) -> None:
         self.recorder.before_update(b, self.counts, drains=False)
-        flight = self.flights[b]
+        flight = self.in_flight[b]
         if not flight.is_skipped:
             self.guard.watch(b, self.exchange.arrived_late())
             self.exchange.update_late(flight.context, self.row_step(b))
@@ -256,7 +256,7 @@ class TrainingOfRanks(Training):
         On several ranks a row that is planned is updated, so it is written when it leaves, unless its batch is skipped.
         """
         found = super().was_written(b, table, ids)
-        owner = self.flights[b].step.owner
+        owner = self.in_flight[b].step.owner
         if not self.plan_is_exact or self.engine.recorder is None:
             return found
         rows = slice(int(owner.fetch.table_offsets[table]), int(owner.fetch.table_offsets[table + 1]))
