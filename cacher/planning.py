@@ -20,7 +20,7 @@ from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
-from bagpipe.oracle.rank_batch import Phase, PlanSpan, Step
+from bagpipe.oracle.rank_batch import Phase, PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from cacher.identity import identity_of
 from cacher.reader_states import Bookmarks
@@ -35,17 +35,17 @@ BOOKMARK_EVERY = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedBatch:
-    """A global batch and its plan for all ranks; `bookmark` as in `Step`."""
+    """A global batch and its plan for all ranks; `bookmark` as in `RankBatch`."""
 
     batch: Batch
     plan: CachePlan
     span: PlanSpan
     bookmark: Mapping[str, Any] | None = None
 
-    def step(self, rank: int) -> Step:
+    def step(self, rank: int) -> RankBatch:
         """One rank's part; cut out anew at each call."""
         plan = self.plan
-        return Step(
+        return RankBatch(
             batch=self.batch.select(plan.examples[rank]) if plan.examples else self.batch,
             consumer=plan.consumers[rank],
             owner=plan.owners[rank],
@@ -278,7 +278,7 @@ class PlannedData:
         first_batch: int = 0,
         bookmark: Mapping[str, Any] | None = None,
         rank: int = 0,
-    ) -> Generator[Step, None, None]:
+    ) -> Generator[RankBatch, None, None]:
         """One rank's steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
         asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, bookmark=bookmark)
         with closing(asked) as batches:

@@ -29,7 +29,7 @@ from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, tak
 from bagpipe.checkpoint.writer import Places
 from bagpipe.config.sections import Config
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.fencing.fence import Fence, Ledger, condemned
 from bagpipe.store.interface import Store
 from bagpipe.training.engine import Engine
@@ -182,7 +182,7 @@ class Checkpoints:
             return parts[self._ranks.rank].progress
         return _all_progress(parts) if self._ranks.is_first else _no_progress(parts)
 
-    def noting(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def noting(self, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         """The same steps; their bookmarks are kept for the manifests."""
         with closing(steps):  # type: ignore[type-var] # generators
             for step in steps:

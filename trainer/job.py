@@ -22,7 +22,7 @@ from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stage
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.distributed.membership import Membership
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
@@ -160,7 +160,7 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     return result
 
 
-def _steps(parts: OpenJob) -> Iterator[Step]:
+def _steps(parts: OpenJob) -> Iterator[RankBatch]:
     checkpoints = parts.checkpoints
     steps = parts.source.steps(
         "train",

@@ -23,7 +23,7 @@ from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.client.wire.codec import CodecError, decode_step
 from bagpipe.client.wire.slim import full
 from bagpipe.errors import CapacityError, InputError, JobError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
@@ -62,7 +62,7 @@ class Item:
     """What was received: a step or the end of a run, by the run's number; or (`run` None) the schema or an error."""
 
     run: int | None
-    content: Step | pb.End | DataSchema | Exception
+    content: RankBatch | pb.End | DataSchema | Exception
 
 
 class Receiver:

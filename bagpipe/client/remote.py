@@ -22,7 +22,7 @@ from bagpipe.client.receiver import QueueStatistics, Receiver, Run
 from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.rank_batch import Phase, Step
+from bagpipe.oracle.rank_batch import Phase, RankBatch
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["RemoteSteps"]
@@ -109,7 +109,7 @@ class RemoteSteps:
         first_batch: int = 0,
         bookmark: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
-    ) -> Iterator[Step]:
+    ) -> Iterator[RankBatch]:
         """Steps of a phase in batch order, see `StepSource`. All ranks ask for the same phases in the same order.
 
         They are asked for at once; those of a phase asked for before come no more.
@@ -152,12 +152,12 @@ class RemoteSteps:
     def statistics(self) -> QueueStatistics:
         return self._receiver.statistics()
 
-    def _take(self, run: Run) -> Iterator[Step]:
+    def _take(self, run: Run) -> Iterator[RankBatch]:
         while True:
             item = self._receiver.take()
             if item.run != run.start.run:
                 continue  # left over from a phase that was not read to its end
-            if isinstance(item.content, Step):
+            if isinstance(item.content, RankBatch):
                 self._receiver.acknowledge(run)
                 yield item.content
             else:

@@ -1,4 +1,4 @@
-"""`Step`: what the cacher hands one trainer rank for one batch, and the interface it is read through."""
+"""`RankBatch`: what the cacher hands one trainer rank for one batch, and the interface it is read through."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPla
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["Phase", "PlanSpan", "Step", "StepSource"]
+__all__ = ["Phase", "PlanSpan", "RankBatch", "StepSource"]
 
 Phase = Literal["train", "eval"]
 
@@ -25,7 +25,7 @@ class PlanSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Step:
+class RankBatch:
     """One batch for one rank.
 
     Attributes:
@@ -60,7 +60,7 @@ class StepSource(Protocol):
         max_steps: int = 0,
         first_batch: int = 0,
         bookmark: Mapping[str, Any] | None = None,
-    ) -> Iterator[Step]:
+    ) -> Iterator[RankBatch]:
         """Steps of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
 
         Args:

@@ -23,7 +23,7 @@ from bagpipe.kernels.open import open_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
-from bagpipe.oracle.rank_batch import PlanSpan, Step
+from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
@@ -73,7 +73,7 @@ class PlainSettings:
     seed: int = 0
 
 
-def plan_steps(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[Step]:
+def plan_steps(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[RankBatch]:
     """Steps of one rank, planned as they are asked for; `spec.lookahead` batches are read ahead.
 
     Raises:
@@ -82,9 +82,9 @@ def plan_steps(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[Step]:
     planner = make_planner(spec)
     waiting: deque[Batch] = deque()
 
-    def step() -> Step:
+    def step() -> RankBatch:
         plan, batch = planner.plan(), waiting.popleft()
-        return Step(
+        return RankBatch(
             batch=batch,
             consumer=plan.consumers[0],
             owner=plan.owners[0],

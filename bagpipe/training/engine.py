@@ -17,7 +17,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.dense.executor import DenseWork, EagerWork
 from bagpipe.distributed.interface import Peers
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
@@ -161,7 +161,7 @@ class Engine:
             runner.abort(error)
 
     def train(
-        self, steps: Iterator[Step], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
+        self, steps: Iterator[RankBatch], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
     ) -> PhaseResult:
         """Train on the steps and write every updated row back; then the recorder's last checkpoint.
 
@@ -188,7 +188,7 @@ class Engine:
             self.pipeline.adopt(self.optimizer)
         return result
 
-    def evaluate(self, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:
+    def evaluate(self, steps: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:
         """Score the steps; changes neither model nor rows nor store.
 
         Args:

@@ -13,7 +13,7 @@ from bagpipe.cache.batch_context import StepContext
 from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.dense.loss import as_heads, total_loss
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.training.phase import Phase
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["Evaluation", "EvaluationOfRanks"]
 class Evaluation(Phase):
     train = False
 
-    def __init__(self, engine: Engine, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(self, engine: Engine, steps: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__(engine, steps)
         self.on_scores = on_scores
         # Bounded: a batch is read when the one `read_ahead` before it is done, and its scores have come then.
@@ -72,7 +72,7 @@ class EvaluationOfRanks(Evaluation):
 
     row_waits = ("0X_PREPULL",)
 
-    def __init__(self, engine: Engine, steps: Iterator[Step], on_scores: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(self, engine: Engine, steps: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__(engine, steps, on_scores)
         assert engine.peers is not None, "one rank scores without"
         self.exchange = RowExchange(engine.cache, engine.peers)

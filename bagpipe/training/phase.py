@@ -22,7 +22,7 @@ from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.dense.executor import DensePass
 from bagpipe.distributed.interface import Peers, Wish
 from bagpipe.errors import InputError, JobError, LostRowError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.signals import StopOnSignals
@@ -51,7 +51,7 @@ class InFlightBatch:
         is_skipped: its loss or gradients are not finite, on some rank, so that it changes nothing.
     """
 
-    step: Step
+    step: RankBatch
     context: StepContext
     inputs: ModelInputs | None
     results: list[ReadResult] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Phase(ABC):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[Step],
+        steps: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),
@@ -83,7 +83,7 @@ class Phase(ABC):
         self.cache = engine.cache
         self.steps = steps
         self.in_flight: dict[int, InFlightBatch] = {}
-        self.next_step: Step | None = None
+        self.next_step: RankBatch | None = None
         self.gave_up = False  # a step that this rank had, because of another that has none or stops
         self.read_ahead = engine.settings.read_ahead
         # A batch is read when the one `read_ahead` before it is done: its area is free again.

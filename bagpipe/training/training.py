@@ -19,7 +19,7 @@ from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.interface import WriteRequest
 from bagpipe.training.nonfinite import Guard
 from bagpipe.training.phase import Phase
@@ -39,7 +39,7 @@ class Training(Phase):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[Step],
+        steps: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),
@@ -205,7 +205,7 @@ class TrainingOfRanks(Training):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[Step],
+        steps: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),

@@ -20,7 +20,7 @@ import numpy as np
 from bagpipe.cache.batch_context import prepare_step
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.bags import CachedBags, PlainInputs
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.types.schema import RowSchema
 from benchmarks.gpu.cached import claim, fill, store_makers
@@ -58,7 +58,7 @@ def run_appetite(workload: Workload, plan: Plan, say: Callable[[str], None], kee
         keep(found)
 
 
-def _prepare_s(workload: Workload, steps: Sequence[Step]) -> float:
+def _prepare_s(workload: Workload, steps: Sequence[RankBatch]) -> float:
     """Median seconds of the thread to make a step's tensors, its uploads enqueued."""
     settings = workload.settings
     bags, inputs = CachedBags(workload.schema, settings.dim), PlainInputs(workload.schema)
@@ -74,7 +74,7 @@ def _prepare_s(workload: Workload, steps: Sequence[Step]) -> float:
     return median_s(times_s)
 
 
-def _rates(store: Store, steps: Sequence[Step]) -> dict[str, float]:
+def _rates(store: Store, steps: Sequence[RankBatch]) -> dict[str, float]:
     """Rows a second, and CPU time of this process per million rows: read, written, read and as many written at once."""
     claim(store)
     fill(store, steps)
@@ -107,7 +107,7 @@ def _rates(store: Store, steps: Sequence[Step]) -> dict[str, float]:
     }
 
 
-def _requests(step: Step) -> list[tuple[int, Any]]:
+def _requests(step: RankBatch) -> list[tuple[int, Any]]:
     fetch = step.owner.fetch
     bounds = fetch.table_offsets.tolist()
     return [(table, fetch.ids[first:end]) for table, (first, end) in enumerate(pairwise(bounds)) if end > first]

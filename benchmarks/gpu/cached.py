@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from bagpipe.kernels.initialization import initial_weights
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
@@ -67,7 +67,7 @@ def claim(store: Store) -> None:
     take_over(store)
 
 
-def fill(store: Store, steps: Sequence[Step]) -> int:
+def fill(store: Store, steps: Sequence[RankBatch]) -> int:
     """Give the rows that these steps fetch their initial values in the store; how many there are."""
     schema, count = store.schema, 0
     for table, row_table in enumerate(schema.tables):
@@ -81,7 +81,7 @@ def fill(store: Store, steps: Sequence[Step]) -> int:
     return count
 
 
-def _fetched(step: Step, table: int) -> NDArray[np.int64]:
+def _fetched(step: RankBatch, table: int) -> NDArray[np.int64]:
     fetch = step.owner.fetch
     return fetch.ids[int(fetch.table_offsets[table]) : int(fetch.table_offsets[table + 1])]
 
@@ -102,7 +102,7 @@ class _Marks:
 
 
 def run_cached(
-    workload: Workload, steps: Sequence[Step], make_store: MakeStore, *, trace: Trace | None = None
+    workload: Workload, steps: Sequence[RankBatch], make_store: MakeStore, *, trace: Trace | None = None
 ) -> dict[str, Any]:
     """Train the steps over a store.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bagpipe.cache.batch_context import StepContext, prepare_step
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.testing.plain_job import PlainJob, plan_steps
 from bagpipe.training.engine import ModelInputs
 from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
@@ -57,7 +57,7 @@ def _loss(model: nn.Module, dense: Tensor, sparse: Any, labels: Tensor) -> Tenso
 
 
 @contextmanager
-def _ours(workload: Workload, steps: Sequence[Step]) -> Iterator[Resident]:
+def _ours(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
     """As the engine's compute lane does it."""
     device = torch.device(workload.settings.device)
     with PlainJob(replace(workload.job(workload.total_rows), lookahead=1)) as job:
@@ -100,7 +100,7 @@ class _TorchBags(nn.Module):
 
 
 @contextmanager
-def _torch(workload: Workload, steps: Sequence[Step]) -> Iterator[Resident]:
+def _torch(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
     settings, device = workload.settings, torch.device(workload.settings.device)
     sizes = [table.rows or 0 for table in workload.schema.tables]
     bases = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -135,7 +135,7 @@ class _FbgemmBags(nn.Module):
 
 
 @contextmanager
-def _fbgemm(workload: Workload, steps: Sequence[Step]) -> Iterator[Resident]:
+def _fbgemm(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
     settings, device = workload.settings, torch.device(workload.settings.device)
     tables = [(table.rows or 0, settings.dim) for table in workload.schema.tables]
     model = _model(workload, _FbgemmBags(tables, settings.rows_optimizer, device), device)
@@ -155,7 +155,7 @@ def _fbgemm(workload: Workload, steps: Sequence[Step]) -> Iterator[Resident]:
     yield train
 
 
-def _dense_inputs(step: Step, device: torch.device) -> tuple[Tensor, Tensor]:
+def _dense_inputs(step: RankBatch, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(step.batch.dense).to(device), torch.from_numpy(step.batch.labels).to(device)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from bagpipe.embedding.bags import CachedBags
 from bagpipe.errors import InputError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from benchmarks.gpu.cached import run_cached, store_makers
 from benchmarks.gpu.resident import RESIDENTS, step_times
 from benchmarks.gpu.settings import Settings
@@ -91,7 +91,7 @@ def run_steps(workload: Workload, plan: Plan, say: Callable[[str], None], keep: 
 
 def _residents(
     workload: Workload,
-    steps: Sequence[Step],
+    steps: Sequence[RankBatch],
     into: dict[str, float],
     missing: dict[str, str],
     say: Callable[[str], None],

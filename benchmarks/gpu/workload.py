@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.testing.plain_job import PlainSettings, plan_steps
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Table
@@ -103,7 +103,7 @@ class Plan:
         plan_s: seconds of the planner's thread for each step once the window is full.
     """
 
-    steps: list[Step]
+    steps: list[RankBatch]
     plan_s: list[float]
 
 

@@ -25,7 +25,7 @@ from bagpipe.client.agreement import settings_of
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.oracle.rank_batch import Phase, Step
+from bagpipe.oracle.rank_batch import Phase, RankBatch
 from bagpipe.types.schema import DataSchema
 from cacher.planning import PlannedData
 from cacher.security import Access
@@ -74,7 +74,7 @@ def spec_of(job: Config, schema: DataSchema, world_size: int = 1, shares: tuple[
 
 def planned_steps(
     job: Config, world_size: int = 1, phase: Phase = "train", shares: tuple[int, ...] = (), **options: int
-) -> list[list[Step]]:
+) -> list[list[RankBatch]]:
     """The right answer: every rank's steps, planned here."""
     data = PlannedData(job.data, job.run.seed)
     spec = spec_of(job, data.schema, world_size, shares)
@@ -82,7 +82,7 @@ def planned_steps(
     return [[batch.step(rank) for batch in batches] for rank in range(world_size)]
 
 
-def assert_same_steps(ours: Sequence[Step], theirs: Sequence[Step]) -> None:
+def assert_same_steps(ours: Sequence[RankBatch], theirs: Sequence[RankBatch]) -> None:
     assert [step.batch.index for step in ours] == [step.batch.index for step in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert_same(one, other)
@@ -99,12 +99,12 @@ def all_steps(
     *,
     phases: Sequence[Phase] = ("train",),
     job_id: str = "job",
-    take: Callable[[int, Iterator[Step]], list[Step]] = lambda rank, steps: list(steps),
+    take: Callable[[int, Iterator[RankBatch]], list[RankBatch]] = lambda rank, steps: list(steps),
     **options: Any,
-) -> list[list[Step]]:
+) -> list[list[RankBatch]]:
     """Every rank's steps of some phases, each rank in a thread of its own; `take` says how a rank reads a phase."""
 
-    def run(rank: int) -> list[Step]:
+    def run(rank: int) -> list[RankBatch]:
         with remote(url, job, rank=rank, world_size=world_size, job_id=job_id, **options) as source:
             spec = spec_of(job, source.schema, world_size)
             return [step for phase in phases for step in take(rank, source.steps(phase, spec))]

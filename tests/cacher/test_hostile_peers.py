@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from cacher.planning import PlannedData
 from tests.cacher.daemons import Daemon, all_steps, assert_same_steps, config, planned_steps, remote, spec_of
 
@@ -43,7 +43,7 @@ class Target:
     """The daemon under attack, what a good trainer gets from it, and its memory before the first attack."""
 
     daemon: Daemon
-    expected: list[Step]
+    expected: list[RankBatch]
     rss_bytes: int
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ from bagpipe.client.link import Credentials, Link
 from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError, JobError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from cacher.run import Run
 from cacher.server import Limits
 from tests.cacher.daemons import (
@@ -86,7 +86,7 @@ def test_a_daemon_started_again_when_one_rank_is_through(tmp_path: Path, listen:
     expected = planned_steps(JOB, 2)
     through, done = threading.Event(), threading.Event()
 
-    def take_all() -> list[Step]:
+    def take_all() -> list[RankBatch]:
         with remote(listen, JOB, rank=1, world_size=2, job_id="job") as source:
             steps = list(source.steps("train", spec_of(JOB, source.schema, 2)))
             through.set()

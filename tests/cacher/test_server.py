@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from tests.cacher.daemons import (
     Daemon,
     all_steps,
@@ -79,7 +79,7 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path, number: signal.Signals) -> 
 def test_a_drain_lets_jobs_finish_and_takes_no_new_ones(tmp_path: Path) -> None:
     draining, told = threading.Event(), threading.Event()
 
-    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
         first = next(steps)
         told.set()
         assert draining.wait(30)

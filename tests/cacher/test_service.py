@@ -12,7 +12,7 @@ import pytest
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from cacher.planning import PlannedBatch, PlannedData, PlannedPhase
 from cacher.server import Limits
 from tests.cacher.daemons import (
@@ -137,7 +137,7 @@ def test_a_slow_oracle_only_slows(listen: str) -> None:
     data = GatedData(job.data, job.run.seed)
     barrier = threading.Barrier(2, action=data.gate.release)
 
-    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
         taken = []
         barrier.wait(30)
         for step in steps:
@@ -199,7 +199,7 @@ def test_one_rank_may_leave_a_phase_before_the_others(listen: str) -> None:
     job = config()
     expected, held_out = planned_steps(job, 2), planned_steps(job, 2, "eval")
 
-    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
         first = next(steps)
         return [first] if rank == 0 and first.batch.num_examples else [first, *steps]
 
@@ -229,7 +229,7 @@ def test_a_daemon_killed_and_started_again_goes_unnoticed(tmp_path: Path, addres
     half_way = threading.Barrier(3)
     again = threading.Event()
 
-    def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
         taken = [next(steps) for _ in range(8 + 2 * rank)]
         half_way.wait(60)
         assert again.wait(60)

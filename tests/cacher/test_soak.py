@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from tests.cacher.daemons import Daemon, all_steps, config
 
 NUM_BATCHES = 20_000
@@ -26,7 +26,7 @@ def test_twenty_thousand_batches(tmp_path: Path) -> None:
     rss_bytes: dict[int, int] = {}
     with Daemon(job, f"unix:{tmp_path}/c.sock") as daemon:
 
-        def take(rank: int, steps: Iterator[Step]) -> list[Step]:
+        def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
             count = 0
             for count, step in enumerate(steps, start=1):
                 assert step.batch.index == count - 1

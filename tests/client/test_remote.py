@@ -13,7 +13,7 @@ from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from data.schema import criteo_schema
 from tests.client.scripted import Script, end, error, scripted, step, welcome
 
@@ -38,7 +38,7 @@ def client(url: str, *, timeout_s: float = 10, credits: int = 2, **options: obje
     return RemoteSteps(url, config, credits=credits, **options)  # type: ignore[arg-type]
 
 
-def indices(steps: Iterator[Step]) -> list[int]:
+def indices(steps: Iterator[RankBatch]) -> list[int]:
     return [step.batch.index for step in steps]
 
 

@@ -23,7 +23,7 @@ from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.oracle.rank_batch import PlanSpan, Step
+from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
@@ -102,13 +102,15 @@ class RankOrderSum:
         self.inner.step()
 
 
-def steps_of_rank(config: Config, spec: OracleSpec, phase: str, rank: int, *, first_batch: int = 0) -> Iterator[Step]:
+def steps_of_rank(
+    config: Config, spec: OracleSpec, phase: str, rank: int, *, first_batch: int = 0
+) -> Iterator[RankBatch]:
     """One rank's steps; every rank plans for itself, which must give every rank the same."""
     source = open_source(config.data, config.run.seed)
     with open_loader(config.data, seed=config.run.seed, phase=phase, source=source) as loader:  # type: ignore[arg-type]
         batches = (batch for batch in loader if batch.index >= first_batch)
         for batch, plan in plan_batches(batches, spec):
-            yield Step(
+            yield RankBatch(
                 batch=batch.select(plan.examples[rank]),
                 consumer=plan.consumers[rank],
                 owner=plan.owners[rank],
@@ -122,7 +124,7 @@ def run_ranks(
     config: Config,
     world_size: int,
     *,
-    spoil: Callable[[int, Iterator[Step]], Iterator[Step]] = lambda rank, steps: steps,
+    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, steps: steps,
 ) -> RanksEnd:
     """Train, and evaluate if the configuration holds examples out.
 

@@ -26,7 +26,7 @@ from bagpipe.checkpoint.writer import Places
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.errors import StoreError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
@@ -84,7 +84,7 @@ class Recorded:
     world_size: int = 1
     rows_only: bool = False
     prepare: Callable[[Engine], None] = lambda engine: None
-    spoil: Callable[[int, Iterator[Step]], Iterator[Step]] = lambda rank, steps: steps
+    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, steps: steps
     on_folder: Callable[[int], None] = lambda step: None
     stores: list[MemoryStore] = field(default_factory=list)
 
@@ -205,7 +205,7 @@ class Recorded:
             share_stages(held, rank.engine.optimizer, rank.peer.dense, rank.peer.gather)
         return result
 
-    def _steps(self, rank: _Rank, first_batch: int) -> Iterator[Step]:
+    def _steps(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
         spec = rank.trainee.spec
         if self.world_size == 1:
             return PlannedData(self.config.data, self.config.run.seed).steps("train", spec, first_batch=first_batch)

@@ -12,7 +12,7 @@ import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.training.digest import embedding_digest
@@ -31,7 +31,7 @@ def trainee(clicks: MakeConfig) -> Trainee:
     return build_trainee(config, PlannedData(config.data, config.run.seed).schema)
 
 
-def steps_of(trainee: Trainee, phase: str = "train") -> Iterator[Step]:
+def steps_of(trainee: Trainee, phase: str = "train") -> Iterator[RankBatch]:
     return PlannedData(trainee.config.data, trainee.config.run.seed).steps(phase, trainee.spec)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def test_an_engine_trains_again(trainee: Trainee) -> None:
         assert totals[1].rows_fetched == totals[1].rows_inserted == totals[0].rows_inserted
 
 
-def bad_after(steps: Iterator[Step], count: int) -> Iterator[Step]:
+def bad_after(steps: Iterator[RankBatch], count: int) -> Iterator[RankBatch]:
     for _ in range(count):
         yield next(steps)
     raise InputError("file.tsv:7: bad")

@@ -14,7 +14,7 @@ import torch
 from bagpipe.cache.lookup import ActiveRun
 from bagpipe.config.sections import Config
 from bagpipe.errors import JobError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline import stream
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
@@ -36,7 +36,7 @@ MakeConfig = Callable[..., Config]
 BAD = 7
 
 
-def spoilt(steps: Iterator[Step], value: float, at: int = BAD) -> Iterator[Step]:
+def spoilt(steps: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
     """One example of one batch has a dense column that is not finite."""
     for step in steps:
         if step.batch.index == at and step.batch.num_examples:
@@ -56,7 +56,7 @@ class Small:
         self.store = MemoryStore(self.trainee.rows, num_buckets=8)
         self.engine: Engine = build_engine(self.trainee, self.store)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[RankBatch]:
         return self.data.steps("train", self.trainee.spec)
 
     def digests(self) -> tuple[str, str]:
@@ -115,7 +115,7 @@ def test_ranks_leave_out_the_same(clicks: MakeConfig, rows: int) -> None:
         assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
 
 
-def spoil_of(rank: int, steps: Iterator[Step]) -> Iterator[Step]:
+def spoil_of(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
     return spoilt(steps, float("nan")) if rank == 1 else steps
 
 

@@ -11,7 +11,7 @@ import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from tests.system.clicks import NUM_EXAMPLES
 from tests.system.jobs import change, run_job
 from tests.system.rank_threads import RanksEnd, run_ranks
@@ -84,11 +84,11 @@ def test_locality_sends_fewer_rows(clicks: MakeConfig) -> None:
 def test_bad_input_that_one_rank_meets_first_ends_all_at_that_batch(clicks: MakeConfig) -> None:
     """What came before is trained and written back, and every rank hears of it."""
 
-    def spoil(rank: int, steps: Iterator[Step]) -> Iterator[Step]:
+    def spoil(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         if rank != 1:
             return steps
 
-        def some() -> Iterator[Step]:
+        def some() -> Iterator[RankBatch]:
             yield from itertools.islice(steps, 5)
             raise InputError("day_0:77: expected 40 columns, got 3")
 
@@ -106,7 +106,7 @@ def test_bad_input_that_one_rank_meets_first_ends_all_at_that_batch(clicks: Make
 def test_a_rank_whose_data_ends_before_the_others_is_no_end(clicks: MakeConfig) -> None:
     """All stop at its batch, as they must; but what was trained is a part of the data."""
 
-    def spoil(rank: int, steps: Iterator[Step]) -> Iterator[Step]:
+    def spoil(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         return itertools.islice(steps, 5) if rank == 1 else steps
 
     with pytest.raises(JobError, match=r"^the data ended at batch 5, but not for ranks \[0, 2\], who have more$"):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
-from bagpipe.oracle.rank_batch import PlanSpan, Step
+from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
 __all__ = ["CodecError", "decode_step", "step_parts"]
@@ -58,7 +58,7 @@ class _Optional:
 
 #: Records that may travel: per record, its fields in order and what each must hold: `_Array`, int, `_Json`, a record.
 _RECORDS: Mapping[type, Mapping[str, Any]] = {
-    Step: {
+    RankBatch: {
         "batch": Batch,
         "consumer": ConsumerPlan,
         "owner": OwnerPlan,
@@ -108,7 +108,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
 }
 
 
-def step_parts(step: Step) -> list[bytes | memoryview]:
+def step_parts(step: RankBatch) -> list[bytes | memoryview]:
     """A step as pieces of bytes, to be joined; arrays are not copied."""
     arrays: list[NDArray[Any]] = []
     header = json.dumps(_describe(step, arrays)).encode()
@@ -119,7 +119,7 @@ def step_parts(step: Step) -> list[bytes | memoryview]:
     return parts
 
 
-def decode_step(frame: bytearray) -> Step:
+def decode_step(frame: bytearray) -> RankBatch:
     """The step in these bytes; its arrays are views of `frame`.
 
     Raises:
@@ -136,7 +136,7 @@ def decode_step(frame: bytearray) -> Step:
         header = json.loads(frame[_PREFIX.size : _PREFIX.size + header_bytes])
     except (ValueError, RecursionError) as error:
         raise CodecError(f"malformed frame: {error}") from None
-    step: Step = _build(Step, "step", header, _Reader(frame, _aligned(_PREFIX.size + header_bytes)))
+    step: RankBatch = _build(RankBatch, "step", header, _Reader(frame, _aligned(_PREFIX.size + header_bytes)))
     return step
 
 

@@ -1,4 +1,4 @@
-"""A `Step` as the bytes of a `CacherMessage`: the step's arrays are copied once, straight to their place.
+"""A `RankBatch` as the bytes of a `CacherMessage`: the step's arrays are copied once, straight to their place.
 
 protobuf's own encoder would copy them three more times. It would write the same bytes; a test compares.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.client.wire.codec import step_parts
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 
 __all__ = ["step_message"]
 
 _LENGTH_DELIMITED = 2
 
 
-def step_message(run: int, index: int, step: Step) -> bytes:
+def step_message(run: int, index: int, step: RankBatch) -> bytes:
     """The serialised `CacherMessage` that carries a step."""
     parts = step_parts(step)
     num_bytes = sum(map(len, parts))

@@ -14,7 +14,7 @@ import numpy as np
 
 from bagpipe.client.wire.codec import CodecError
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 
 __all__ = ["full", "slim", "values_follow"]
 
@@ -24,7 +24,7 @@ def values_follow(spec: OracleSpec, num_features: int) -> bool:
     return [ref.feature for ref in spec.features] == list(range(num_features))
 
 
-def slim(step: Step, *, without_values: bool) -> Step:
+def slim(step: RankBatch, *, without_values: bool) -> RankBatch:
     """The step without what `full` puts back; `without_values` if `values_follow`."""
     batch = step.batch
     lengths, values = batch.lengths, batch.values
@@ -35,7 +35,7 @@ def slim(step: Step, *, without_values: bool) -> Step:
     return dataclasses.replace(step, batch=dataclasses.replace(batch, lengths=lengths, values=values))
 
 
-def full(step: Step) -> Step:
+def full(step: RankBatch) -> RankBatch:
     """The whole step.
 
     Raises:

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from bagpipe.client.wire.codec import step_parts
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
-from bagpipe.oracle.rank_batch import PlanSpan, Step
+from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
 __all__ = ["arrays_of", "assert_same", "encode_step", "example_step", "steps"]
@@ -27,10 +27,10 @@ def _array(dtype: str, num_dims: int = 1) -> st.SearchStrategy[Any]:
 _ROWS = st.builds(RowList, table_offsets=_array("<i8"), ids=_array("<i8"))
 
 
-def steps() -> st.SearchStrategy[Step]:
+def steps() -> st.SearchStrategy[RankBatch]:
     """Steps of any shape; their numbers need not make sense."""
     return st.builds(
-        Step,
+        RankBatch,
         batch=st.builds(
             Batch,
             index=_INT64,
@@ -78,13 +78,13 @@ def steps() -> st.SearchStrategy[Step]:
     )
 
 
-def example_step(index: int = 0, num_examples: int = 3) -> Step:
+def example_step(index: int = 0, num_examples: int = 3) -> RankBatch:
     """A small, plausible step."""
     ids = np.arange(num_examples, dtype=np.int64) * 10
     numbers = np.arange(num_examples, dtype=np.int32)
     rows = RowList(table_offsets=np.array([0, num_examples]), ids=ids)
     none = RowList(table_offsets=np.array([0, 0]), ids=np.empty(0, np.int64))
-    return Step(
+    return RankBatch(
         batch=Batch(
             index=index,
             dense=np.ones((num_examples, 2), np.float32),
@@ -116,7 +116,7 @@ def example_step(index: int = 0, num_examples: int = 3) -> Step:
     )
 
 
-def encode_step(step: Step) -> bytearray:
+def encode_step(step: RankBatch) -> bytearray:
     """The frame that `decode_step` reads."""
     return bytearray().join(step_parts(step))
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from bagpipe.client.wire import codec
 from bagpipe.client.wire.codec import CodecError, decode_step
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from tests.client.wire.steps import arrays_of, assert_same, encode_step, example_step, steps
 
 
 @settings(deadline=None)
 @given(steps())
-def test_round_trip(step: Step) -> None:
+def test_round_trip(step: RankBatch) -> None:
     frame = encode_step(step)
     back = decode_step(frame)
     assert_same(back, step)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.client.wire.codec import decode_step
 from bagpipe.client.wire.envelope import step_message
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from tests.client.wire.steps import assert_same, example_step, steps
 
 NUMBERS = st.integers(0, 2**64 - 1)
 
 
 @given(steps(), NUMBERS, NUMBERS)
-def test_protobuf_reads_it(step: Step, run: int, index: int) -> None:
+def test_protobuf_reads_it(step: RankBatch, run: int, index: int) -> None:
     message = pb.CacherMessage.FromString(step_message(run, index, step))
     assert message.WhichOneof("kind") == "step"
     assert (message.step.run, message.step.index) == (run, index)

@@ -13,7 +13,7 @@ import torch
 
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.oracle.rank_batch import PlanSpan, Step
+from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
@@ -96,9 +96,9 @@ def run_two_ranks(
         return tuple(job.digests() for job, _ in jobs)
 
 
-def _steps(num_batches: int, spec: OracleSpec, rank: int) -> Iterator[Step]:
+def _steps(num_batches: int, spec: OracleSpec, rank: int) -> Iterator[RankBatch]:
     for batch, plan in plan_batches(batches(num_batches), spec):
-        yield Step(
+        yield RankBatch(
             batch=batch.select(plan.examples[rank]),
             consumer=plan.consumers[rank],
             owner=plan.owners[rank],

@@ -20,7 +20,7 @@ from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import CachePlan, OwnerPlan
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.oracle.rank_batch import Step
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.oracle.verify import PlanError, verify
 from bagpipe.pipeline import stream
 from bagpipe.testing.local_peers import local_peers
@@ -47,7 +47,7 @@ def deaf(lane: str, source: str) -> Callable[[Engine], None]:
 
 def trained(
     change: Callable[[Engine], None] = lambda engine: None,
-    spoil: Callable[[Iterator[Step]], Iterator[Step]] = lambda steps: steps,
+    spoil: Callable[[Iterator[RankBatch]], Iterator[RankBatch]] = lambda steps: steps,
     **values: object,
 ) -> Watch:
     with watch() as found, PlainJob(settings(**values)) as job:
@@ -83,7 +83,7 @@ def test_rows_are_evicted_while_their_batch_is_computed() -> None:
 
 
 def test_a_plan_that_evicts_them_is_noticed_without_a_device_too() -> None:
-    def hasty(steps: Iterator[Step]) -> Iterator[Step]:
+    def hasty(steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         for step in steps:
             yield dataclasses.replace(step, owner=dataclasses.replace(step.owner, evict_after=-1))
 
