@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.batch_indexer import Incoming
+from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.split import Share
 
@@ -56,7 +56,7 @@ def positions_by_rank(ranks: NDArray[np.unsignedinteger], world_size: int) -> tu
     return tuple(order[start:stop] for start, stop in itertools.pairwise([0, *ends]))
 
 
-def assemble(batch: Incoming, rows: GlobalRows, owners: tuple[OwnerPlan, ...]) -> CachePlan:
+def assemble(batch: IndexedBatch, rows: GlobalRows, owners: tuple[OwnerPlan, ...]) -> CachePlan:
     """The plan of a batch; `owners` by rank."""
     if batch.whole is not None:
         sole = ConsumerPlan(

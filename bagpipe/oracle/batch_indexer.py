@@ -14,11 +14,11 @@ from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.oracle.split import Share, split
 from bagpipe.types.batch import Batch
 
-__all__ = ["Incoming", "Intake"]
+__all__ = ["BatchIndexer", "IndexedBatch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Incoming:
+class IndexedBatch:
     """What the oracle keeps of a batch while it waits to be planned.
 
     Attributes:
@@ -34,7 +34,7 @@ class Incoming:
     shares: tuple[Share, ...]
 
 
-class Intake:
+class BatchIndexer:
     """Batches come in order, one by one: with several ranks the assignment may depend on those before."""
 
     def __init__(self, spec: OracleSpec) -> None:
@@ -47,7 +47,7 @@ class Intake:
         """How a batch is split depends on those before: to begin in the middle, they must be taken too."""
         return self._assigner is not None and self._assigner.learns
 
-    def take(self, batch: Batch) -> Incoming:
+    def take(self, batch: Batch) -> IndexedBatch:
         """Index and split a batch.
 
         Raises:
@@ -55,7 +55,7 @@ class Intake:
         """
         index = self._indexer.index(batch)
         if self._assigner is None:
-            return Incoming(batch_index=batch.index, unique=index.unique, whole=index, shares=())
+            return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=index, shares=())
         shares = split(batch, self._spec, index, self._assigner.assign(batch, index))
         self._assigner.learn(index, shares)
-        return Incoming(batch_index=batch.index, unique=index.unique, whole=None, shares=shares)
+        return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=None, shares=shares)

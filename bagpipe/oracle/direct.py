@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
-from bagpipe.oracle.batch_indexer import Incoming, Intake
+from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
 from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.split import busiest_ranks
@@ -28,8 +28,8 @@ class DirectPlanner:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
-        self._intake = Intake(spec)
-        self._window: deque[Incoming] = deque()
+        self._intake = BatchIndexer(spec)
+        self._window: deque[IndexedBatch] = deque()
         nothing = RowList(
             table_offsets=np.zeros(len(spec.table_rows) + 1, dtype=np.int64), ids=np.empty(0, dtype=np.int64)
         )
@@ -41,7 +41,7 @@ class DirectPlanner:
 
     @property
     def learns(self) -> bool:
-        """See `Intake.learns`."""
+        """See `BatchIndexer.learns`."""
         return self._intake.learns
 
     @property
@@ -86,7 +86,9 @@ class DirectPlanner:
         plans = (self._owner(rank, batch, positions, is_new[positions]) for rank, positions in enumerate(owned))
         return assemble(batch, rows, tuple(plans))
 
-    def _owner(self, rank: int, batch: Incoming, positions: NDArray[np.int64], is_new: NDArray[np.bool_]) -> OwnerPlan:
+    def _owner(
+        self, rank: int, batch: IndexedBatch, positions: NDArray[np.int64], is_new: NDArray[np.bool_]
+    ) -> OwnerPlan:
         """The record of a rank that owns the unique rows at these positions."""
         fetch = select_rows(batch.unique, positions)
         evict, self._previous[rank] = self._previous[rank], fetch

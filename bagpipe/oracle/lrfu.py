@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HALF_LIFE_CACHES", "NEVER_USED", "NO_WORTH", "TICKS", "Ghosts", "UseClock"]
+__all__ = ["HALF_LIFE_CACHES", "NEVER_USED", "NO_WORTH", "TICKS", "Ghosts", "LrfuClock"]
 
 #: Uses in a half-life, in units of the rows that all caches hold. Measured (benchmarks/policy): from 8 to 64 little
 #: changes where popularity is steady; where it moves, shorter is better; TinyLFU (Einziger et al. 2017) takes 10.
@@ -36,7 +36,7 @@ _GAIN: NDArray[np.int32] = np.rint(TICKS * np.log2(1.0 + np.exp2(_AGES))).astype
 _FIRST, _LAST = NO_WORTH + _PAST, 1 << 30
 
 
-class UseClock:
+class LrfuClock:
     """Counts uses and says what they make rows worth.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 
-__all__ = ["Row", "misfits", "rows_of"]
+__all__ = ["Row", "rows_of", "violations"]
 
 Row = tuple[int, int]  # (table number, id)
 
@@ -36,7 +36,7 @@ def rows_of(rows: RowList) -> list[Row]:
     return [(table, row_id) for table in range(len(offsets) - 1) for row_id in ids[offsets[table] : offsets[table + 1]]]
 
 
-def misfits(plan: CachePlan, spec: OracleSpec) -> Iterator[str]:
+def violations(plan: CachePlan, spec: OracleSpec) -> Iterator[str]:
     """What is wrong with the form of a plan, in words; nothing if it can be read."""
     many = spec.world_size if spec.world_size > 1 else 0
     counts = tuple(len(part) for part in (plan.consumers, plan.owners, plan.exchanges, plan.examples))

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
 from bagpipe.oracle.assign import ASSIGNERS, check_shares
-from bagpipe.oracle.batch_indexer import Incoming, Intake
+from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER, POLICIES
 from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
-from bagpipe.oracle.lrfu import UseClock
+from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.resident_set import Residents, SlotTable
@@ -42,7 +42,7 @@ MAX_RANKS = (1 << 16) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WindowBatch:
-    incoming: Incoming
+    incoming: IndexedBatch
     handles: NDArray[np.int64]
 
 
@@ -51,7 +51,7 @@ class Planner:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
-        self._intake = Intake(spec)
+        self._intake = BatchIndexer(spec)
         self._window: deque[_WindowBatch] = deque()
         self._handles = _make_handles(spec)
         # By handle. How often each rank uses a row matters only if there are several.
@@ -64,7 +64,7 @@ class Planner:
         # By slot.
         num_slots = spec.num_slots * spec.world_size
         self._table = SlotTable.empty(num_slots)
-        self._clock = UseClock(num_slots)
+        self._clock = LrfuClock(num_slots)
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
@@ -78,7 +78,7 @@ class Planner:
 
     @property
     def learns(self) -> bool:
-        """See `Intake.learns`."""
+        """See `BatchIndexer.learns`."""
         return self._intake.learns
 
     @property
@@ -104,7 +104,7 @@ class Planner:
         self._window.append(_WindowBatch(incoming, handles))
 
     def pass_over(self, batch: Batch) -> None:
-        """Learn from a batch that comes before the first one to be planned. See `Intake.learns`.
+        """Learn from a batch that comes before the first one to be planned. See `BatchIndexer.learns`.
 
         Raises:
             InputError: an id outside its table.
@@ -131,7 +131,7 @@ class Planner:
         self._table.worth[slots] = self._clock.use(self._table.worth.take(slots))
         return assemble(incoming, self._describe(now, slots, missing, next_use), owners)
 
-    def _count_uses(self, incoming: Incoming) -> NDArray[np.uint64]:
+    def _count_uses(self, incoming: IndexedBatch) -> NDArray[np.uint64]:
         """uint64 ``[U, num_words]``: the ranks that use each unique row."""
         return self._rank_counts.of([share.rows for share in incoming.shares], len(incoming.unique))
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
-from bagpipe.oracle.plan_validation import Row, misfits, rows_of
+from bagpipe.oracle.plan_validation import Row, rows_of, violations
 from bagpipe.oracle.versions import Seen, Versions
 from bagpipe.types.batch import Batch
 
@@ -54,7 +54,7 @@ class Verifier:
         if not batch.index == plan.batch_index == self._batch_index + 1:
             self._fail(f"expected batch {self._batch_index + 1}, got batch {batch.index} with plan {plan.batch_index}")
         self._batch_index = batch.index
-        for misfit in misfits(plan, self.spec):
+        for misfit in violations(plan, self.spec):
             self._fail(misfit)
         bags = _bags(batch)
         examples = self._check_examples(batch, plan)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError
 from bagpipe.oracle.handles import DenseHandles
-from bagpipe.oracle.lrfu import TICKS, UseClock
+from bagpipe.oracle.lrfu import TICKS, LrfuClock
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, plans_of
 from bagpipe.types.batch import Batch
@@ -107,7 +107,7 @@ def _batches(log: Log) -> Iterator[Batch]:
         )
 
 
-class _StandingClock(UseClock):
+class _StandingClock(LrfuClock):
     """Rows are worth what they were worth at first: uses add nothing."""
 
     def use(self, worth: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
-from bagpipe.oracle.batch_indexer import Incoming
+from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import RowList
 from bagpipe.oracle.split import Share
 
@@ -43,7 +43,7 @@ def test_both_sides_list_shared_rows_in_the_consumers_order() -> None:
         owned=positions_by_rank(owners, 2),
     )
     shares = (share_of([0, 1, 3]), share_of([2, 3]))
-    plan = assemble(Incoming(batch_index=4, unique=ROWS, whole=None, shares=shares), rows, ())
+    plan = assemble(IndexedBatch(batch_index=4, unique=ROWS, whole=None, shares=shares), rows, ())
     first, second = plan.consumers
     assert (first.unique.ids.tolist(), first.owners.tolist(), first.slots.tolist()) == (
         [10, 20, 40],

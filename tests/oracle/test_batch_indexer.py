@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bagpipe.oracle.batch_indexer import Intake
+from bagpipe.oracle.batch_indexer import BatchIndexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from tests.oracle.batches import make_batch
 
@@ -13,19 +13,19 @@ SPEC = OracleSpec(
 
 def test_one_rank_keeps_the_whole_index_and_several_their_shares() -> None:
     batch = make_batch(3, [[[5, 5], [6]]])
-    alone = Intake(SPEC).take(batch)
+    alone = BatchIndexer(SPEC).take(batch)
     assert (alone.batch_index, alone.unique.ids.tolist(), alone.shares) == (3, [5, 6], ())
     assert alone.whole is not None
     assert alone.whole.inverse.tolist() == [0, 0, 1]
-    shared = Intake(dataclasses.replace(SPEC, world_size=3)).take(batch)
+    shared = BatchIndexer(dataclasses.replace(SPEC, world_size=3)).take(batch)
     assert shared.whole is None
     assert [share.rows.tolist() for share in shared.shares] == [[], [0], [1]]
 
 
 def test_the_assignment_learns_from_every_batch() -> None:
-    intake = Intake(dataclasses.replace(SPEC, world_size=2))
+    intake = BatchIndexer(dataclasses.replace(SPEC, world_size=2))
     assert intake.learns
-    assert not Intake(dataclasses.replace(SPEC, world_size=2, assign="contiguous")).learns
-    assert not Intake(SPEC).learns
+    assert not BatchIndexer(dataclasses.replace(SPEC, world_size=2, assign="contiguous")).learns
+    assert not BatchIndexer(SPEC).learns
     intake.take(make_batch(0, [[[5], [6]]]))
     assert [share.examples.tolist() for share in intake.take(make_batch(1, [[[6], [5]]])).shares] == [[1], [0]]

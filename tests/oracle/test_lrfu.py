@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bagpipe.oracle.lrfu import HALF_LIFE_CACHES, NEVER_USED, NO_WORTH, TICKS, Ghosts, UseClock
+from bagpipe.oracle.lrfu import HALF_LIFE_CACHES, NEVER_USED, NO_WORTH, TICKS, Ghosts, LrfuClock
 
 NUM_SLOTS = 8
 HALF_LIFE_USES = HALF_LIFE_CACHES * NUM_SLOTS
@@ -19,7 +19,7 @@ def worth_of(*values: int) -> NDArray[np.int32]:
 @given(st.lists(st.integers(0, 2**4 - 1), min_size=1, max_size=60))
 def test_worth_orders_rows_by_their_decayed_uses(story: list[int]) -> None:
     """Each number is a batch, its bits the rows of four that it uses."""
-    clock = UseClock(NUM_SLOTS)
+    clock = LrfuClock(NUM_SLOTS)
     worth, weight = np.full(4, NEVER_USED, dtype=np.int32), np.zeros(4)
     for bits in story:
         used = np.array([row for row in range(4) if bits >> row & 1], dtype=np.int64)
@@ -32,7 +32,7 @@ def test_worth_orders_rows_by_their_decayed_uses(story: list[int]) -> None:
 
 
 def test_a_doubled_weight_is_worth_a_half_life() -> None:
-    clock = UseClock(NUM_SLOTS)
+    clock = LrfuClock(NUM_SLOTS)
     once = clock.use(worth_of(NO_WORTH))
     assert (clock.use(once) - once).tolist() == [pytest.approx(TICKS, abs=TICKS // NUM_SLOTS)]
     clock.use(np.full(HALF_LIFE_USES - 2, NO_WORTH, dtype=np.int32))
@@ -40,11 +40,11 @@ def test_a_doubled_weight_is_worth_a_half_life() -> None:
 
 
 def test_time_stands_still_at_the_end_of_its_range_and_weights_at_theirs() -> None:
-    late = UseClock(1)
+    late = LrfuClock(1)
     late._num_uses = 1 << 50
     once = late.use(worth_of(NO_WORTH))
     assert 0 < once[0] == late.use(worth_of(NEVER_USED))[0]
-    worth, steady = once, UseClock(1 << 40)
+    worth, steady = once, LrfuClock(1 << 40)
     for _ in range(10_000):
         worth = steady.use(worth)
     assert steady.use(worth).tolist() == worth.tolist()

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec, RowList
-from bagpipe.oracle.plan_validation import misfits, rows_of
+from bagpipe.oracle.plan_validation import rows_of, violations
 from bagpipe.oracle.planner import plan_batches
 from tests.oracle.batches import make_batch
 
@@ -20,14 +20,14 @@ def plan_of(spec: OracleSpec = SPEC) -> CachePlan:
 
 
 def test_a_plan_of_the_planner_fits() -> None:
-    assert list(misfits(plan_of(), SPEC)) == []
+    assert list(violations(plan_of(), SPEC)) == []
     alone = dataclasses.replace(SPEC, world_size=1)
-    assert list(misfits(plan_of(alone), alone)) == []
+    assert list(violations(plan_of(alone), alone)) == []
 
 
 def test_records_are_counted() -> None:
     plan = dataclasses.replace(plan_of(), exchanges=())
-    assert list(misfits(plan, SPEC)) == ["expected a record of each kind for each of 2 ranks, got (2, 2, 0, 2)"]
+    assert list(violations(plan, SPEC)) == ["expected a record of each kind for each of 2 ranks, got (2, 2, 0, 2)"]
 
 
 def test_dtypes_dimensions_and_lengths_are_named() -> None:
@@ -35,7 +35,7 @@ def test_dtypes_dimensions_and_lengths_are_named() -> None:
     wide = dataclasses.replace(plan.consumers[1], slots=plan.consumers[1].slots.astype(np.int64))
     longer = dataclasses.replace(plan.owners[0], fetch_slots=np.arange(2, dtype=np.int32))
     broken = dataclasses.replace(plan, consumers=(plan.consumers[0], wide), owners=(longer, plan.owners[1]))
-    assert list(misfits(broken, SPEC)) == [
+    assert list(violations(broken, SPEC)) == [
         "slots in ConsumerPlan of rank 1: expected one dimension of int32, got 1 of int64",
         "fetch_slots in OwnerPlan of rank 0: 2 of them for 1 rows",
     ]
