@@ -28,7 +28,7 @@ from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
-from bagpipe.oracle.resident_set import Residents, SlotTable
+from bagpipe.oracle.resident_set import Residents, SlotState
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.types.batch import Batch
 
@@ -63,7 +63,7 @@ class Planner:
         self._evicted_at = np.full(num_handles, NO_BATCH, dtype=np.int32)
         # By slot.
         num_slots = spec.num_slots * spec.world_size
-        self._table = SlotTable.empty(num_slots)
+        self._table = SlotState.empty(num_slots)
         self._clock = LrfuClock(num_slots)
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)

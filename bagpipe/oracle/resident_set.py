@@ -24,14 +24,14 @@ from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_rank
 from bagpipe.oracle.lrfu import NO_WORTH
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
 
-__all__ = ["SPARED_PART", "Residents", "SlotTable"]
+__all__ = ["SPARED_PART", "Residents", "SlotState"]
 
 #: Rows of the batch before are spared if at most this part of the slots must be emptied: no more room can be lost.
 SPARED_PART = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SlotTable:
+class SlotState:
     """What the planner knows of every slot of one or more ranks.
 
     Attributes:
@@ -45,16 +45,16 @@ class SlotTable:
     worth: NDArray[np.int32]
 
     @classmethod
-    def empty(cls, num_slots: int) -> SlotTable:
+    def empty(cls, num_slots: int) -> SlotState:
         return cls(
             np.full(num_slots, -1, dtype=np.int64),
             np.full(num_slots, NEVER, dtype=np.int32),
             np.full(num_slots, NO_WORTH, dtype=np.int32),
         )
 
-    def part(self, start: int, stop: int) -> SlotTable:
+    def part(self, start: int, stop: int) -> SlotState:
         """Slots `start` to `stop`, sharing memory."""
-        return SlotTable(self.handle[start:stop], self.next_use[start:stop], self.worth[start:stop])
+        return SlotState(self.handle[start:stop], self.next_use[start:stop], self.worth[start:stop])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class Residents:
         table: the rank's slots. The planner keeps `next_use` and `worth` up to date, `Residents` only reads them.
     """
 
-    def __init__(self, spec: OracleSpec, table: SlotTable) -> None:
+    def __init__(self, spec: OracleSpec, table: SlotState) -> None:
         self._table = table
         self._policy = POLICIES[spec.policy]
         self._queue = EvictionQueue(spec.num_slots)

@@ -4,17 +4,17 @@ import numpy as np
 
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
-from bagpipe.oracle.resident_set import Residents, SlotTable
+from bagpipe.oracle.resident_set import Residents, SlotState
 
 NOTHING = np.empty(0, dtype=np.int64)
 
 
-def residents_of(num_slots: int, lookahead: int = 8) -> tuple[Residents, SlotTable]:
-    table = SlotTable.empty(num_slots)
+def residents_of(num_slots: int, lookahead: int = 8) -> tuple[Residents, SlotState]:
+    table = SlotState.empty(num_slots)
     return Residents(OracleSpec(table_rows=(), features=(), num_slots=num_slots, lookahead=lookahead), table), table
 
 
-def fill(residents: Residents, table: SlotTable, next_use: list[int]) -> list[int]:
+def fill(residents: Residents, table: SlotState, next_use: list[int]) -> list[int]:
     """Rows enter for a batch, with these next uses; their slots."""
     slots = residents.take(len(next_use))
     table.handle[slots] = slots
