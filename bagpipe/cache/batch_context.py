@@ -2,7 +2,7 @@
 
     plan (numpy, segment after segment)                       tensors of one run
     inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
-    order, offsets (CSR)  ──occurrence -> its bag──>          `RowSums`              backward: bags -> rows
+    order, offsets (CSR)  ──occurrence -> its bag──>          `SegmentSum`              backward: bags -> rows
 
 With several ranks the rows stand in the order in which they come from their owners, and the backward is cut in two:
 what the next batch needs, and the rest (`bagpipe.cache.row_exchange`).
@@ -25,7 +25,7 @@ from bagpipe.cache.row_exchange_plan import RunExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
-from bagpipe.kernels.segment_sum import HostSums, Int32, RowSums
+from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 from bagpipe.types.batch import Batch
 
@@ -58,7 +58,7 @@ class RunContext:
     exchange: RunExchange | None
     inverse: Tensor
     bag_offsets: Tensor | None
-    backward: tuple[RowSums, ...]
+    backward: tuple[SegmentSum, ...]
     bag_order: Tensor | None
     bags: Tensor | None
     segment_sizes: tuple[int, ...]
@@ -136,7 +136,7 @@ def _run_context(
     inverse = consumer.inverse[first:end] - np.int32(first_row)
     order = consumer.order[first:end] - np.int32(first)
     pooling = _pooling(run, layout, batch, inverse, order)
-    sums = HostSums(
+    sums = HostSegmentSum(
         row_starts=consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row],
         sources=pooling.sources,
         coefficients=pooling.coefficients,
@@ -147,7 +147,7 @@ def _run_context(
     forward = pooling.inverse
     if exchange is None:
         local = upload.slot_rows(table_rows(consumer.unique, run.first_table, run.end_table), consumer.slots[rows])
-        backward: tuple[RowSums, ...] = (upload.sums(sums),)
+        backward: tuple[SegmentSum, ...] = (upload.sums(sums),)
     else:
         prepared = prepare_exchange(run, consumer, exchange, sums, upload)
         run_exchange, backward = prepared.exchange, prepared.backward

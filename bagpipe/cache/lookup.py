@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import RunContext, StepContext
 from bagpipe.errors import JobError
-from bagpipe.kernels.interface import Bags, Kernels, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowView
 
 __all__ = ["ActiveRun", "ActiveStep", "gradient_terms", "lookup"]
 
@@ -70,10 +70,10 @@ def lookup(run: ActiveRun, weights: Tensor | None = None) -> Tensor:
     return vectors
 
 
-def gradient_terms(run: ActiveRun, part: int) -> list[Terms]:
+def gradient_terms(run: ActiveRun, part: int) -> list[Gradients]:
     """What the rows of a part of the run's backward are updated by; empty: backward never reached the run."""
     sums = run.context.backward[part]
-    return [Terms(vectors=vectors, sums=sums, weights=weights) for vectors, weights in run.gradients]
+    return [Gradients(vectors=vectors, sums=sums, weights=weights) for vectors, weights in run.gradients]
 
 
 def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slab import Scratch
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import JobError
-from bagpipe.kernels.interface import RowStep, Terms
+from bagpipe.kernels.interface import Gradients, RowStep
 from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["RowExchange"]
@@ -156,7 +156,7 @@ class RowExchange:
     def _update(self, context: StepContext, which: int, settings: RowStep) -> None:
         for run, taken in zip(context.runs, self._arrived[which], strict=True):
             part = _part(run, which)
-            self._cache.apply(part.owned, [Terms(vectors=taken, sums=part.sums)], settings)
+            self._cache.apply(part.owned, [Gradients(vectors=taken, sums=part.sums)], settings)
 
     def _row_scratch(self) -> Scratch:
         return Scratch(self._cache.row_dtype, self._cache.device)

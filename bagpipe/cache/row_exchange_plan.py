@@ -2,7 +2,7 @@
 
     owner side                                                   consumer side
     slots of the rows it serves, consumer by consumer ─pull────> rows, owner by owner, in the order of `RunContext`
-    what arrived, consumer by consumer ─RowSums─> row  <───push─ gradients of those rows, owner by owner
+    what arrived, consumer by consumer ─SegmentSum─> row  <───push─ gradients of those rows, owner by owner
 
 Both ends walk the rows they share in the order of the consumer's unique rows, so counts are all that has to match.
 Every exchange has two parts: what the batch before (pull) or after (push) touches too, which is the critical path, and
@@ -20,7 +20,7 @@ from torch import Tensor
 from bagpipe.cache.layout import LookupRun
 from bagpipe.cache.slots import rows_of_tables
 from bagpipe.cache.upload import SlotRows, Uploader
-from bagpipe.kernels.segment_sum import HostSums, Int32, RowSums
+from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
 from bagpipe.oracle.assembly import select_rows
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
@@ -63,7 +63,7 @@ class PushPart:
     given: tuple[int, ...]
     taken: tuple[int, ...]
     owned: SlotRows
-    sums: RowSums
+    sums: SegmentSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,11 +95,11 @@ class PreparedExchange:
 
     exchange: RunExchange
     place: Int32
-    backward: tuple[RowSums, RowSums]
+    backward: tuple[SegmentSum, SegmentSum]
 
 
 def prepare_exchange(
-    run: LookupRun, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSums, upload: Uploader
+    run: LookupRun, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSegmentSum, upload: Uploader
 ) -> PreparedExchange:
     """Cut one run out of a rank's plan.
 
@@ -168,7 +168,7 @@ def _push_part(exchange: ExchangePlan, chosen: NDArray[np.bool_], given: tuple[i
     row_starts = np.zeros(int(number[-1]) + 1 if len(number) else 1, dtype=np.int32)
     np.cumsum(np.bincount(numbers, minlength=len(row_starts) - 1), out=row_starts[1:])
     # Stable, so that each row's contributions stay in rank order.
-    sums = HostSums(row_starts=row_starts, sources=np.argsort(numbers, kind="stable").astype(np.int32))
+    sums = HostSegmentSum(row_starts=row_starts, sources=np.argsort(numbers, kind="stable").astype(np.int32))
     return PushPart(given=given, taken=taken, owned=_slot_rows(exchange, chosen, upload), sums=upload.sums(sums))
 
 

@@ -30,7 +30,7 @@ from bagpipe.cache.transfer import CapturedRows, RowTransfer
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.kernels.interface import Kernels, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Gradients, Kernels, RowStep, RowView
 from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
@@ -353,7 +353,7 @@ class RowCache:
                 self.apply(local, gradient_terms(run, 0), settings)
             run.gradients.clear()
 
-    def apply(self, rows: SlotRows, terms: Sequence[Terms], settings: RowStep) -> None:
+    def apply(self, rows: SlotRows, terms: Sequence[Gradients], settings: RowStep) -> None:
         """One optimizer step for each of these rows.
 
         Args:

@@ -25,7 +25,7 @@ from bagpipe.cache.slab import Scratch
 from bagpipe.cache.slots import row_tables
 from bagpipe.cache.staging import Area, StagingRing, aligned_bytes, empty_view
 from bagpipe.kernels.interface import RowNames
-from bagpipe.kernels.segment_sum import HostLongRows, HostSums, Int32, LongRows, Pieces, RowSums
+from bagpipe.kernels.segment_sum import Chunks, HostLongRows, HostSegmentSum, Int32, LongRows, SegmentSum
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Streams
 
@@ -96,9 +96,9 @@ class Uploader:
     def optional(self, array: NDArray[np.integer] | None) -> Tensor | None:
         return None if array is None else self.tensor(array)
 
-    def sums(self, sums: HostSums) -> RowSums:
+    def sums(self, sums: HostSegmentSum) -> SegmentSum:
         sums = sums.split(self._max_terms)
-        return RowSums(
+        return SegmentSum(
             row_starts=sums.row_starts,
             row_offsets=self.tensor(sums.row_starts),
             sources=self.tensor(sums.sources),
@@ -110,7 +110,7 @@ class Uploader:
     def _long_rows(self, long: HostLongRows) -> LongRows:
         return LongRows(
             rows=self.tensor(long.rows),
-            levels=tuple(Pieces(starts=self.tensor(cut.starts), ends=self.tensor(cut.ends)) for cut in long.levels),
+            levels=tuple(Chunks(starts=self.tensor(cut.starts), ends=self.tensor(cut.ends)) for cut in long.levels),
             offsets=self.tensor(long.offsets),
             num_terms=long.num_terms,
             max_terms=long.max_terms,

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bagpipe.kernels.segment_sum import RowSums
+from bagpipe.kernels.segment_sum import SegmentSum
 
-__all__ = ["Bags", "Kernels", "RowNames", "RowStep", "RowView", "Terms"]
+__all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowView"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Bags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Terms:
+class Gradients:
     """What is summed to the gradients of rows: one lookup's share.
 
     Attributes:
@@ -97,7 +97,7 @@ class Terms:
     """
 
     vectors: Tensor
-    sums: RowSums
+    sums: SegmentSum
     weights: Tensor | None = None
 
 
@@ -107,7 +107,7 @@ class Kernels(Protocol):
     Attributes:
         reads_slots: `pool` reads rows in their slots; otherwise they are better gathered first.
         needs_names: `update` wants the names of the rows, because it rounds stochastically.
-        max_terms: rows with more terms are to be summed in pieces (`HostSums.split`); None: no row is.
+        max_terms: rows with more terms are to be summed in pieces (`HostSegmentSum.split`); None: no row is.
     """
 
     reads_slots: bool
@@ -121,7 +121,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def sum(self, terms: Sequence[Terms]) -> Tensor:
+    def sum(self, terms: Sequence[Gradients]) -> Tensor:
         """``[k, dim]``: per row the sum of its terms; several lookups' sums are added in their order.
 
         Raises:
@@ -133,7 +133,7 @@ class Kernels(Protocol):
         self,
         records: Tensor,
         slot_index: Tensor,
-        terms: Sequence[Terms],
+        terms: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:

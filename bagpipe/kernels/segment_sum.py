@@ -5,7 +5,7 @@
 `vectors` are a rank's bags, for the rows it uses; or what all ranks sent, rank by rank, for the rows it owns.
 
 A device with thousands of lanes sums a row's terms in one of them, so a row that the whole batch uses would hold all
-others up. `HostSums.split` cuts such *long* rows into pieces of at most `max_terms` terms:
+others up. `HostSegmentSum.split` cuts such *long* rows into pieces of at most `max_terms` terms:
 
     terms ──pieces──> partial sums ──pieces of those──> … ──at most max_terms of them──> gradient of the long row
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MAX_TERMS", "HostLongRows", "HostPieces", "HostSums", "Int32", "LongRows", "Pieces", "RowSums"]
+__all__ = ["MAX_TERMS", "Chunks", "HostLongRows", "HostPieces", "HostSegmentSum", "Int32", "LongRows", "SegmentSum"]
 
 Int32 = NDArray[np.int32]
 
@@ -34,7 +34,7 @@ MAX_TERMS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostPieces:
-    """`Pieces` before they are tensors."""
+    """`Chunks` before they are tensors."""
 
     starts: Int32
     ends: Int32
@@ -52,8 +52,8 @@ class HostLongRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostSums:
-    """`RowSums` before they are tensors; k rows, n terms.
+class HostSegmentSum:
+    """`SegmentSum` before they are tensors; k rows, n terms.
 
     Attributes:
         row_starts: int32 ``[k + 1]``, where each row's terms start.
@@ -68,21 +68,21 @@ class HostSums:
     occurrences: Int32 | None = None
     long: HostLongRows | None = None
 
-    def select(self, rows: NDArray[np.int64]) -> HostSums:
+    def select(self, rows: NDArray[np.int64]) -> HostSegmentSum:
         """The sums of these rows, in this order; not split."""
         lengths = np.diff(self.row_starts)[rows]
         row_starts = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=row_starts[1:])
         terms = np.repeat(self.row_starts[rows] - row_starts[:-1], lengths)
         terms += np.arange(len(terms), dtype=np.int32)
-        return HostSums(
+        return HostSegmentSum(
             row_starts=row_starts,
             sources=self.sources[terms],
             coefficients=None if self.coefficients is None else self.coefficients[terms],
             occurrences=None if self.occurrences is None else self.occurrences[terms],
         )
 
-    def split(self, max_terms: int | None) -> HostSums:
+    def split(self, max_terms: int | None) -> HostSegmentSum:
         """The same sums with rows of more than `max_terms` terms cut into pieces; None: nothing is cut.
 
         The arrays of terms are shared, not copied: pieces are ranges of them.
@@ -116,7 +116,7 @@ def _cut(starts: Int32, counts: Int32, num_pieces: Int32, max_terms: int) -> Hos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pieces:
+class Chunks:
     """Ranges of terms, or of the partial sums before, each of which makes one partial sum; c of them.
 
     Attributes:
@@ -143,7 +143,7 @@ class LongRows:
     """
 
     rows: Tensor
-    levels: tuple[Pieces, ...]
+    levels: tuple[Chunks, ...]
     offsets: Tensor
     num_terms: int
     max_terms: int
@@ -153,8 +153,8 @@ class LongRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowSums:
-    """Which vectors are summed for each row: `HostSums` on the device.
+class SegmentSum:
+    """Which vectors are summed for each row: `HostSegmentSum` on the device.
 
     Attributes:
         row_starts: int32 ``[k + 1]``, on the host.

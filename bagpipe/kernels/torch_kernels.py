@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import InitialWeights
-from bagpipe.kernels.interface import Bags, RowNames, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.records import open_records
 from bagpipe.kernels.segment_sum import MAX_TERMS
@@ -53,7 +53,7 @@ class TorchKernels:
             return weights.index_select(0, bags.indices).to(self._dtype)
         return segment_sum(weights.to(self._dtype), bags.indices, bags.offsets, bags.factors, mean=bags.mean)
 
-    def sum(self, terms: Sequence[Terms]) -> Tensor:
+    def sum(self, terms: Sequence[Gradients]) -> Tensor:
         first_term(terms)
         return total_gradient(terms)
 
@@ -61,7 +61,7 @@ class TorchKernels:
         self,
         records: Tensor,
         slot_index: Tensor,
-        terms: Sequence[Terms],
+        terms: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ def scatter(records: Tensor, slots: Tensor, rows: Tensor) -> None:
     fronts.index_copy_(0, slots, rows)
 
 
-def first_term(terms: Sequence[Terms]) -> Terms:
+def first_term(terms: Sequence[Gradients]) -> Gradients:
     """Raises JobError if there is none."""
     if not terms:
         raise JobError("the gradient of rows was asked for, but backward never reached them")

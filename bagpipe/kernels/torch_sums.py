@@ -1,6 +1,6 @@
 """Sums of vectors with torch's own operations: a row's terms one after the other, or in pieces where the plan says so.
 
-    RowSums ──rows that are not long──> embedding_bag ──────────────────────────────────────> gradients
+    SegmentSum ──rows that are not long──> embedding_bag ──────────────────────────────────────> gradients
             └─long rows──> pieces ─embedding_bag─> partial sums ─embedding_bag─> … ─index_copy─┘
 
 `torch.embedding_bag` walks each bag from its first to its last term, on a CPU in one thread and on CUDA in one thread
@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from bagpipe.kernels.interface import Terms
-from bagpipe.kernels.segment_sum import LongRows, RowSums
+from bagpipe.kernels.interface import Gradients
+from bagpipe.kernels.segment_sum import LongRows, SegmentSum
 
 __all__ = ["add_in_order", "segment_sum", "sum_block", "sum_rows", "total_gradient"]
 
 _MODE_NUMBER = {False: 0, True: 1}  # torch.embedding_bag's own numbers: sum, mean
 
 
-def total_gradient(terms: Sequence[Terms], first: int = 0, end: int | None = None) -> Tensor:
+def total_gradient(terms: Sequence[Gradients], first: int = 0, end: int | None = None) -> Tensor:
     """``[end - first, dim]``: of rows `first` to `end` (all, if not given), the lookups' sums, added in their order.
 
     Rows are summed one by one, so blocks of them give the bits of all at once; sums in pieces are made all at once.
@@ -30,7 +30,7 @@ def total_gradient(terms: Sequence[Terms], first: int = 0, end: int | None = Non
     return add_in_order(_gradient(term, first, end) for term in terms)
 
 
-def _gradient(term: Terms, first: int, end: int | None) -> Tensor:
+def _gradient(term: Gradients, first: int, end: int | None) -> Tensor:
     """Of one lookup; new memory."""
     if end is None or (first == 0 and end == len(term.sums)):
         return sum_rows(term.vectors, term.sums, term.weights)
@@ -47,7 +47,7 @@ def add_in_order(sums: Iterable[Tensor]) -> Tensor:
     return total
 
 
-def sum_rows(vectors: Tensor, sums: RowSums, weights: Tensor | None = None) -> Tensor:
+def sum_rows(vectors: Tensor, sums: SegmentSum, weights: Tensor | None = None) -> Tensor:
     """``[k, dim]``: the sums of all rows, long ones in their pieces.
 
     Args:
@@ -67,7 +67,7 @@ def sum_rows(vectors: Tensor, sums: RowSums, weights: Tensor | None = None) -> T
     return out.index_copy_(0, long.rows, _sum_pieces(vectors, sums, factors, long))
 
 
-def _sum_pieces(vectors: Tensor, sums: RowSums, factors: Tensor | None, long: LongRows) -> Tensor:
+def _sum_pieces(vectors: Tensor, sums: SegmentSum, factors: Tensor | None, long: LongRows) -> Tensor:
     """``[m, dim]``: the long rows' sums."""
     terms, *above = long.levels
     partial = _sum_ranges(vectors, sums.sources, factors, terms.starts, terms.ends - terms.starts, long.num_terms)
@@ -93,7 +93,7 @@ def _sum_ranges(
     return segment_sum(vectors, sources.index_select(0, terms), offsets, picked)
 
 
-def sum_block(vectors: Tensor, sums: RowSums, first: int, end: int, weights: Tensor | None = None) -> Tensor:
+def sum_block(vectors: Tensor, sums: SegmentSum, first: int, end: int, weights: Tensor | None = None) -> Tensor:
     """``[end - first, dim]``: the sums of rows `first` to `end`, each from its first term to its last."""
     start, stop = int(sums.row_starts[first]), int(sums.row_starts[end])
     offsets = sums.row_offsets[first : end + 1]
@@ -103,7 +103,7 @@ def sum_block(vectors: Tensor, sums: RowSums, first: int, end: int, weights: Ten
     return segment_sum(vectors, sums.sources[start:stop], offsets, factors)
 
 
-def _factors(sums: RowSums, terms: slice, weights: Tensor | None) -> Tensor | None:
+def _factors(sums: SegmentSum, terms: slice, weights: Tensor | None) -> Tensor | None:
     if weights is not None and sums.occurrences is not None:
         return weights.index_select(0, sums.occurrences[terms])
     return None if sums.coefficients is None else sums.coefficients[terms]

@@ -31,7 +31,7 @@ from torch import Tensor
 from bagpipe.errors import JobError
 from bagpipe.kernels import triton_rows, triton_sums
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, mixed_step
-from bagpipe.kernels.interface import Bags, RowNames, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.rounding import StochasticRounding
 from bagpipe.kernels.segment_sum import MAX_TERMS
@@ -158,11 +158,11 @@ class TritonKernels:
         self._enqueue(triton_sums.pool_kernel, tile, num_bags, arguments)
         return out
 
-    def sum(self, terms: Sequence[Terms]) -> Tensor:
+    def sum(self, terms: Sequence[Gradients]) -> Tensor:
         first_term(terms)
         return add_in_order(map(self._sum, terms))
 
-    def _sum(self, term: Terms) -> Tensor:
+    def _sum(self, term: Gradients) -> Tensor:
         out = term.vectors.new_empty(len(term.sums), term.vectors.shape[1])
         for ranges in self._ranges(term):
             self._sum_ranges(out, ranges)
@@ -172,7 +172,7 @@ class TritonKernels:
         self,
         records: Tensor,
         slot_index: Tensor,
-        terms: Sequence[Terms],
+        terms: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:
@@ -207,7 +207,7 @@ class TritonKernels:
 
     # ---- sums in their pieces ------------------------------------------------------------------------------------
 
-    def _ranges(self, term: Terms) -> list[_Ranges]:
+    def _ranges(self, term: Gradients) -> list[_Ranges]:
         """What makes the sums of all rows: those that are not long, and the long ones, from their partial sums.
 
         The partial sums are enqueued here.

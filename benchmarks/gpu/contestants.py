@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.errors import InputError
-from bagpipe.kernels.interface import Bags, Kernels, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowStep, RowView
 from bagpipe.kernels.open import open_kernels
 from bagpipe.kernels.torch_kernels import gather
 from benchmarks.gpu.rows_batch import RowsBatch
@@ -93,7 +93,7 @@ class _OurRows(Rows):
         self._slot_index = context.local.slot_index
         self._view = RowView(records=self._records, slot_index=self._slot_index, dim=context.run.dim)
         self._bags = Bags(indices=context.inverse, offsets=context.bag_offsets, factors=None, mean=False)
-        self._terms = [Terms(vectors=batch.gradient, sums=context.backward[0])]
+        self._terms = [Gradients(vectors=batch.gradient, sums=context.backward[0])]
         self._step = RowStep(lr=LR, eps=EPS, step=1)
 
     def forward(self) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bagpipe.cache.staging import ALIGN_BYTES
 from bagpipe.cache.upload import DirectUploads, StagedUploader, StagedUploads, Uploader, open_uploads
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams, RecordingStreams
 
@@ -112,7 +112,7 @@ def test_an_event_is_recorded_after_the_copy() -> None:
 
 @pytest.mark.parametrize("make", [lambda: Uploader(CPU, torch.float64, names=True, max_terms=2), None])
 def test_what_a_plan_is_made_of(make: Any) -> None:
-    sums = HostSums(
+    sums = HostSegmentSum(
         row_starts=np.array([0, 1, 6], np.int32),
         sources=np.arange(6, dtype=np.int32),
         coefficients=np.linspace(0, 1, 6),

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.interface import Bags, Kernels, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowStep, RowView
 from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 from tests.kernels.conformance import DIMS, DTYPES, OPTIMIZERS, Bench, Case
@@ -54,12 +54,12 @@ def test_conformance(device: str, choice: str, optimizer: str, dtype: str) -> No
         Bench(make, case, torch.device(device), exact_roots=device != "cpu").check()
 
 
-def zipf_sums(num_rows: int, num_vectors: int) -> HostSums:
+def zipf_sums(num_rows: int, num_vectors: int) -> HostSegmentSum:
     """426,000 terms of skewed rows, as a batch has: one in ten terms is the first row's."""
     rng = np.random.default_rng(3)
     rows = np.minimum(rng.zipf(1.2, 26 * 16_384) - 1, num_rows - 1)
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))]).astype(np.int32)
-    return HostSums(row_starts=starts, sources=rng.integers(0, num_vectors, starts[-1]).astype(np.int32))
+    return HostSegmentSum(row_starts=starts, sources=rng.integers(0, num_vectors, starts[-1]).astype(np.int32))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -83,7 +83,7 @@ def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -
         index = slots.to(device)
         mine.initialise(records, index, tables.to(device), ids.to(device), dim)
         sums = Uploader(torch.device(device), torch.float32, max_terms=kernels.max_terms).sums(host)
-        mine.update(records, index, [Terms(vectors=vectors.to(device), sums=sums)], step)
+        mine.update(records, index, [Gradients(vectors=vectors.to(device), sums=sums)], step)
         return records.cpu()
 
     first = updated(kernels, cuda)
@@ -111,10 +111,10 @@ def test_slots_beyond_31_bits(cuda: str, choice: str) -> None:
     pooled = kernels.pool(RowView(records=records, slot_index=slots, dim=dim), bags)
     assert torch.equal(pooled, records[[0, num_slots - 1]])
     assert not torch.equal(pooled[0], pooled[1])
-    host = HostSums(row_starts=np.array([0, 1, 2], np.int32), sources=np.array([0, 1], np.int32))
+    host = HostSegmentSum(row_starts=np.array([0, 1, 2], np.int32), sources=np.array([0, 1], np.int32))
     before = records[[num_slots - 1, 0]].clone()
     vectors = torch.ones(2, dim, device=cuda)
-    terms = [Terms(vectors=vectors, sums=Uploader(torch.device(cuda), torch.float32).sums(host))]
+    terms = [Gradients(vectors=vectors, sums=Uploader(torch.device(cuda), torch.float32).sums(host))]
     kernels.update(records, slots, terms, RowStep(lr=0.5, eps=0.0, step=1))
     assert torch.equal(records[[num_slots - 1, 0]], before - 0.5)
 
@@ -126,7 +126,7 @@ def test_nothing_waits_for_the_device(cuda: str) -> None:
     for choice in CHOICES:
         kernels = opener(choice, cuda)(schema, torch.device(cuda))
         sums = Uploader(torch.device(cuda), torch.float32, max_terms=kernels.max_terms).sums(host)
-        terms = [Terms(vectors=torch.randn(500, 16, device=cuda), sums=sums)]
+        terms = [Gradients(vectors=torch.randn(500, 16, device=cuda), sums=sums)]
         records, slots = torch.zeros(1000, 48, device=cuda), torch.arange(1000, device=cuda)
         step = RowStep(lr=0.1, eps=1e-8, step=1)
         kernels.update(records, slots, terms, step)  # compiles

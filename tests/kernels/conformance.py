@@ -21,10 +21,10 @@ from torch import Tensor
 
 from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights, mixed_step, row_words, table_key
-from bagpipe.kernels.interface import Bags, Kernels, RowNames, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowNames, RowStep, RowView
 from bagpipe.kernels.records import split_record
 from bagpipe.kernels.rounding import round_stochastic
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
 from tests.kernels.reference import Array, optimizer_step, row_sums, segment_sum
 
@@ -202,11 +202,11 @@ class Bench:
         self.records[self.slots, : self.case.dim] = 0
         there = self._there(self.records)
         starts, sources = (np.arange(count, dtype=np.int32) for count in (self.num_rows + 1, self.num_rows))
-        sums = Uploader(self.device, self.dtype).sums(HostSums(row_starts=starts, sources=sources))
+        sums = Uploader(self.device, self.dtype).sums(HostSegmentSum(row_starts=starts, sources=sources))
         self.kernels.update(
             there,
             self._there(torch.from_numpy(self.slots)),
-            [Terms(vectors=self._there(torch.from_numpy(-values)), sums=sums)],
+            [Gradients(vectors=self._there(torch.from_numpy(-values)), sums=sums)],
             RowStep(lr=1.0, eps=EPS, step=3),
             self._names(),
         )
@@ -237,12 +237,12 @@ class Bench:
         got[self.slots, :words] = expected[self.slots, :words] = 0
         self.same_bits(got, expected)
 
-    def _terms(self, num_lookups: int, kind: str) -> tuple[list[Terms], Array]:
+    def _terms(self, num_lookups: int, kind: str) -> tuple[list[Gradients], Array]:
         """Lookups of the rows, and the sum of their gradients."""
         lengths = self._lengths(self.num_rows)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         num_terms, num_vectors = int(starts[-1]), 6
-        host = HostSums(
+        host = HostSegmentSum(
             row_starts=starts,
             sources=self.rng.integers(0, num_vectors, num_terms).astype(np.int32),
             coefficients=self._short_numbers(num_terms, 1)[:, 0].double().numpy() if kind == "coefficients" else None,
@@ -259,7 +259,7 @@ class Bench:
             summed = row_sums(vectors.numpy(), host, factors, self.case.max_terms)
             total = summed if total is None else total + summed
             there = None if weights is None else self._there(weights)
-            terms.append(Terms(vectors=self._there(vectors), sums=sums, weights=there))
+            terms.append(Gradients(vectors=self._there(vectors), sums=sums, weights=there))
         assert total is not None
         return terms, total
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.segment_sum import HostSegmentSum
 
 __all__ = ["Array", "optimizer_step", "row_sums", "segment_sum"]
 
@@ -25,7 +25,7 @@ def segment_sum(vectors: Array, sources: Array, factors: Array | None, start: in
     return total
 
 
-def row_sums(vectors: Array, sums: HostSums, factors: Array | None, max_terms: int | None) -> Array:
+def row_sums(vectors: Array, sums: HostSegmentSum, factors: Array | None, max_terms: int | None) -> Array:
     """``[k, dim]``: all rows' sums; those of more than `max_terms` terms in pieces of so many, and pieces of those."""
     out = [
         _in_pieces(vectors, sums.sources, factors, start, end, max_terms)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
-from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
+from bagpipe.kernels.interface import Bags, Gradients, RowStep, RowView
 from bagpipe.kernels.records import host_words, open_records, split_record
-from bagpipe.kernels.segment_sum import RowSums
+from bagpipe.kernels.segment_sum import SegmentSum
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
 
@@ -94,14 +94,14 @@ def test_names_are_asked_for_where_rounding_is_stochastic() -> None:
     kernels = TorchKernels(schema, CPU)
     assert kernels.needs_names
     assert not TorchKernels(schema_of("bfloat16"), CPU).needs_names
-    sums = RowSums(
+    sums = SegmentSum(
         row_starts=np.array([0, 1], np.int32),
         row_offsets=torch.tensor([0, 1], dtype=torch.int32),
         sources=torch.tensor([0], dtype=torch.int32),
         coefficients=None,
         occurrences=None,
     )
-    terms = [Terms(vectors=torch.ones(1, 4), sums=sums)]
+    terms = [Gradients(vectors=torch.ones(1, 4), sums=sums)]
     with pytest.raises(JobError, match="which rows they are"):
         kernels.update(
             torch.zeros(1, 8, dtype=torch.bfloat16), torch.tensor([0]), terms, RowStep(lr=0.1, eps=0.0, step=1)

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.segment_sum import HostSegmentSum
 
 
-def sums_of(lengths: list[int]) -> HostSums:
+def sums_of(lengths: list[int]) -> HostSegmentSum:
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return HostSums(row_starts=starts, sources=np.arange(starts[-1], dtype=np.int32))
+    return HostSegmentSum(row_starts=starts, sources=np.arange(starts[-1], dtype=np.int32))
 
 
 def test_a_table_of_pieces() -> None:

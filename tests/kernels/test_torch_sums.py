@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.kernels.torch_sums import sum_block, sum_rows
 
 CPU = torch.device("cpu")
@@ -16,11 +16,11 @@ UPLOAD = Uploader(CPU, torch.float64)
 
 
 @st.composite
-def sums_and_vectors(draw: st.DrawFn) -> tuple[HostSums, torch.Tensor]:
+def sums_and_vectors(draw: st.DrawFn) -> tuple[HostSegmentSum, torch.Tensor]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     lengths = rng.integers(0, 4, size=draw(st.integers(0, 8)))
     num_terms, num_vectors = int(lengths.sum()), 5
-    sums = HostSums(
+    sums = HostSegmentSum(
         row_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         sources=rng.integers(0, num_vectors, size=num_terms).astype(np.int32),
         coefficients=rng.standard_normal(num_terms) if draw(st.booleans()) else None,
@@ -30,7 +30,7 @@ def sums_and_vectors(draw: st.DrawFn) -> tuple[HostSums, torch.Tensor]:
 
 
 @given(sums_and_vectors(), st.integers(0, 2**32))
-def test_selected_rows_have_the_same_bits(drawn: tuple[HostSums, torch.Tensor], seed: int) -> None:
+def test_selected_rows_have_the_same_bits(drawn: tuple[HostSegmentSum, torch.Tensor], seed: int) -> None:
     host, vectors = drawn
     sums = UPLOAD.sums(host)
     together = sum_block(vectors, sums, 0, len(sums))
@@ -51,7 +51,7 @@ def test_selected_rows_have_the_same_bits(drawn: tuple[HostSums, torch.Tensor], 
 
 @given(sums_and_vectors(), st.integers(0, 2**32), st.integers(2, 4))
 def test_selected_rows_have_the_same_bits_in_pieces(
-    drawn: tuple[HostSums, torch.Tensor], seed: int, max_terms: int
+    drawn: tuple[HostSegmentSum, torch.Tensor], seed: int, max_terms: int
 ) -> None:
     """A row's pieces depend on its own terms: other rows, and its place among them, do not matter."""
     host, vectors = drawn
@@ -63,7 +63,7 @@ def test_selected_rows_have_the_same_bits_in_pieces(
 
 
 def test_per_id_weights_take_the_place_of_coefficients() -> None:
-    host = HostSums(
+    host = HostSegmentSum(
         row_starts=np.array([0, 2, 3], np.int32),
         sources=np.array([0, 1, 1], np.int32),
         occurrences=np.array([2, 0, 1], np.int32),

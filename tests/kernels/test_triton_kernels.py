@@ -19,8 +19,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.interface import Bags, RowStep, RowView, Terms
-from bagpipe.kernels.segment_sum import HostSums
+from bagpipe.kernels.interface import Bags, Gradients, RowStep, RowView
+from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.kernels.triton_kernels import TritonKernels
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.kernels.compiled import Compiled, Compiler, usage
@@ -117,9 +117,11 @@ def test_batches_of_all_sizes_take_the_same_kernels(cache: Path, monkeypatch: py
     records, vectors = torch.zeros(64, 48), torch.zeros(8, 48)
     for step, num_rows in enumerate((1, 16, 33), 1):
         starts = np.append(0, 2000 + 3 * np.arange(num_rows)).astype(np.int32)
-        sums = upload.sums(HostSums(row_starts=starts, sources=np.zeros(starts[-1], np.int32)))
+        sums = upload.sums(HostSegmentSum(row_starts=starts, sources=np.zeros(starts[-1], np.int32)))
         slots = torch.arange(num_rows)
-        kernels.update(records, slots, [Terms(vectors=vectors, sums=sums)], RowStep(lr=0.1 / step, eps=0.0, step=step))
+        kernels.update(
+            records, slots, [Gradients(vectors=vectors, sums=sums)], RowStep(lr=0.1 / step, eps=0.0, step=step)
+        )
         indices = torch.zeros(num_rows, dtype=torch.int32)
         bags = Bags(indices=indices, offsets=None, factors=None, mean=False)
         kernels.pool(RowView(records=records, slot_index=slots, dim=48), bags)
