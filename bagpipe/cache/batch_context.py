@@ -1,4 +1,4 @@
-"""`StepContext`: a batch's plan as the tensors that forward and backward index with. Made ahead, in any thread.
+"""`BatchContext`: a batch's plan as the tensors that forward and backward index with. Made ahead, in any thread.
 
     plan (numpy, segment after segment)                       tensors of one run
     inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.layout import LookupRun, StepLayout
-from bagpipe.cache.row_exchange_plan import RunExchange, prepare_exchange
+from bagpipe.cache.layout import LookupLayout, TableGroup
+from bagpipe.cache.row_exchange_plan import GroupExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
@@ -29,11 +29,11 @@ from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 from bagpipe.types.batch import Batch
 
-__all__ = ["RunContext", "StepContext", "prepare_step"]
+__all__ = ["BatchContext", "GroupContext", "prepare_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunContext:
+class GroupContext:
     """Index tensors of one run, on the run's device; n occurrences, U unique rows, G gradient rows.
 
     A gradient row is a bag (G = num_examples * num_segments) or, without pooling, an occurrence (G = n).
@@ -52,10 +52,10 @@ class RunContext:
         segment_sizes: occurrences of each segment.
     """
 
-    run: LookupRun
+    run: TableGroup
     num_rows: int
     local: SlotRows | None
-    exchange: RunExchange | None
+    exchange: GroupExchange | None
     inverse: Tensor
     bag_offsets: Tensor | None
     backward: tuple[SegmentSum, ...]
@@ -65,7 +65,7 @@ class RunContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepContext:
+class BatchContext:
     """One batch, ready to be looked up.
 
     Attributes:
@@ -80,17 +80,17 @@ class StepContext:
     num_examples: int
     values: NDArray[np.int64]
     feature_sizes: tuple[int, ...]
-    runs: tuple[RunContext, ...]
+    runs: tuple[GroupContext, ...]
 
 
-def prepare_step(
-    layout: StepLayout,
+def prepare_batch(
+    layout: LookupLayout,
     batch: Batch,
     consumer: ConsumerPlan,
     exchange: ExchangePlan | None = None,
     *,
     upload: Uploader,
-) -> StepContext:
+) -> BatchContext:
     """Turn one batch's plan into index tensors.
 
     Args:
@@ -111,7 +111,7 @@ def prepare_step(
             f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
         )
     runs = tuple(_run_context(run, layout, batch, consumer, exchange, ends, upload) for run in layout.runs)
-    return StepContext(
+    return BatchContext(
         batch_index=batch.index,
         num_examples=batch.num_examples,
         values=batch.values,
@@ -121,14 +121,14 @@ def prepare_step(
 
 
 def _run_context(
-    run: LookupRun,
-    layout: StepLayout,
+    run: TableGroup,
+    layout: LookupLayout,
     batch: Batch,
     consumer: ConsumerPlan,
     exchange: ExchangePlan | None,
     ends: NDArray[np.int64],
     upload: Uploader,
-) -> RunContext:
+) -> GroupContext:
     """One run's share of the plan: every index is made relative to the run's first row and first occurrence."""
     rows = rows_of_tables(consumer.unique, run.first_table, run.end_table)
     first_row, end_row = rows.start, rows.stop
@@ -143,7 +143,7 @@ def _run_context(
         occurrences=order if run.lookup.weighted else None,
     )
     local: SlotRows | None = None
-    run_exchange: RunExchange | None = None
+    run_exchange: GroupExchange | None = None
     forward = pooling.inverse
     if exchange is None:
         local = upload.slot_rows(table_rows(consumer.unique, run.first_table, run.end_table), consumer.slots[rows])
@@ -152,7 +152,7 @@ def _run_context(
         prepared = prepare_exchange(run, consumer, exchange, sums, upload)
         run_exchange, backward = prepared.exchange, prepared.backward
         forward = prepared.place[forward]
-    return RunContext(
+    return GroupContext(
         run=run,
         num_rows=end_row - first_row,
         local=local,
@@ -168,7 +168,7 @@ def _run_context(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pooling:
-    """The host arrays of `RunContext` that depend on the pooling."""
+    """The host arrays of `GroupContext` that depend on the pooling."""
 
     inverse: Int32
     sources: Int32
@@ -178,7 +178,7 @@ class _Pooling:
     bags: Int32 | None = None
 
 
-def _pooling(run: LookupRun, layout: StepLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
+def _pooling(run: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
     if run.lookup.mode == "none":
         return _Pooling(inverse=inverse, sources=order)
     num_segments, num_examples = run.num_segments, batch.num_examples
@@ -202,7 +202,7 @@ def _pooling(run: LookupRun, layout: StepLayout, batch: Batch, inverse: Int32, o
     return _multi_hot(run, lengths, bag_numbers, inverse, order)
 
 
-def _multi_hot(run: LookupRun, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
+def _multi_hot(run: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
     """Bags of any length: move each bag's occurrences from its segment-major place to its example-major one."""
     segment_lengths = lengths.reshape(-1)
     bag_of = np.repeat(bag_numbers.reshape(-1), segment_lengths)

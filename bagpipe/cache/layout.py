@@ -1,7 +1,7 @@
-"""`StepLayout`: which occurrence segments are looked up together. Static, made once per model.
+"""`LookupLayout`: which occurrence segments are looked up together. Static, made once per model.
 
     tables:    0     1     2     3           consecutive tables of one collection with equal dimension and pooling
-    segments:  s0 s1 s2    s3    s4    ──>   are one `LookupRun`: one gather, one lookup, one segment sum
+    segments:  s0 s1 s2    s3    s4    ──>   are one `TableGroup`: one gather, one lookup, one segment sum
     runs:      └─── run 0 ───┘   └ run 1 ┘
 
 The fewer runs the better, so a model's tables should be numbered with equal ones side by side (`convert` does).
@@ -18,7 +18,7 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable
 
-__all__ = ["LookupRun", "Mode", "StepLayout", "TableLookup", "build_layout"]
+__all__ = ["LookupLayout", "Mode", "TableGroup", "TableLookup", "build_layout"]
 
 Mode = Literal["sum", "mean", "none"]
 
@@ -43,7 +43,7 @@ class TableLookup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookupRun:
+class TableGroup:
     """Consecutive tables that are read together.
 
     Attributes:
@@ -68,20 +68,20 @@ class LookupRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLayout:
+class LookupLayout:
     """Occurrence segments (`OracleSpec.features`) and the runs they form."""
 
     features: tuple[FeatureRef, ...]
-    runs: tuple[LookupRun, ...]
+    runs: tuple[TableGroup, ...]
 
-    def collection_runs(self, collection: int) -> tuple[LookupRun, ...]:
+    def collection_runs(self, collection: int) -> tuple[TableGroup, ...]:
         """The runs of one collection, in order."""
         return tuple(run for run in self.runs if run.lookup.collection == collection)
 
 
 def build_layout(
     tables: Sequence[RowTable], features: Sequence[FeatureRef], lookups: Sequence[TableLookup]
-) -> StepLayout:
+) -> LookupLayout:
     """Group tables into runs.
 
     Args:
@@ -95,13 +95,13 @@ def build_layout(
     segment_tables = [feature.table for feature in features]
     if segment_tables != sorted(segment_tables):
         raise InputError(f"features must be sorted by table number, got table numbers {segment_tables}")
-    runs: list[LookupRun] = []
+    runs: list[TableGroup] = []
     table = segment = 0
     for (lookup, dim), group in groupby(zip(lookups, (table.dim for table in tables), strict=True)):
         end_table = table + len(list(group))
         end_segment = segment + sum(table <= number < end_table for number in segment_tables)
         runs.append(
-            LookupRun(
+            TableGroup(
                 index=len(runs),
                 lookup=lookup,
                 dim=dim,
@@ -112,4 +112,4 @@ def build_layout(
             )
         )
         table, segment = end_table, end_segment
-    return StepLayout(features=tuple(features), runs=tuple(runs))
+    return LookupLayout(features=tuple(features), runs=tuple(runs))

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagpipe.cache.batch_context import RunContext, StepContext
+from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowView
 
-__all__ = ["ActiveRun", "ActiveStep", "gradient_terms", "lookup"]
+__all__ = ["ActiveBatch", "ActiveTableGroup", "gradient_terms", "lookup"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ActiveRun:
+class ActiveTableGroup:
     """One run of the batch being computed.
 
     Attributes:
@@ -38,7 +38,7 @@ class ActiveRun:
         closed: the rows were updated, so nothing may arrive any more.
     """
 
-    context: RunContext
+    context: GroupContext
     rows: RowView
     dtype: torch.dtype
     kernels: Kernels
@@ -47,14 +47,14 @@ class ActiveRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ActiveStep:
+class ActiveBatch:
     """The batch being computed: what the embedding modules read."""
 
-    context: StepContext
-    runs: tuple[ActiveRun, ...]
+    context: BatchContext
+    runs: tuple[ActiveTableGroup, ...]
 
 
-def lookup(run: ActiveRun, weights: Tensor | None = None) -> Tensor:
+def lookup(run: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
     """Vectors of a run, differentiable: the gradient goes to the run, and to `weights` if they want one.
 
     Args:
@@ -70,13 +70,13 @@ def lookup(run: ActiveRun, weights: Tensor | None = None) -> Tensor:
     return vectors
 
 
-def gradient_terms(run: ActiveRun, part: int) -> list[Gradients]:
+def gradient_terms(run: ActiveTableGroup, part: int) -> list[Gradients]:
     """What the rows of a part of the run's backward are updated by; empty: backward never reached the run."""
     sums = run.context.backward[part]
     return [Gradients(vectors=vectors, sums=sums, weights=weights) for vectors, weights in run.gradients]
 
 
-def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
+def _forward(run: ActiveTableGroup, weights: Tensor | None) -> Tensor:
     context = run.context
     bags = Bags(
         indices=context.inverse,
@@ -90,7 +90,7 @@ def _forward(run: ActiveRun, weights: Tensor | None) -> Tensor:
     return vectors.view(-1, context.run.num_segments * context.run.dim)
 
 
-def _weights_gradient(run: ActiveRun, gradient: Tensor) -> Tensor:
+def _weights_gradient(run: ActiveTableGroup, gradient: Tensor) -> Tensor:
     """``[n]``: gradient of the per-id weights, the product of each id's row with the gradient of its bag."""
     context = run.context
     rows = run.rows.gathered().index_select(0, context.inverse).to(run.dtype)
@@ -107,7 +107,7 @@ def _present(tensor: Tensor | None) -> Tensor:
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, run: ActiveRun, weights: Tensor | None) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, run: ActiveTableGroup, weights: Tensor | None) -> Tensor:
         ctx.run = run
         ctx.save_for_backward(weights)
         return _forward(run, weights)
@@ -115,7 +115,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None]:
-        run: ActiveRun = ctx.run
+        run: ActiveTableGroup = ctx.run
         if run.closed:
             raise JobError("backward came after the batch's rows were updated")
         (weights,) = ctx.saved_tensors

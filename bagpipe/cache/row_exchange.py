@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bagpipe.cache.batch_context import RunContext, StepContext
-from bagpipe.cache.lookup import ActiveRun, gradient_terms
-from bagpipe.cache.row_exchange_plan import PullPart, PushPart, RunExchange
+from bagpipe.cache.batch_context import BatchContext, GroupContext
+from bagpipe.cache.lookup import ActiveTableGroup, gradient_terms
+from bagpipe.cache.row_exchange_plan import GroupExchange, PullPart, PushPart
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slab import Scratch
 from bagpipe.distributed.interface import Peers
@@ -29,7 +29,7 @@ __all__ = ["RowExchange"]
 
 #: Batches whose rows are held at once: the one being computed, and the next one's early rows.
 _BATCHES_HELD = 2
-_NOW, _LATE = 0, 1  # parts of `RunContext.backward`
+_NOW, _LATE = 0, 1  # parts of `GroupContext.backward`
 
 
 class RowExchange:
@@ -50,7 +50,7 @@ class RowExchange:
 
     # ---- lane pull -----------------------------------------------------------------------------------------------
 
-    def early(self, context: StepContext) -> None:
+    def early(self, context: BatchContext) -> None:
         """Exchange the rows that the batch before does not touch.
 
         Raises:
@@ -62,7 +62,7 @@ class RowExchange:
             self._cache.slots.check(exchange.owned.rows, exchange.owned.slots)
             self._exchange_rows(context, run, exchange.early)
 
-    def pull(self, context: StepContext) -> None:
+    def pull(self, context: BatchContext) -> None:
         """Exchange the rows that the batch before updated.
 
         Raises:
@@ -71,7 +71,7 @@ class RowExchange:
         for run in context.runs:
             self._exchange_rows(context, run, _exchange(run).pull)
 
-    def _exchange_rows(self, context: StepContext, run: RunContext, part: PullPart) -> None:
+    def _exchange_rows(self, context: BatchContext, run: GroupContext, part: PullPart) -> None:
         dim = run.run.dim
         given = self._given.take(sum(part.given), dim)
         self._cache.gather(part.slot_index, dim, given)
@@ -79,13 +79,13 @@ class RowExchange:
         # As bytes: not every process group knows every type of half rows.
         self._peers.exchange("pull", taken.view(torch.uint8), given.view(torch.uint8), part.taken, part.given)
 
-    def _weights(self, context: StepContext, run: RunContext) -> Tensor:
+    def _weights(self, context: BatchContext, run: GroupContext) -> Tensor:
         """``[U, dim]``: where the run's rows arrive. The same memory whenever it is asked for the same batch."""
         return self._rows[context.batch_index % _BATCHES_HELD][run.run.index].take(run.num_rows, run.run.dim)
 
     # ---- lane compute --------------------------------------------------------------------------------------------
 
-    def begin(self, context: StepContext) -> None:
+    def begin(self, context: BatchContext) -> None:
         """The rows are here: make the batch the one the embedding modules look up."""
         self._cache.begin(context, [self._weights(context, run) for run in context.runs])
 
@@ -93,13 +93,13 @@ class RowExchange:
         """Row gradients ``[n, dim]`` that the last `push` brought, by run."""
         return self._arrived[_NOW]
 
-    def update(self, context: StepContext, settings: RowStep) -> None:
+    def update(self, context: BatchContext, settings: RowStep) -> None:
         """Update the owned rows whose gradients the last `push` brought."""
         self._update(context, _NOW, settings)
 
     # ---- lane push -----------------------------------------------------------------------------------------------
 
-    def push(self, context: StepContext) -> tuple[ActiveRun, ...]:
+    def push(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
         """The backward is over: send the gradients of rows that the next batch uses. The runs, for `push_late`.
 
         Raises:
@@ -118,7 +118,7 @@ class RowExchange:
         self._push(runs, _NOW)
         return runs
 
-    def push_late(self, runs: Sequence[ActiveRun]) -> None:
+    def push_late(self, runs: Sequence[ActiveTableGroup]) -> None:
         """Send the other gradients.
 
         Raises:
@@ -132,11 +132,11 @@ class RowExchange:
         """As `arrived`, of the last `push_late`."""
         return self._arrived[_LATE]
 
-    def update_late(self, context: StepContext, settings: RowStep) -> None:
+    def update_late(self, context: BatchContext, settings: RowStep) -> None:
         """Update the owned rows whose gradients the last `push_late` brought."""
         self._update(context, _LATE, settings)
 
-    def _push(self, runs: Sequence[ActiveRun], which: int) -> None:
+    def _push(self, runs: Sequence[ActiveTableGroup], which: int) -> None:
         self._arrived[which] = []
         for run in runs:
             dim = run.context.run.dim
@@ -153,7 +153,7 @@ class RowExchange:
             self._peers.exchange("push", taken, given, part.taken, part.given)
             self._arrived[which].append(taken)
 
-    def _update(self, context: StepContext, which: int, settings: RowStep) -> None:
+    def _update(self, context: BatchContext, which: int, settings: RowStep) -> None:
         for run, taken in zip(context.runs, self._arrived[which], strict=True):
             part = _part(run, which)
             self._cache.apply(part.owned, [Gradients(vectors=taken, sums=part.sums)], settings)
@@ -165,12 +165,12 @@ class RowExchange:
         return Scratch(self._cache.dtype, self._cache.device)
 
 
-def _exchange(run: RunContext) -> RunExchange:
+def _exchange(run: GroupContext) -> GroupExchange:
     if run.exchange is None:
         raise JobError(f"run {run.run.index} was planned for one rank, there are several")
     return run.exchange
 
 
-def _part(run: RunContext, which: int) -> PushPart:
+def _part(run: GroupContext, which: int) -> PushPart:
     exchange = _exchange(run)
     return exchange.late if which else exchange.push

@@ -1,7 +1,7 @@
-"""`RunExchange`: one run's share of a batch's exchange, as tensors and counts. Made ahead, in any thread.
+"""`GroupExchange`: one run's share of a batch's exchange, as tensors and counts. Made ahead, in any thread.
 
     owner side                                                   consumer side
-    slots of the rows it serves, consumer by consumer ─pull────> rows, owner by owner, in the order of `RunContext`
+    slots of the rows it serves, consumer by consumer ─pull────> rows, owner by owner, in the order of `GroupContext`
     what arrived, consumer by consumer ─SegmentSum─> row  <───push─ gradients of those rows, owner by owner
 
 Both ends walk the rows they share in the order of the consumer's unique rows, so counts are all that has to match.
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.layout import LookupRun
+from bagpipe.cache.layout import TableGroup
 from bagpipe.cache.slots import rows_of_tables
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
 from bagpipe.oracle.assembly import select_rows
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
-__all__ = ["PreparedExchange", "PullPart", "PushPart", "RunExchange", "prepare_exchange"]
+__all__ = ["GroupExchange", "PreparedExchange", "PullPart", "PushPart", "prepare_exchange"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class PushPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunExchange:
+class GroupExchange:
     """One run's exchange.
 
     Attributes:
@@ -93,13 +93,13 @@ class PreparedExchange:
         backward: the sums of the gradients to push: now, later.
     """
 
-    exchange: RunExchange
+    exchange: GroupExchange
     place: Int32
     backward: tuple[SegmentSum, SegmentSum]
 
 
 def prepare_exchange(
-    run: LookupRun, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSegmentSum, upload: Uploader
+    run: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSegmentSum, upload: Uploader
 ) -> PreparedExchange:
     """Cut one run out of a rank's plan.
 
@@ -124,7 +124,7 @@ def prepare_exchange(
     in_run = np.zeros(len(exchange.owned), dtype=np.bool_)
     in_run[owned] = True
     return PreparedExchange(
-        exchange=RunExchange(
+        exchange=GroupExchange(
             early=_pull_part(exchange, in_run & ~exchange.owned_pull_now, early_taken, 0, upload),
             pull=_pull_part(exchange, in_run & exchange.owned_pull_now, now_taken, len(early_rows), upload),
             push=_push_part(exchange, in_run & exchange.owned_sync_now, push_given, upload),

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.batch_context import RunContext, StepContext
-from bagpipe.cache.lookup import ActiveRun, ActiveStep, gradient_terms
+from bagpipe.cache.batch_context import BatchContext, GroupContext
+from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradient_terms
 from bagpipe.cache.slab import Scratch, Slab
 from bagpipe.cache.slots import SlotTable, row_tables
-from bagpipe.cache.snapshot import RowCapture
+from bagpipe.cache.snapshot import RowSnapshot
 from bagpipe.cache.transfer import CapturedRows, RowTransfer
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
@@ -102,7 +102,7 @@ class RowCache:
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
         self.row_dtype = TORCH_DTYPE[schema.dtype]
         self.slots = SlotTable(num_slots)
-        self.current: ActiveStep | None = None
+        self.current: ActiveBatch | None = None
         self._fixed = num_slots > 0
         self.kernels: Kernels = open_kernels(schema, self.device) if kernels is None else kernels
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
@@ -111,7 +111,7 @@ class RowCache:
         self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
-        self.capture = RowCapture(
+        self.capture = RowSnapshot(
             self.slots,
             len(schema.tables),
             max(self._widths, default=1) * self.row_dtype.itemsize,
@@ -280,7 +280,7 @@ class RowCache:
         """Copy the weights ``[n, dim]`` of the rows in these slots (int64 ``[n]``) to `out`."""
         gather(self._slab.records, slot_index, dim, out)
 
-    def check(self, context: StepContext) -> None:
+    def check(self, context: BatchContext) -> None:
         """Whether the batch's rows are where its plan says, if all are in this cache. Of the lane that inserts.
 
         Not a part of `begin`: it looks up every row, which takes a millisecond of the lane that feeds the device.
@@ -292,7 +292,7 @@ class RowCache:
             if run.local is not None:
                 self.slots.check(run.local.rows, run.local.slots)
 
-    def begin(self, context: StepContext, weights: Sequence[Tensor] | None = None) -> None:
+    def begin(self, context: BatchContext, weights: Sequence[Tensor] | None = None) -> None:
         """Make the batch the one the embedding modules look up.
 
         Args:
@@ -310,12 +310,12 @@ class RowCache:
                 for run, rows in zip(context.runs, weights, strict=True)
             ]
         runs = tuple(
-            ActiveRun(context=run, rows=rows, dtype=self.dtype, kernels=self.kernels)
+            ActiveTableGroup(context=run, rows=rows, dtype=self.dtype, kernels=self.kernels)
             for run, rows in zip(context.runs, views, strict=True)
         )
-        self.current = ActiveStep(context=context, runs=runs)
+        self.current = ActiveBatch(context=context, runs=runs)
 
-    def _own_rows(self, run: RunContext) -> RowView:
+    def _own_rows(self, run: GroupContext) -> RowView:
         local, dim = run.local, run.run.dim
         if local is None:
             raise JobError(f"run {run.run.index} was planned for several ranks, and no rank gave its rows")
@@ -326,7 +326,7 @@ class RowCache:
         self.gather(local.slot_index, dim, out)
         return RowView(records=out, slot_index=None, dim=dim)
 
-    def end(self, context: StepContext) -> tuple[ActiveRun, ...]:
+    def end(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
         """The batch's backward is over: its runs, with the gradients that reached them.
 
         Raises:
@@ -341,7 +341,7 @@ class RowCache:
             run.closed = True
         return current.runs
 
-    def update(self, context: StepContext, settings: RowStep) -> None:
+    def update(self, context: BatchContext, settings: RowStep) -> None:
         """Update every row that the batch's backward reached, once, and end the batch. All rows are in this cache.
 
         Raises:

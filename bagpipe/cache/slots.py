@@ -49,7 +49,7 @@ class SlotTable:
         slot_id: int64 ``[num_slots]``, id; meaningless where the slot is free.
         dirty: bool ``[num_slots]``, the row was updated since it was inserted or last written.
         changed: bool ``[num_slots]``, it was updated since it was inserted or since the latest moment of a
-            `bagpipe.cache.snapshot.RowCapture`.
+            `bagpipe.cache.snapshot.RowSnapshot`.
         pending, named: bool ``[num_slots]``, it is to be captured as it is; its name is.
     """
 

@@ -1,4 +1,4 @@
-"""`RowCapture`: the dirty rows of one moment, copied while training goes on.
+"""`RowSnapshot`: the dirty rows of one moment, copied while training goes on.
 
     begin ──> pending: dirty, and changed since the moment before      named: all dirty rows
     a lane about to change or give up slots ──before_change──> copies the pending ones among them
@@ -24,7 +24,7 @@ from bagpipe.cache.transfer import CapturedRows
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Event, Streams
 
-__all__ = ["CapturedRows", "RowCapture", "Taker"]
+__all__ = ["CapturedRows", "RowSnapshot", "Taker"]
 
 #: Copies rows out of slots, both ordered by table; who calls the result waits until they are on the host.
 ReadOut = Callable[[RowList, Slots], CapturedRows]
@@ -42,7 +42,7 @@ class Taker(Protocol):
         ...
 
 
-class RowCapture:
+class RowSnapshot:
     """Captures rows of one cache. Any lane; see above.
 
     Args:

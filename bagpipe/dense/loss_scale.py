@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bagpipe.cache.lookup import ActiveRun
+from bagpipe.cache.lookup import ActiveTableGroup
 
 __all__ = ["MAX_LOSS_SCALE", "LossScale"]
 
@@ -76,7 +76,7 @@ class LossScale:
         """What the backward of a loss starts from: the scale, as a scalar like the loss."""
         return torch.full_like(loss, self.value)
 
-    def unscale_rows(self, runs: Sequence[ActiveRun]) -> None:
+    def unscale_rows(self, runs: Sequence[ActiveTableGroup]) -> None:
         """Divide the scale out of the gradients that backward has delivered to the rows."""
         if self.value == 1:
             return

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
+from bagpipe.cache.layout import LookupLayout, Mode, TableLookup, build_layout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.reader import BatchReader, Column, JaggedInput
@@ -126,7 +126,7 @@ class CachedBags(nn.Module):
             if feature.table == table.name
         )
         lookups = [TableLookup(mode=mode, weighted=weighted) for mode, _, _ in members]
-        self.layout: StepLayout = build_layout(self.row_tables, self.features, lookups)
+        self.layout: LookupLayout = build_layout(self.row_tables, self.features, lookups)
         names = [feature.name for feature in schema.features]
         columns = _columns(self.layout, names)
         self.dims = tuple(column.dim for column in columns)
@@ -165,7 +165,7 @@ def _row_table(table: Table, dim: int) -> RowTable:
     return RowTable(name=table.name, dim=dim, rows=table.rows, init_bound=math.sqrt(1 / table.rows))
 
 
-def _columns(layout: StepLayout, names: Sequence[str]) -> list[Column]:
+def _columns(layout: LookupLayout, names: Sequence[str]) -> list[Column]:
     """The features in the batch's order, each with the place of its segment."""
     columns = []
     for place, ref in enumerate(layout.features):

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bagpipe.cache.layout import Mode, StepLayout, TableLookup, build_layout
+from bagpipe.cache.layout import LookupLayout, Mode, TableLookup, build_layout
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.materialise import materialise
 from bagpipe.embedding.reader import BatchReader, Column
@@ -144,14 +144,14 @@ class Converted:
         model: the model, its collections replaced (the model given, unless that was itself a collection).
         row_tables: cached tables, by table number; for `RowSchema.tables`.
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
-        layout: how a batch is read; for `prepare_step`.
+        layout: how a batch is read; for `prepare_batch`.
         readers: one per collection.
     """
 
     model: nn.Module
     row_tables: tuple[RowTable, ...]
     features: tuple[FeatureRef, ...]
-    layout: StepLayout
+    layout: LookupLayout
     readers: tuple[BatchReader, ...]
 
     def bind(self, cache: RowCache) -> None:
@@ -305,7 +305,7 @@ def _init_bound(config: Untyped, *, bounded: bool) -> float:
 
 
 def _columns(
-    number: int, configs: list[Any], table_names: Sequence[str], layout: StepLayout, feature_numbers: dict[str, int]
+    number: int, configs: list[Any], table_names: Sequence[str], layout: LookupLayout, feature_numbers: dict[str, int]
 ) -> list[Column]:
     """A collection's embedding names in torchrec's order, each with the place of its segment."""
     columns = []

@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bagpipe.cache.batch_context import StepContext
-from bagpipe.cache.layout import LookupRun, StepLayout
-from bagpipe.cache.lookup import ActiveStep, lookup
+from bagpipe.cache.batch_context import BatchContext
+from bagpipe.cache.layout import LookupLayout, TableGroup
+from bagpipe.cache.lookup import ActiveBatch, lookup
 from bagpipe.cache.rows import RowCache
 from bagpipe.errors import InputError, JobError
 
@@ -79,7 +79,7 @@ class BatchReader:
     """
 
     def __init__(
-        self, *, number: int, feature_names: Sequence[str], layout: StepLayout, columns: Sequence[Column]
+        self, *, number: int, feature_names: Sequence[str], layout: LookupLayout, columns: Sequence[Column]
     ) -> None:
         self.columns = tuple(columns)
         self.runs = layout.collection_runs(number)
@@ -96,7 +96,7 @@ class BatchReader:
         self.cache = cache
         self._ids_checked = False
 
-    def begin(self, inputs: JaggedInput) -> tuple[ActiveStep, dict[int, int]]:
+    def begin(self, inputs: JaggedInput) -> tuple[ActiveBatch, dict[int, int]]:
         """The batch being computed, and per feature number where its ids start in `inputs`.
 
         Raises:
@@ -114,7 +114,7 @@ class BatchReader:
             self._ids_checked = True
         return step, starts
 
-    def vectors(self, step: ActiveStep, run: LookupRun, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+    def vectors(self, step: ActiveBatch, run: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
         """``[num_examples, num_segments * dim]`` of a run (``[n, dim]`` without pooling), differentiable."""
         weights = self._weights(step, run, inputs, starts) if run.lookup.weighted else None
         return lookup(step.runs[run.index], weights)
@@ -136,7 +136,7 @@ class BatchReader:
         parts = [pooled[part.run] if part.segment is None else segments[part.run][part.segment] for part in self._parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _weights(self, step: ActiveStep, run: LookupRun, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+    def _weights(self, step: ActiveBatch, run: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
         """``[n]`` per-id weights of a run, segment after segment, differentiable."""
         weights = inputs.weights_or_none()
         if weights is None:
@@ -149,7 +149,7 @@ class BatchReader:
         ]
         return torch.cat(parts).to(active.dtype)
 
-    def _check(self, context: StepContext, inputs: JaggedInput) -> dict[int, int]:
+    def _check(self, context: BatchContext, inputs: JaggedInput) -> dict[int, int]:
         """Keys, examples and number of ids: host values only, so nothing waits for an accelerator."""
         keys = list(inputs.keys())
         unknown = [key for key in keys if key not in self._feature_numbers]
@@ -172,7 +172,7 @@ class BatchReader:
             )
         return dict(zip(numbers, ends[:-1], strict=True))
 
-    def _check_ids(self, context: StepContext, values: Tensor, starts: dict[int, int]) -> None:
+    def _check_ids(self, context: BatchContext, values: Tensor, starts: dict[int, int]) -> None:
         """Compare the ids themselves: on the first batch only, since on an accelerator this waits for it."""
         planned_starts = list(accumulate(context.feature_sizes, initial=0))
         ids = values.detach().cpu().numpy()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import StepLayout
+from bagpipe.cache.layout import LookupLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.dense.executor import DenseWork, EagerWork
@@ -115,7 +115,7 @@ class Engine:
         self,
         *,
         model: nn.Module,
-        layout: StepLayout,
+        layout: LookupLayout,
         cache: RowCache,
         store: Store,
         optimizer: torch.optim.Optimizer,

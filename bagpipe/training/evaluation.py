@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bagpipe.cache.batch_context import StepContext
+from bagpipe.cache.batch_context import BatchContext
 from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.dense.loss import as_heads, total_loss
@@ -80,7 +80,7 @@ class EvaluationOfRanks(Evaluation):
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {**super().handlers(), "X_PREPULL": self.pull}
 
-    def begin(self, context: StepContext) -> None:
+    def begin(self, context: BatchContext) -> None:
         self.exchange.begin(context)
 
     def pull(self, b: int) -> None:

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bagpipe.cache.lookup import ActiveRun
+from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import Streams
@@ -86,7 +86,7 @@ class Guard:
         *,
         loss: Tensor | None = None,
         parameters: Iterable[tuple[str, Tensor]] = (),
-        runs: Sequence[ActiveRun] = (),
+        runs: Sequence[ActiveTableGroup] = (),
         arrived: Sequence[Tensor] = (),
     ) -> bool:
         """Look at a batch before it changes anything.
@@ -176,7 +176,7 @@ def _is_finite(total: Arrival) -> bool:
 def _suspects(
     loss: Tensor | None,
     parameters: Iterable[tuple[str, Tensor]],
-    runs: Sequence[ActiveRun],
+    runs: Sequence[ActiveTableGroup],
     arrived: Sequence[Tensor],
 ) -> Iterable[_Suspect]:
     if loss is not None:

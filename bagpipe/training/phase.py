@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.batch_context import StepContext, prepare_step
-from bagpipe.cache.lookup import ActiveRun
+from bagpipe.cache.batch_context import BatchContext, prepare_batch
+from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.dense.executor import DensePass
 from bagpipe.distributed.interface import Peers, Wish
@@ -52,13 +52,13 @@ class InFlightBatch:
     """
 
     step: RankBatch
-    context: StepContext
+    context: BatchContext
     inputs: ModelInputs | None
     results: list[ReadResult] = field(default_factory=list)
     writes: CapturedRows = list
     work: DensePass | None = None
     loss_sum: Tensor | None = None
-    runs: tuple[ActiveRun, ...] = ()
+    runs: tuple[ActiveTableGroup, ...] = ()
     epoch: int = 0
     is_skipped: bool = False
 
@@ -220,7 +220,7 @@ class Phase(ABC):
         # The data lane waited for the end of batch b - read_ahead on the device, so nothing there uses these any more.
         self.in_flight.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
         with self.uploads.batch() as upload:
-            context = prepare_step(engine.layout, step.batch, step.consumer, step.exchange, upload=upload)
+            context = prepare_batch(engine.layout, step.batch, step.consumer, step.exchange, upload=upload)
             inputs = engine.prepare(step.batch, upload) if step.batch.num_examples else None
         self.in_flight[b] = InFlightBatch(step=step, context=context, inputs=inputs)
         if engine.trace is not None:
@@ -264,7 +264,7 @@ class Phase(ABC):
         self.cache.check(flight.context)
         flight.results = []
 
-    def begin(self, context: StepContext) -> None:
+    def begin(self, context: BatchContext) -> None:
         """The batch's rows are here: the embedding modules may read them."""
         self.cache.begin(context)
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.batch_context import StepContext
-from bagpipe.cache.lookup import ActiveRun
+from bagpipe.cache.batch_context import BatchContext
+from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.checkpoint.recorder import NoRecorder
 from bagpipe.errors import InputError
@@ -229,7 +229,7 @@ class TrainingOfRanks(Training):
             "X_ACK": lambda b: self.peers.acknowledge(),
         }
 
-    def begin(self, context: StepContext) -> None:
+    def begin(self, context: BatchContext) -> None:
         self.exchange.begin(context)
 
     def push(self, b: int) -> None:
@@ -267,7 +267,7 @@ class TrainingOfRanks(Training):
         return settle(is_bad) if self.guard.skips and settle is not None else is_bad
 
 
-def drop(runs: Sequence[ActiveRun]) -> None:
+def drop(runs: Sequence[ActiveTableGroup]) -> None:
     """Forget the gradients of a batch that is skipped."""
     for run in runs:
         run.gradients.clear()

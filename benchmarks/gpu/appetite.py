@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bagpipe.cache.batch_context import prepare_step
+from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.oracle.rank_batch import RankBatch
@@ -68,7 +68,7 @@ def _prepare_s(workload: Workload, steps: Sequence[RankBatch]) -> float:
     for step in steps:
         start_s = time.thread_time()
         with uploads.batch() as upload:
-            prepare_step(bags.layout, step.batch, step.consumer, upload=upload)
+            prepare_batch(bags.layout, step.batch, step.consumer, upload=upload)
             inputs(step.batch, upload)
         times_s.append(time.thread_time() - start_s)
     return median_s(times_s)

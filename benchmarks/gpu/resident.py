@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.batch_context import StepContext, prepare_step
+from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
@@ -47,7 +47,7 @@ def step_times(resident: Resident, num_batches: int, num_steps: int, device: tor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ready:
-    context: StepContext
+    context: BatchContext
     inputs: ModelInputs
 
 
@@ -67,7 +67,7 @@ def _ours(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
             # Rows new to a cache that never evicts get their initial values: no store is read.
             cache.insert(replace(step.owner, fetch_new=step.owner.fetch_new | True), [], skip_new=True)
             with uploads.batch() as upload:
-                context = prepare_step(engine.layout, step.batch, step.consumer, upload=upload)
+                context = prepare_batch(engine.layout, step.batch, step.consumer, upload=upload)
                 inputs = engine.prepare(step.batch, upload)
             ready.append(_Ready(context=context, inputs=inputs))
 

@@ -1,6 +1,6 @@
 """One batch over one table, as the kernels' part gives it to every contestant, and the bytes that it must move.
 
-    ids, drawn ──oracle──> unique rows, inverse, CSR ──prepare_step──> tensors     (ours)
+    ids, drawn ──oracle──> unique rows, inverse, CSR ──prepare_batch──> tensors     (ours)
          └──> ids, offsets                                                         (torch's, FBGEMM's)
 
 Slots of the rows are drawn too: in a cache that has been used for a while neighbouring rows lie anywhere.
@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.batch_context import RunContext, prepare_step
-from bagpipe.cache.layout import StepLayout
+from bagpipe.cache.batch_context import GroupContext, prepare_batch
+from bagpipe.cache.layout import LookupLayout
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.bags import CachedBags
 from bagpipe.kernels.interface import Kernels
@@ -74,16 +74,16 @@ class RowsBatch:
     num_bags: int
     ids: Tensor
     offsets: Tensor
-    layout: StepLayout
+    layout: LookupLayout
     batch: Batch
     consumer: ConsumerPlan
     gradient: Tensor
     bytes: Bytes
 
-    def context(self, kernels: Kernels) -> RunContext:
+    def context(self, kernels: Kernels) -> GroupContext:
         """The batch's tensors as these kernels want them."""
         upload = Uploader(self.ids.device, torch.float32, max_terms=kernels.max_terms)
-        return prepare_step(self.layout, self.batch, self.consumer, upload=upload).runs[0]
+        return prepare_batch(self.layout, self.batch, self.consumer, upload=upload).runs[0]
 
 
 def make_batch(

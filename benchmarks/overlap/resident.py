@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from bagpipe.cache.batch_context import StepContext, prepare_step
+from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.client.remote import RemoteSteps
 from bagpipe.config.sections import Config
@@ -30,7 +30,7 @@ __all__ = ["ResidentModel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    context: StepContext
+    context: BatchContext
     inputs: ModelInputs
     num_examples: int
 
@@ -66,7 +66,7 @@ class ResidentModel:
                 self._cache.insert(owner, [], skip_new=True)
                 if step.batch.index in batches:
                     with uploads.batch() as upload:
-                        context = prepare_step(trainee.converted.layout, step.batch, step.consumer, upload=upload)
+                        context = prepare_batch(trainee.converted.layout, step.batch, step.consumer, upload=upload)
                         inputs = prepare(step.batch, upload)
                     self._batches.append(_Batch(context=context, inputs=inputs, num_examples=step.num_global_examples))
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.cache.batch_context import StepContext, prepare_step
-from bagpipe.cache.layout import StepLayout
+from bagpipe.cache.batch_context import BatchContext, prepare_batch
+from bagpipe.cache.layout import LookupLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.store.interface import ReadResult, WriteRequest
@@ -133,11 +133,11 @@ class Job:
 
     cache: RowCache
     store: DictStore
-    layout: StepLayout
+    layout: LookupLayout
     seed: int = 0
     num_spare_slots: int = 7
 
-    def steps(self, batches: Sequence[Batch]) -> Iterator[StepContext]:
+    def steps(self, batches: Sequence[Batch]) -> Iterator[BatchContext]:
         """Per batch: evict the last one's rows that it does not use, fetch what it lacks, begin it."""
         rng = np.random.default_rng(self.seed)
         schema = self.cache.schema
@@ -162,7 +162,7 @@ class Job:
             slots = np.array([resident[key] for key in keys], dtype=np.int32)
             plan = dataclasses.replace(plan, slots=slots)
             with uploads.batch() as upload:
-                context = prepare_step(self.layout, batch, plan, upload=upload)
+                context = prepare_batch(self.layout, batch, plan, upload=upload)
             self.cache.check(context)
             self.cache.begin(context)
             yield context

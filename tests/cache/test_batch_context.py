@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.cache.batch_context import RunContext, prepare_step
-from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
+from bagpipe.cache.batch_context import GroupContext, prepare_batch
+from bagpipe.cache.layout import LookupLayout, TableLookup, build_layout
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef
@@ -24,15 +24,15 @@ def slots(num_rows: int) -> np.ndarray:
     return np.arange(num_rows, dtype=np.int32)
 
 
-def layout_of(segment_tables: list[int], lookup: TableLookup) -> StepLayout:
+def layout_of(segment_tables: list[int], lookup: TableLookup) -> LookupLayout:
     tables = [RowTable(name=str(table), dim=4) for table in range(max(segment_tables) + 1)]
     features = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(segment_tables)]
     return build_layout(tables, features, [lookup] * len(tables))
 
 
-def prepare(batch: Batch, layout: StepLayout) -> RunContext:
+def prepare(batch: Batch, layout: LookupLayout) -> GroupContext:
     plan = consumer_plan(batch, layout.features, 1 + max(ref.table for ref in layout.features), slots)
-    (run,) = prepare_step(layout, batch, plan, upload=Uploader(CPU, torch.float64)).runs
+    (run,) = prepare_batch(layout, batch, plan, upload=Uploader(CPU, torch.float64)).runs
     return run
 
 
@@ -86,7 +86,7 @@ def test_second_run_counts_from_its_own_start() -> None:
     features = [FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)]
     layout = build_layout(tables, features, [TableLookup(), TableLookup(mode="none")])
     plan = consumer_plan(batch, layout.features, 2, slots)
-    context = prepare_step(layout, batch, plan, upload=Uploader(CPU, torch.float32))
+    context = prepare_batch(layout, batch, plan, upload=Uploader(CPU, torch.float32))
     second = context.runs[1]
     assert (second.local.rows.table_offsets.tolist(), second.local.rows.ids.tolist()) == ([0, 0, 2], [1, 2])
     assert second.local.slots.tolist() == [1, 2]
@@ -141,4 +141,4 @@ def test_plan_of_another_batch() -> None:
     layout = layout_of([0], TableLookup())
     plan = consumer_plan(make_batch([[1, 1]], [3, 4]), layout.features, 1, slots)
     with pytest.raises(JobError, match="the plan has 2 id occurrences, the batch has 3"):
-        prepare_step(layout, make_batch([[1, 2]], [3, 4, 5]), plan, upload=Uploader(CPU, torch.float32))
+        prepare_batch(layout, make_batch([[1, 2]], [3, 4, 5]), plan, upload=Uploader(CPU, torch.float32))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.batch_context import prepare_step
+from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.lookup import ActiveRun, gradient_terms, lookup
+from bagpipe.cache.lookup import ActiveTableGroup, gradient_terms, lookup
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowView
@@ -35,7 +35,7 @@ CASES = {
 SEGMENT_TABLES = (0, 0, 1)
 
 
-def gradient_of(run: ActiveRun) -> Tensor:
+def gradient_of(run: ActiveTableGroup) -> Tensor:
     """All rows' gradients."""
     return run.kernels.sum(gradient_terms(run, 0))
 
@@ -44,18 +44,18 @@ def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tensor]) -> ActiveRun:
+def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tensor]) -> ActiveTableGroup:
     """The run of a batch whose rows come from whole tables ``weights[table][id]``."""
     tables = [RowTable(name="a", dim=DIM), RowTable(name="b", dim=DIM)]
     features = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(SEGMENT_TABLES)]
     layout = build_layout(tables, features, [lookup_of_tables] * 2)
     plan = consumer_plan(batch, layout.features, 2, lambda n: np.arange(n, dtype=np.int32))
-    (run,) = prepare_step(layout, batch, plan, upload=Uploader(torch.device("cpu"), torch.float64)).runs
+    (run,) = prepare_batch(layout, batch, plan, upload=Uploader(torch.device("cpu"), torch.float64)).runs
     ids, offsets = torch.from_numpy(run.local.rows.ids), run.local.rows.table_offsets
     rows = [weights[table].detach()[ids[offsets[table] : offsets[table + 1]]] for table in range(2)]
     schema = RowSchema(tables=tuple(tables), optimizer="sgd", dtype="float64")
     view = RowView(records=torch.cat(rows), slot_index=None, dim=DIM)
-    return ActiveRun(
+    return ActiveTableGroup(
         context=run, rows=view, dtype=view.records.dtype, kernels=TorchKernels(schema, torch.device("cpu"))
     )
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.batch_context import StepContext, prepare_step
+from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
 from bagpipe.cache.row_exchange import RowExchange
@@ -84,8 +84,8 @@ def cache_of(plan: RankPlan, num_slots: int) -> RowCache:
     return cache
 
 
-def context_of(plan: RankPlan) -> StepContext:
-    return prepare_step(LAYOUT, plan.batch, plan.consumer, plan.exchange, upload=Uploader(CPU, torch.float64))
+def context_of(plan: RankPlan) -> BatchContext:
+    return prepare_batch(LAYOUT, plan.batch, plan.consumer, plan.exchange, upload=Uploader(CPU, torch.float64))
 
 
 @settings(max_examples=40)
@@ -157,7 +157,7 @@ def test_plans_of_one_rank_are_refused() -> None:
     rng = np.random.default_rng(0)
     batch = random_batch(rng, num_examples=3, num_ids=NUM_IDS, max_length=2)
     (plan,) = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=1)
-    context = prepare_step(LAYOUT, plan.batch, plan.consumer, upload=Uploader(CPU, torch.float64))
+    context = prepare_batch(LAYOUT, plan.batch, plan.consumer, upload=Uploader(CPU, torch.float64))
     with pytest.raises(JobError, match="was planned for one rank, there are several"):
         RowExchange(cache_of(plan, 40), local_peers(1)[0]).early(context)
     with pytest.raises(JobError, match="was planned for several ranks, and no rank gave its rows"):

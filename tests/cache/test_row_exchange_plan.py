@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.cache.batch_context import prepare_step
+from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.row_exchange_plan import RunExchange
+from bagpipe.cache.row_exchange_plan import GroupExchange
 from bagpipe.cache.upload import Uploader
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable
@@ -30,7 +30,7 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
     batch = random_batch(rng, num_examples=num_examples, num_ids=NUM_IDS, max_length=3)
     plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
     contexts = [
-        prepare_step(LAYOUT, p.batch, p.consumer, p.exchange, upload=Uploader(torch.device("cpu"), torch.float32))
+        prepare_batch(LAYOUT, p.batch, p.consumer, p.exchange, upload=Uploader(torch.device("cpu"), torch.float32))
         for p in plans
     ]
     for number in range(len(LAYOUT.runs)):
@@ -73,12 +73,12 @@ def test_golden() -> None:
         sync_now = np.array([homes[row].sync_now for row in rows_of(plan)], np.bool_)
         consumers.append(dataclasses.replace(plan, owners=owners, sync_now=sync_now))
     exchange = exchange_plan(0, consumers, homes, 1)
-    context = prepare_step(
+    context = prepare_batch(
         layout, batches[0], consumers[0], exchange, upload=Uploader(torch.device("cpu"), torch.float32)
     )
     run = context.runs[0]
     parts = run.exchange
-    assert isinstance(parts, RunExchange)
+    assert isinstance(parts, GroupExchange)
     assert parts.early.slot_index.tolist() == [3, 3]  # row 5 for itself and for rank 1
     assert (parts.early.given, parts.early.taken) == ((1, 1), (1, 1))  # it takes 5 from itself, 7 from rank 1
     assert parts.pull.slot_index.tolist() == [1, 1]

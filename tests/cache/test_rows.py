@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import StepLayout, TableLookup, build_layout
+from bagpipe.cache.layout import LookupLayout, TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slots import FREE
@@ -73,7 +73,7 @@ def train(job: Job, data: Sequence[Batch]) -> list[float]:
     return losses
 
 
-def new_job(optimizer: str, dtype: str = "float64", num_slots: int = 0, layout: StepLayout = LAYOUT) -> Job:
+def new_job(optimizer: str, dtype: str = "float64", num_slots: int = 0, layout: LookupLayout = LAYOUT) -> Job:
     schema = schema_of(optimizer, dtype)
     return Job(RowCache(schema, num_slots), DictStore(schema), layout)
 

@@ -1,4 +1,4 @@
-"""`RowCapture`: what is captured is what the moment held, whatever lanes do to rows and slots afterwards."""
+"""`RowSnapshot`: what is captured is what the moment held, whatever lanes do to rows and slots afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bagpipe.cache.slots import FREE, Slots, SlotTable
-from bagpipe.cache.snapshot import CapturedRows, RowCapture
+from bagpipe.cache.snapshot import CapturedRows, RowSnapshot
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
@@ -24,7 +24,7 @@ class Toy:
     def __init__(self) -> None:
         self.slots = SlotTable(NUM_SLOTS)
         self.values = np.zeros(NUM_SLOTS, np.int64)
-        self.capture = RowCapture(self.slots, NUM_TABLES, 8, self.read_out, NullStreams())
+        self.capture = RowSnapshot(self.slots, NUM_TABLES, 8, self.read_out, NullStreams())
         self.rows: dict[Row, int] = {}
         self.names: list[Row] = []
         self.next_id = 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bagpipe.cache.batch_context import prepare_step
+from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
@@ -51,7 +51,7 @@ def pooled(schema: DataSchema, batch: Batch) -> tuple[CachedBags, RowCache, Tens
     (step,) = plan_steps([batch], bags.spec(num_slots=200, lookahead=1))
     cache.insert(step.owner, [], skip_new=True)
     with cache.uploads(1).batch() as upload:
-        context = prepare_step(bags.layout, batch, step.consumer, upload=upload)
+        context = prepare_batch(bags.layout, batch, step.consumer, upload=upload)
         inputs = PlainInputs(schema)(batch, upload)
     cache.begin(context)
     return bags, cache, bags(inputs.sparse)

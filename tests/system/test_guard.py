@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.cache.lookup import ActiveRun
+from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.config.sections import Config
 from bagpipe.errors import JobError
 from bagpipe.oracle.rank_batch import RankBatch
@@ -170,7 +170,7 @@ def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], tor
 
 
 def test_nothing_to_look_at() -> None:
-    runs: tuple[ActiveRun, ...] = ()
+    runs: tuple[ActiveTableGroup, ...] = ()
     guard = Guard(NullStreams(), rank=2, skips=True)
     assert not guard.is_bad(0, runs=runs)
     assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])

@@ -138,7 +138,7 @@ class _Taker:
 def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of a capture: one lane copies rows that it does not use, and another gives their slots away."""
     if not waits:
-        monkeypatch.setattr(capture.RowCapture, "_await_copies", lambda self: None)
+        monkeypatch.setattr(capture.RowSnapshot, "_await_copies", lambda self: None)
     with watch() as found, PlainJob(settings()) as job:
         cache, cuda = job.engine.cache, found.cuda
         first, *later = plan_steps(batches(4), job.spec)
