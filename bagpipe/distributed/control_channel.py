@@ -1,4 +1,4 @@
-"""`Words`: what ranks tell each other, however long it takes to find out: an address, a digest, that a flush is done.
+"""`ControlChannel`: what ranks tell each other, however long it takes to find out: an address, a digest, that a flush is done.
 
 share   rank 0: put ──"word/<n>/0" in the job's store──> other ranks: look ┐ while the ranks that have not put theirs
 gather  every rank: put ──"word/<n>/<rank>"──> every rank: look            ┘ beat, and nobody has failed
@@ -16,12 +16,12 @@ from bagpipe.distributed.failure import BEAT_S, STORE_ERRORS, Failures
 from bagpipe.distributed.keystore import KeyStore
 from bagpipe.errors import PeerError
 
-__all__ = ["Words"]
+__all__ = ["ControlChannel"]
 
 _LOOK_S = 0.05
 
 
-class Words:
+class ControlChannel:
     """One rank's end. Called by one thread, the same number of times on every rank.
 
     Args:

@@ -8,13 +8,13 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-__all__ = ["ExchangeLane", "Peers", "Pending", "RankGroup", "StageLinks", "Wish"]
+__all__ = ["ExchangeLane", "Peers", "Pending", "RankGroup", "StageLinks", "StepVote"]
 
 #: Lanes that exchange rows. Each has a communicator of its own, so that they never wait for each other.
 ExchangeLane = Literal["pull", "push"]
 
 
-class Wish(enum.IntEnum):
+class StepVote(enum.IntEnum):
     """What a rank would do with the next batch, weakest first."""
 
     GO = 0
@@ -58,7 +58,7 @@ class Peers(Protocol):
         """
         ...
 
-    def agree(self, wish: Wish) -> Wish:
+    def agree(self, wish: StepVote) -> StepVote:
         """The strongest wish of any rank. Called once before each batch by the data lane.
 
         Raises:

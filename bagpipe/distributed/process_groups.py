@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from bagpipe.distributed.control_channel import Words
+from bagpipe.distributed.control_channel import ControlChannel
 from bagpipe.distributed.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
-from bagpipe.distributed.interface import ExchangeLane, Wish
+from bagpipe.distributed.interface import ExchangeLane, StepVote
 from bagpipe.distributed.keystore import KeyStore
 from bagpipe.distributed.lane_group import LaneGroup
 from bagpipe.distributed.links import TorchLinks
@@ -67,7 +67,7 @@ class TorchPeers:
         self._device = torch.device(device)
         self._lanes: dict[str, LaneGroup] = {}
         self._failures: Failures | None = None
-        self._words: Words | None = None
+        self._words: ControlChannel | None = None
         self._on_failure: Callable[[BaseException], None] | None = None
         self._end: BaseException | None = None
         self._ending = threading.Lock()
@@ -144,8 +144,8 @@ class TorchPeers:
     ) -> None:
         self._lanes[lane].all_to_all(output, input, output_rows, input_rows)
 
-    def agree(self, wish: Wish) -> Wish:
-        return Wish(self._lanes["agree"].maximum(wish))
+    def agree(self, wish: StepVote) -> StepVote:
+        return StepVote(self._lanes["agree"].maximum(wish))
 
     def acknowledge(self) -> None:
         self._lanes["ack"].maximum(0)
@@ -173,7 +173,7 @@ class TorchPeers:
         return self._lanes["scores"].collect(values)
 
     @property
-    def _spoken(self) -> Words:
+    def _spoken(self) -> ControlChannel:
         assert self._words is not None, "inside the with block"
         return self._words
 
@@ -249,7 +249,9 @@ class TorchPeers:
         store = connect(hosts_store)
         own = stack.enter_context(KeyStore(connect(False), min(self.timeout_s, STORE_TIMEOUT_S)))
         failures = Failures(own, place.rank, place.world_size)
-        self._words = Words(own, failures, rank=place.rank, world_size=place.world_size, silence_s=self.timeout_s)
+        self._words = ControlChannel(
+            own, failures, rank=place.rank, world_size=place.world_size, silence_s=self.timeout_s
+        )
         if hosts_store:
             stack.callback(failures.await_leavers, 2 * GRACE_S)
         failures.beat()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagpipe.distributed.interface import ExchangeLane, Wish
+from bagpipe.distributed.interface import ExchangeLane, StepVote
 from bagpipe.errors import PeerError
 from bagpipe.testing.local_links import LocalLinks, Mail
 
@@ -139,9 +139,9 @@ class LocalPeers:
         self._lanes[lane].all_to_all(output, input, output_rows, input_rows)
         self.rows_sent[lane] += sum(input_rows) - input_rows[self.rank]
 
-    def agree(self, wish: Wish) -> Wish:
+    def agree(self, wish: StepVote) -> StepVote:
         with self._place("agree").meet(self.rank, wish) as wishes:
-            return Wish(max(wishes))
+            return StepVote(max(wishes))
 
     def acknowledge(self) -> None:
         with self._place("acknowledge").meet(self.rank, None):

@@ -20,7 +20,7 @@ from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
 from bagpipe.dense.executor import DensePass
-from bagpipe.distributed.interface import Peers, Wish
+from bagpipe.distributed.interface import Peers, StepVote
 from bagpipe.errors import InputError, JobError, LostRowError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.report import Report
@@ -203,12 +203,12 @@ class Phase(ABC):
         """Before each batch: take its step, and give it up if another rank has none or stops."""
         assert self.engine.peers is not None, "one rank agrees with itself"
         self.take()
-        wish = Wish.STOP if stop else Wish.GO if self.next_step is not None else Wish.END
+        wish = StepVote.STOP if stop else StepVote.GO if self.next_step is not None else StepVote.END
         strongest = self.engine.peers.agree(wish)
-        if strongest is not Wish.GO:
+        if strongest is not StepVote.GO:
             self.gave_up = self.next_step is not None
             self.next_step = None
-        return strongest is Wish.STOP
+        return strongest is StepVote.STOP
 
     def read(self, b: int) -> None:
         engine = self.engine

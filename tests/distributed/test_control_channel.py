@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from bagpipe.distributed.control_channel import Words
+from bagpipe.distributed.control_channel import ControlChannel
 from bagpipe.distributed.failure import Failures, Watcher
 from bagpipe.errors import InputError, PeerError
 
 
-def two_ranks(silence_s: float) -> tuple[list[Failures], list[Words]]:
+def two_ranks(silence_s: float) -> tuple[list[Failures], list[ControlChannel]]:
     store = HashStore()
     failures = [Failures(store, rank, 2) for rank in range(2)]
-    return failures, [Words(store, failures[rank], rank=rank, world_size=2, silence_s=silence_s) for rank in range(2)]
+    return failures, [
+        ControlChannel(store, failures[rank], rank=rank, world_size=2, silence_s=silence_s) for rank in range(2)
+    ]
 
 
 def test_rank_0_takes_longer_than_any_deadline() -> None:
@@ -80,4 +82,4 @@ class _GoneStore:
 def test_a_store_that_is_gone() -> None:
     store = _GoneStore()
     with pytest.raises(PeerError, match="lost the job's key-value store"):
-        Words(store, Failures(store, 1, 2), rank=1, world_size=2, silence_s=60).share(None)
+        ControlChannel(store, Failures(store, 1, 2), rank=1, world_size=2, silence_s=60).share(None)

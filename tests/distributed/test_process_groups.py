@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.distributed.interface import Wish
+from bagpipe.distributed.interface import StepVote
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError, PeerError, StoreError
@@ -43,7 +43,13 @@ def exchange_everything(peers: TorchPeers) -> dict[str, Any]:
 
     def batches() -> None:
         last = rank == size - 1
-        wishes = [Wish.GO, Wish.END if last else Wish.GO, Wish.GO, Wish.STOP if last else Wish.END, Wish.GO]
+        wishes = [
+            StepVote.GO,
+            StepVote.END if last else StepVote.GO,
+            StepVote.GO,
+            StepVote.STOP if last else StepVote.END,
+            StepVote.GO,
+        ]
         good["agree"] = [int(peers.agree(wish)) for wish in wishes]
 
     def acknowledgements() -> None:
@@ -68,7 +74,7 @@ def test_everything_travels(world_size: int, hosted_by_rank_0: bool) -> None:
     for rank, end in enumerate(run_peers(world_size, exchange_everything, hosted_by_rank_0=hosted_by_rank_0)):
         assert end.error is None
         value = end.value
-        assert value.pop("agree") == [Wish.GO, Wish.END, Wish.GO, Wish.STOP, Wish.GO]
+        assert value.pop("agree") == [StepVote.GO, StepVote.END, StepVote.GO, StepVote.STOP, StepVote.GO]
         assert value.pop("share") == {"port": 7}
         assert value.pop("gather") == [{"rank": other, "text": "ü" * other} for other in range(world_size)]
         scores = [list(np.arange(float(other))) for other in range(world_size)]
@@ -202,7 +208,7 @@ def fail_beside_a_wait(peers: TorchPeers) -> list[str]:
     if peers.rank == 0:
         timer = threading.Timer(0.1, peers.report, (InputError("bad column"),))
         timer.start()
-    for wait in (lambda: peers.agree(Wish.GO), lambda: peers.gather(None)):
+    for wait in (lambda: peers.agree(StepVote.GO), lambda: peers.gather(None)):
         try:
             wait()
         except (InputError, PeerError) as error:
