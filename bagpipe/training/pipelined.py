@@ -15,7 +15,7 @@ from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.ir.loop import Loop
-from bagpipe.schedule.ir.step_program import Seat
+from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.schedule.lowering.pipelined import pipelined
 from bagpipe.training.phase import WRITE_DEPTH
 from bagpipe.training.training import Training, TrainingOfRanks
@@ -88,7 +88,7 @@ class PipelinedTraining(Training):
         self.loss_scale.unscale_rows(runs)
         self.guard.is_bad(b, runs=runs)
 
-    def before_batch(self, seat: Seat, b: int, loss_sum: Tensor) -> None:
+    def before_batch(self, seat: StageInstance, b: int, loss_sum: Tensor) -> None:
         self.recorder.before_seat(seat.stage, seat.number, b, loss_sum)
 
     def optimize(self, stage: int, b: int) -> None:

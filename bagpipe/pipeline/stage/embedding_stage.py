@@ -1,4 +1,4 @@
-"""`SourceRunner`: one lookup per batch for the dense stages of a process, and one backward of all their gradients.
+"""`EmbeddingStageRunner`: one lookup per batch for the dense stages of a process, and one backward of all their gradients.
 
     X_POOL    inputs ──source module──> values of all examples ──slices──> stages (labels to those with a loss)
     X_UNPOOL  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
@@ -19,10 +19,10 @@ from bagpipe.pipeline.stage.batches import Batches
 from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.schedule.ir.step_program import Source
 
-__all__ = ["SourceRunner"]
+__all__ = ["EmbeddingStageRunner"]
 
 
-class SourceRunner:
+class EmbeddingStageRunner:
     """One source. Its actions come from one thread.
 
     Args:

@@ -1,4 +1,4 @@
-"""`SeatRunner`: forwards and backwards of one seat, a stage in one pipe.
+"""`StageRunner`: forwards and backwards of one seat, a stage in one pipe.
 
     F    take inputs ──> leaves ──module──> outputs ──> put to consumers; loss of its heads
     B    take gradients, sum those of several consumers ──> backward ──> put the leaves' gradients to producers
@@ -24,10 +24,10 @@ from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import Batches, Shares, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
-from bagpipe.schedule.ir.step_program import Seat
+from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
-__all__ = ["BeforeBatch", "LossSum", "SeatRunner", "Wiring"]
+__all__ = ["BeforeBatch", "LossSum", "StageRunner", "Wiring"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 LossSum = Callable[[int, Tensor, Tensor], Tensor]
 
 #: (seat, batch, its sum of losses of the batches before).
-BeforeBatch = Callable[[Seat, int, Tensor], None]
+BeforeBatch = Callable[[StageInstance, int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class _Live:
     kept: Kept | None = None
 
 
-class SeatRunner:
+class StageRunner:
     """One seat. Its actions come from one thread.
 
     Args:
@@ -90,7 +90,7 @@ class SeatRunner:
     def __init__(
         self,
         *,
-        seat: Seat,
+        seat: StageInstance,
         stage: StageModule,
         module: nn.Module,
         wiring: Wiring,

@@ -1,7 +1,7 @@
 """`StageRuntime`: the dense stages of one process, as handlers of a program's actions.
 
     StepProgram ──> seats and sources of this process, a Channel for every edge that begins or ends here
-    X_POOL ─> SourceRunner.pool    F B I W REC ─> SeatRunner    SEND RECV ─> Channel    X_UNPOOL ─> SourceRunner.unpool
+    X_POOL ─> EmbeddingStageRunner.pool    F B I W REC ─> StageRunner    SEND RECV ─> Channel    X_UNPOOL ─> EmbeddingStageRunner.unpool
 
 The same handlers serve lanes in threads of one process (the runner), lanes in processes, and one thread that takes all
 actions in any order their dependencies allow (`interpret`): results are the same bits.
@@ -23,19 +23,19 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
-from bagpipe.pipeline.stage.embedding_stage import SourceRunner
-from bagpipe.pipeline.stage.instance import BeforeBatch, LossSum, SeatRunner, Wiring
+from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
+from bagpipe.pipeline.stage.instance import BeforeBatch, LossSum, StageRunner, Wiring
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.graph import partner
 from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.ops import OPS
-from bagpipe.schedule.ir.step_program import Seat, StepProgram
+from bagpipe.schedule.ir.step_program import StageInstance, StepProgram
 from bagpipe.split.staged_model import StagedModel, StageValue
 
 __all__ = ["StageBatch", "StageRuntime"]
 
-_SEAT_ACTIONS: Mapping[str, Callable[[SeatRunner], Handler]] = {
+_SEAT_ACTIONS: Mapping[str, Callable[[StageRunner], Handler]] = {
     "F": lambda seat: seat.forward,
     "B": lambda seat: seat.backward,
     "I": lambda seat: seat.backward_inputs,
@@ -57,7 +57,7 @@ class StageRuntime:
         dtype, label_shape: of the labels; the shape without the examples' dimension.
         device: of all tensors.
         seed: of the stages' random numbers.
-        before_batch: see `SeatRunner`; called in the seats' lanes.
+        before_batch: see `StageRunner`; called in the seats' lanes.
         loss_sums: by seat, what to go on counting from.
         loss_scale: what every gradient is multiplied by.
 
@@ -108,11 +108,11 @@ class StageRuntime:
             channels=list(self._channels.values()),
         )
         recomputed = {atom.stage for atom in step.program.atoms() if atom.op == "REC"}
-        self._runners: dict[int, SeatRunner] = {}
+        self._runners: dict[int, StageRunner] = {}
         self._parameters: dict[int, list[tuple[Parameter, ...]]] = {}
         for seat in step.seats:
             if seat.process == process:
-                self._runners[seat.number] = SeatRunner(
+                self._runners[seat.number] = StageRunner(
                     seat=seat,
                     stage=staged.stages[seat.stage],
                     module=self._module_of(seat),
@@ -248,7 +248,7 @@ class StageRuntime:
                     found[seat.number, sender] = (seat.pipe, graded)
         return found
 
-    def _module_of(self, seat: Seat) -> nn.Module:
+    def _module_of(self, seat: StageInstance) -> nn.Module:
         """The stage's module, or a copy that shares parameters' values and buffers if another seat here has that."""
         module = self._staged.stages[seat.stage].module
         own = tuple(parameter for _, parameter in self._staged.parameters_of(seat.stage))
@@ -280,10 +280,10 @@ class StageRuntime:
             given=tuple(c for c in out if not self._is_forward(number, c.receiver)),
         )
 
-    def _source_runner(self, number: int) -> SourceRunner:
+    def _source_runner(self, number: int) -> EmbeddingStageRunner:
         source = self._sources[number]
         own = sorted(self._channels.items())
-        return SourceRunner(
+        return EmbeddingStageRunner(
             source=source,
             module=self._staged.source,
             numbers=self._staged.source_values,

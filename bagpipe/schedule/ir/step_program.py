@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
 
-__all__ = ["Seat", "Source", "StepProgram"]
+__all__ = ["Source", "StageInstance", "StepProgram"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class StageInstance:
     """One stage of one pipe, at its place.
 
     Attributes:
@@ -71,7 +71,7 @@ class StepProgram:
     graph: StageGraph
     schedule: str
     program: Program
-    seats: tuple[Seat, ...]
+    seats: tuple[StageInstance, ...]
     sources: tuple[Source, ...]
     num_processes: int
     num_pipes: int

@@ -16,7 +16,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph
-from bagpipe.schedule.ir.step_program import Seat, Source, StepProgram
+from bagpipe.schedule.ir.step_program import Source, StageInstance, StepProgram
 from bagpipe.schedule.lowering.passes import add_recompute, add_sends, flatten_pipes
 from bagpipe.schedule.registry import DenseSchedule
 
@@ -86,7 +86,7 @@ def find_schedule(name: str) -> DenseSchedule:
     return DENSE_SCHEDULES[name]
 
 
-def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[Seat, ...]:
+def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[StageInstance, ...]:
     """Where every (pipe, stage) runs, by its number ``pipe * num_stages + stage``."""
     positions = {
         (atom.pipe, atom.stage): position
@@ -95,7 +95,7 @@ def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[Sea
         for atom in action.atoms
     }
     return tuple(
-        Seat(
+        StageInstance(
             number=pipe * graph.num_stages + stage,
             stage=stage,
             pipe=pipe,
@@ -106,7 +106,7 @@ def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[Sea
     )
 
 
-def _sources(graph: StageGraph, seats: tuple[Seat, ...], num_pipes: int) -> tuple[Source, ...]:
+def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int) -> tuple[Source, ...]:
     """One source per process, at the first stage of its first pipe; without pipes where none begins."""
     first = {seat.pipe: seat for seat in seats if seat.stage == graph.order[0]}
     found = []
@@ -125,7 +125,10 @@ def _sources(graph: StageGraph, seats: tuple[Seat, ...], num_pipes: int) -> tupl
 
 
 def _with_sources(
-    flat: Program, sources: tuple[Source, ...], seats: tuple[Seat, ...], source_edges: Sequence[tuple[int, bool]]
+    flat: Program,
+    sources: tuple[Source, ...],
+    seats: tuple[StageInstance, ...],
+    source_edges: Sequence[tuple[int, bool]],
 ) -> Program:
     lanes = {f"compute{number}": actions for number, actions in enumerate(flat.lanes.values())}
     edges, stages = list(flat.edges), list(flat.stages)
@@ -148,11 +151,11 @@ def _with_sources(
     )
 
 
-def _with_optimizer(program: Program, seats: tuple[Seat, ...], replicas: int) -> Program:
+def _with_optimizer(program: Program, seats: tuple[StageInstance, ...], replicas: int) -> Program:
     """OPT once per stage and process; where others hold the stage too, REDUCE_GRAD before it."""
     lanes, edges = dict(program.lanes), list(program.edges)
     reduces: dict[str, list[Action]] = {}
-    holders: dict[tuple[int, int], list[Seat]] = {}
+    holders: dict[tuple[int, int], list[StageInstance]] = {}
     for seat in seats:
         holders.setdefault((seat.process, seat.stage), []).append(seat)
     num_pipes = 1 + max(seat.pipe for seat in seats)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel
-from bagpipe.pipeline.stage.embedding_stage import SourceRunner
+from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
 from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.ir.step_program import Source
 from bagpipe.split.staged_model import StageValue
@@ -65,7 +65,7 @@ class Bench:
                 dense=torch.rand(num_read, WIDTH), sparse=torch.arange(num_read) % 4, labels=torch.rand(num_read)
             )
         given = StageBatch(inputs=self.inputs, num_examples=SIZE, num_global_examples=SIZE)
-        self.source = SourceRunner(
+        self.source = EmbeddingStageRunner(
             source=Source(number=2, pipes=(0,), process=0, position=0),
             module=self.module,
             numbers=(POOLED, DENSE),
@@ -115,7 +115,7 @@ def test_a_batch_without_the_sources_examples_is_an_error(num_read: int | None) 
 
 def test_no_examples_no_work() -> None:
     given = StageBatch(inputs=None, num_examples=SIZE, num_global_examples=SIZE)
-    source = SourceRunner(
+    source = EmbeddingStageRunner(
         source=Source(number=2, pipes=(), process=1, position=1),
         module=Lookup(),
         numbers=(POOLED, DENSE),

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
-from bagpipe.pipeline.stage.instance import SeatRunner, Wiring
+from bagpipe.pipeline.stage.instance import StageRunner, Wiring
 from bagpipe.pipeline.stage.shares import Piece
-from bagpipe.schedule.ir.step_program import Seat
+from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule, StageValue
 from tests.pipeline.stage.test_channel import Pile
 from tests.split.models import WIDTH, Node
@@ -38,8 +38,8 @@ class Bench:
         channels = [*self.inputs, *self.outputs, *self.taken, *self.given]
         for number, channel in enumerate(channels):
             channel.number = number
-        self.seat = SeatRunner(
-            seat=Seat(number=1, stage=1, pipe=0, position=0, process=0),
+        self.seat = StageRunner(
+            seat=StageInstance(number=1, stage=1, pipe=0, position=0, process=0),
             stage=StageModule(name="node", module=self.module, inputs=(0, 1), outputs=(2,), uses_random=dropout > 0),
             module=self.module,
             wiring=Wiring(
