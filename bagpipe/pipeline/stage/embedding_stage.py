@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches
 from bagpipe.pipeline.stage.channel import Channel, owned
-from bagpipe.schedule.ir.step_program import Source
+from bagpipe.schedule.ir.step_program import EmbeddingStage
 
 __all__ = ["EmbeddingStageRunner"]
 
@@ -37,7 +37,7 @@ class EmbeddingStageRunner:
     def __init__(
         self,
         *,
-        source: Source,
+        source: EmbeddingStage,
         module: nn.Module,
         numbers: tuple[int, ...],
         labels: int,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
 
-__all__ = ["Source", "StageInstance", "StepProgram"]
+__all__ = ["EmbeddingStage", "StageInstance", "StepProgram"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class StageInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class EmbeddingStage:
     """Where the examples of a process enter.
 
     Attributes:
@@ -72,11 +72,11 @@ class StepProgram:
     schedule: str
     program: Program
     seats: tuple[StageInstance, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[EmbeddingStage, ...]
     num_processes: int
     num_pipes: int
 
-    def source_of(self, pipe: int) -> Source:
+    def source_of(self, pipe: int) -> EmbeddingStage:
         """The source of a pipe's examples."""
         return next(source for source in self.sources if pipe in source.pipes)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Edge, Resource
-from bagpipe.schedule.ir.step_program import Source, StepProgram
+from bagpipe.schedule.ir.step_program import EmbeddingStage, StepProgram
 
 __all__ = ["lane_templates", "pipelined"]
 
@@ -80,7 +80,7 @@ def lane_templates(step: StepProgram, lane: str) -> tuple[Template, ...]:
     return tuple(found)
 
 
-def _opened(frame: Loop, source: Source) -> list[Edge]:
+def _opened(frame: Loop, source: EmbeddingStage) -> list[Edge]:
     """The frame's edges, from and to the source instead of the one dense stage."""
     found: list[Edge] = []
     for edge in frame.edges:

@@ -16,7 +16,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph
-from bagpipe.schedule.ir.step_program import Source, StageInstance, StepProgram
+from bagpipe.schedule.ir.step_program import EmbeddingStage, StageInstance, StepProgram
 from bagpipe.schedule.lowering.passes import add_recompute, add_sends, flatten_pipes
 from bagpipe.schedule.registry import DenseSchedule
 
@@ -106,7 +106,7 @@ def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[Sta
     )
 
 
-def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int) -> tuple[Source, ...]:
+def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int) -> tuple[EmbeddingStage, ...]:
     """One source per process, at the first stage of its first pipe; without pipes where none begins."""
     first = {seat.pipe: seat for seat in seats if seat.stage == graph.order[0]}
     found = []
@@ -114,7 +114,7 @@ def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int
         pipes = tuple(pipe for pipe in range(num_pipes) if first[pipe].process == process)
         own = min(seat.position for seat in seats if seat.process == process)
         found.append(
-            Source(
+            EmbeddingStage(
                 number=len(seats) + process,
                 pipes=pipes,
                 process=process,
@@ -126,7 +126,7 @@ def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int
 
 def _with_sources(
     flat: Program,
-    sources: tuple[Source, ...],
+    sources: tuple[EmbeddingStage, ...],
     seats: tuple[StageInstance, ...],
     source_edges: Sequence[tuple[int, bool]],
 ) -> Program:

@@ -11,7 +11,7 @@ from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
 from bagpipe.pipeline.stage.shares import Piece
-from bagpipe.schedule.ir.step_program import Source
+from bagpipe.schedule.ir.step_program import EmbeddingStage
 from bagpipe.split.staged_model import StageValue
 from bagpipe.training.engine import ModelInputs
 
@@ -66,7 +66,7 @@ class Bench:
             )
         given = StageBatch(inputs=self.inputs, num_examples=SIZE, num_global_examples=SIZE)
         self.source = EmbeddingStageRunner(
-            source=Source(number=2, pipes=(0,), process=0, position=0),
+            source=EmbeddingStage(number=2, pipes=(0,), process=0, position=0),
             module=self.module,
             numbers=(POOLED, DENSE),
             labels=LABELS,
@@ -116,7 +116,7 @@ def test_a_batch_without_the_sources_examples_is_an_error(num_read: int | None) 
 def test_no_examples_no_work() -> None:
     given = StageBatch(inputs=None, num_examples=SIZE, num_global_examples=SIZE)
     source = EmbeddingStageRunner(
-        source=Source(number=2, pipes=(), process=1, position=1),
+        source=EmbeddingStage(number=2, pipes=(), process=1, position=1),
         module=Lookup(),
         numbers=(POOLED, DENSE),
         labels=LABELS,
