@@ -58,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         child = names.add_parser(schedule.name, help=schedule.summary, description=schedule.summary, allow_abbrev=False)
         _option_arguments(child, schedule)
         child.add_argument(
-            "--cost", default="", metavar="OP=N,…", help="durations, such as X_GET=2,F=3,1B=4, or a .json file of them"
+            "--cost",
+            default="",
+            metavar="OP=N,…",
+            help="durations, such as X_FETCH=2,F=3,1B=4, or a .json file of them",
         )
         child.add_argument(
             "--latency", default="0", metavar="N", help="added to every dependency between lanes; default: 0"
@@ -114,7 +117,7 @@ def _lowered(program: Program, names: str) -> Program:
 
 
 def _costs(text: str) -> dict[str, float]:
-    """``X_GET=2,0F=3`` -> costs."""
+    """``X_FETCH=2,0F=3`` -> costs."""
     costs: dict[str, float] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")

@@ -53,7 +53,7 @@ class Step:
     """One template, ready to run.
 
     Attributes:
-        text: stage and op, ``0X_GET``, and the peer where there is one.
+        text: stage and op, ``0X_FETCH``, and the peer where there is one.
         op: op number.
         units, unit, offset: index of turn t is ``(t + offset) * units + unit``.
         handler: what to call with the index.

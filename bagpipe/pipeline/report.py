@@ -16,7 +16,7 @@ class LaneReport:
     Attributes:
         busy_s: inside handlers. On a device lane that is the time to enqueue, not the device's.
         wait_s: waiting for other lanes. A lane of a device waits on the device, which is not counted: a trace shows it.
-        waits_s: `wait_s` by what was waited for (``0X_PUT``), in the order the waits came.
+        waits_s: `wait_s` by what was waited for (``0X_INSERT``), in the order the waits came.
         actions: handlers called.
     """
 
@@ -59,7 +59,7 @@ class Report:
         stopped: a stop was asked for, and the batches read by then are all finished.
         lanes: per lane.
         steps: step times.
-        done: per op (``0X_GET``), units finished.
+        done: per op (``0X_FETCH``), units finished.
         peak_waiting: lanes that waited at the same time, at most.
     """
 
@@ -72,7 +72,7 @@ class Report:
     peak_waiting: int
 
     def wait_s(self, lane: str, op: str) -> float:
-        """How long `lane` waited for `op`; ``wait_s("compute", "0X_PUT")`` is the exposed embedding time."""
+        """How long `lane` waited for `op`; ``wait_s("compute", "0X_INSERT")`` is the exposed embedding time."""
         return self.lanes[lane].waits_s.get(op, 0.0)
 
 

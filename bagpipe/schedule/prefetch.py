@@ -2,26 +2,26 @@
 
     lane      op        work                    of batch b starts after
     data      X_READ    next batch and plan     OPT(b - read_ahead)
-    net-in    X_GET     store -> staging        X_READ(b), X_PUT(b - prefetch_depth), X_STORE(fetch_after(b))
-    copy      X_EVICT   slots -> staging        X_READ(b), X_STORE(b - write_depth), X_UPDATE(evict_after(b))
-              X_PUT     staging -> slots        X_GET(b), X_EVICT(b)
-    compute   F, B      per micro-batch         X_PUT(b)
+    net-in    X_FETCH     store -> staging        X_READ(b), X_INSERT(b - prefetch_depth), X_WRITEBACK(fetch_after(b))
+    copy      X_EVICT   slots -> staging        X_READ(b), X_WRITEBACK(b - write_depth), X_UPDATE(evict_after(b))
+              X_INSERT     staging -> slots        X_FETCH(b), X_EVICT(b)
+    compute   F, B      per micro-batch         X_INSERT(b)
               X_UPDATE  once per row and batch  every B of b
               OPT       once per batch          every B of b
-    net-out   X_STORE   staging -> store        X_EVICT(b)
+    net-out   X_WRITEBACK   staging -> store        X_EVICT(b)
 
 With several ranks a row is in the cache of its owner only, and lanes of their own carry it to the ranks that use it:
 
-    pull      X_PREPULL      rows b - 1 does not use   X_PUT(b), X_UPDATE(b - 2), X_UPDATE_LATE(b - 2)
+    pull      X_PREPULL      rows b - 1 does not use   X_INSERT(b), X_UPDATE(b - 2), X_UPDATE_LATE(b - 2)
               X_PULL         rows b - 1 used           X_UPDATE(b - 1)
     compute   F, B, OPT                                X_PULL(b)
               X_UPDATE       rows that b + 1 uses      X_PUSH(b)
     push      X_PUSH         their gradients           every B of b
               X_PUSH_LATE    the other gradients
               X_UPDATE_LATE  their rows
-    ack       X_ACK          all ranks' write-backs    X_STORE(b)
+    ack       X_ACK          all ranks' write-backs    X_WRITEBACK(b)
 
-so only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK in the place of X_STORE
+so only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK in the place of X_WRITEBACK
 (another rank may have written the row), evictions for X_UPDATE_LATE too.
 
 Every lane just does its own work for batch 0, 1, 2, …; the edges below are all that orders lanes against each other.
@@ -150,30 +150,30 @@ def _hazard(src: str, dst: str, name: str, direct_delay: int, shape: _Shape) -> 
 def _row_edges(shape: _Shape, acknowledged: str, updates: tuple[str, ...]) -> tuple[Edge, ...]:
     """Store to cache and back, whoever trains."""
     return (
-        Edge(src="X_READ", dst="X_GET"),
-        _capacity("X_PUT", "X_GET", shape.prefetch_depth),
+        Edge(src="X_READ", dst="X_FETCH"),
+        _capacity("X_INSERT", "X_FETCH", shape.prefetch_depth),
         # In direct mode the rows batch b fetches are those batch b-1 left, and eviction b takes them out.
-        _hazard(acknowledged, "X_GET", FETCH_AFTER, 0, shape),
+        _hazard(acknowledged, "X_FETCH", FETCH_AFTER, 0, shape),
         Edge(src="X_READ", dst="X_EVICT"),
         *(_hazard(update, "X_EVICT", EVICT_AFTER, 1, shape) for update in updates),
-        _capacity("X_STORE", "X_EVICT", shape.write_depth),
-        Edge(src="X_GET", dst="X_PUT"),
-        Edge(src="X_EVICT", dst="X_PUT"),
-        Edge(src="X_EVICT", dst="X_STORE"),
+        _capacity("X_WRITEBACK", "X_EVICT", shape.write_depth),
+        Edge(src="X_FETCH", dst="X_INSERT"),
+        Edge(src="X_EVICT", dst="X_INSERT"),
+        Edge(src="X_EVICT", dst="X_WRITEBACK"),
     )
 
 
 def _training(shape: _Shape) -> _Parts:
     lanes = {
         "data": _lane("X_READ"),
-        "net-in": _lane("X_GET"),
-        "copy": _lane("X_EVICT", "X_PUT"),
+        "net-in": _lane("X_FETCH"),
+        "copy": _lane("X_EVICT", "X_INSERT"),
         "compute": (*_micro(shape, "F", "B"), *_lane("X_UPDATE", "OPT")),
-        "net-out": _lane("X_STORE"),
+        "net-out": _lane("X_WRITEBACK"),
     }
     edges = (
-        *_row_edges(shape, "X_STORE", ("X_UPDATE",)),
-        Edge(src="X_PUT", dst="F"),
+        *_row_edges(shape, "X_WRITEBACK", ("X_UPDATE",)),
+        Edge(src="X_INSERT", dst="F"),
         Edge(src="F", dst="B"),
         Edge(src="B", dst="X_UPDATE"),
         Edge(src="B", dst="OPT"),
@@ -185,19 +185,19 @@ def _training(shape: _Shape) -> _Parts:
 def _training_of_ranks(shape: _Shape) -> _Parts:
     lanes = {
         "data": _lane("X_READ"),
-        "net-in": _lane("X_GET"),
-        "copy": _lane("X_EVICT", "X_PUT"),
+        "net-in": _lane("X_FETCH"),
+        "copy": _lane("X_EVICT", "X_INSERT"),
         "pull": _lane("X_PREPULL", "X_PULL"),
         # The dense step fills the time the gradients travel.
         "compute": (*_micro(shape, "F", "B"), *_lane("OPT", "X_UPDATE")),
         "push": _lane("X_PUSH", "X_PUSH_LATE", "X_UPDATE_LATE"),
-        "net-out": _lane("X_STORE"),
+        "net-out": _lane("X_WRITEBACK"),
         "ack": _lane("X_ACK"),
     }
     edges = (
         *_row_edges(shape, "X_ACK", ("X_UPDATE", "X_UPDATE_LATE")),
-        Edge(src="X_STORE", dst="X_ACK"),
-        Edge(src="X_PUT", dst="X_PREPULL"),
+        Edge(src="X_WRITEBACK", dst="X_ACK"),
+        Edge(src="X_INSERT", dst="X_PREPULL"),
         Edge(src="X_UPDATE", dst="X_PREPULL", delay=2),
         Edge(src="X_UPDATE_LATE", dst="X_PREPULL", delay=2),
         Edge(src="X_PREPULL", dst="X_PULL"),
@@ -219,10 +219,10 @@ def _training_of_ranks(shape: _Shape) -> _Parts:
 
 def _evaluation_edges(shape: _Shape, ready: str) -> tuple[Edge, ...]:
     return (
-        Edge(src="X_READ", dst="X_GET"),
-        _capacity("X_PUT", "X_GET", shape.prefetch_depth),
-        Edge(src="X_GET", dst="X_PUT"),
-        _hazard("F", "X_PUT", EVICT_AFTER, 1, shape),
+        Edge(src="X_READ", dst="X_FETCH"),
+        _capacity("X_INSERT", "X_FETCH", shape.prefetch_depth),
+        Edge(src="X_FETCH", dst="X_INSERT"),
+        _hazard("F", "X_INSERT", EVICT_AFTER, 1, shape),
         Edge(src=ready, dst="F"),
         _capacity("F", "X_READ", shape.read_ahead),
     )
@@ -231,24 +231,24 @@ def _evaluation_edges(shape: _Shape, ready: str) -> tuple[Edge, ...]:
 def _evaluation(shape: _Shape) -> _Parts:
     lanes = {
         "data": _lane("X_READ"),
-        "net-in": _lane("X_GET"),
-        "copy": _lane("X_PUT"),
+        "net-in": _lane("X_FETCH"),
+        "copy": _lane("X_INSERT"),
         "compute": _micro(shape, "F"),
     }
-    return _Parts(lanes=lanes, edges=_evaluation_edges(shape, "X_PUT"), sink="F")
+    return _Parts(lanes=lanes, edges=_evaluation_edges(shape, "X_INSERT"), sink="F")
 
 
 def _evaluation_of_ranks(shape: _Shape) -> _Parts:
     lanes = {
         "data": _lane("X_READ"),
-        "net-in": _lane("X_GET"),
-        "copy": _lane("X_PUT"),
+        "net-in": _lane("X_FETCH"),
+        "copy": _lane("X_INSERT"),
         "pull": _lane("X_PREPULL"),
         "compute": _micro(shape, "F"),
     }
     edges = (
         *_evaluation_edges(shape, "X_PREPULL"),
-        Edge(src="X_PUT", dst="X_PREPULL"),
+        Edge(src="X_INSERT", dst="X_PREPULL"),
         # Rows of batch b arrive where those of b - 2 were.
         _capacity("F", "X_PREPULL", 2),
     )

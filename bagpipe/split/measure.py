@@ -106,8 +106,8 @@ def _action_times(
     handlers: dict[str, Handler] = {
         text: partial(timed, handler, taken.setdefault(text, [])) for text, handler in runtime.handlers().items()
     }
-    handlers[f"{source}X_POOL"] = partial(runtime.pool, source)
-    handlers[f"{source}X_UNPOOL"] = partial(runtime.unpool, source)
+    handlers[f"{source}X_EMBED"] = partial(runtime.pool, source)
+    handlers[f"{source}X_EMBED_GRAD"] = partial(runtime.unpool, source)
     handlers["OPT"] = lambda index: None
     with torch.enable_grad():
         for _ in range(WARM_REPEATS + repeats):

@@ -1,12 +1,12 @@
 """The phases of an engine, training and evaluation: what each action of the loop does.
 
     X_READ   take the next Step, make its index tensors and model inputs      lane data
-    X_GET    read its rows from the store                                     lane net-in
+    X_FETCH    read its rows from the store                                     lane net-in
     X_EVICT  copy the leaving rows out of their slots                         lane copy
-    X_PUT    put the fetched rows into their slots                            lane copy
+    X_INSERT    put the fetched rows into their slots                            lane copy
     F, B     forward, loss, backward                                          lane compute
     X_UPDATE one row-optimizer step per row; OPT: one dense step              lane compute
-    X_STORE  write the rows that left                                         lane net-out
+    X_WRITEBACK  write the rows that left                                         lane net-out
 
 and with several ranks, whose caches hold different rows (`bagpipe.cache.row_exchange`):
 
@@ -16,7 +16,7 @@ and with several ranks, whose caches hold different rows (`bagpipe.cache.row_exc
 
 and with the dense part in stages (`bagpipe.pipeline.stage`):
 
-    X_POOL, X_UNPOOL         rows to the vectors that stages take, and back   lane compute…
+    X_EMBED, X_EMBED_GRAD         rows to the vectors that stages take, and back   lane compute…
     F, B, I, W, SEND_…       the stages' own actions                          lane compute…
     REDUCE_GRAD, OPT         per stage                                        lanes reduce…, compute…
 

@@ -32,7 +32,7 @@ class Evaluation(Phase):
         self._arriving: deque[tuple[Arrival, Arrival]] = deque()
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
-        return {"X_READ": self.read, "X_GET": self.get, "X_PUT": self.replace, "F": self.score}
+        return {"X_READ": self.read, "X_FETCH": self.get, "X_INSERT": self.replace, "F": self.score}
 
     def replace(self, b: int) -> None:
         """Rows are clean, so those that leave are simply forgotten."""

@@ -68,7 +68,7 @@ class Phase(ABC):
 
     train: bool
     #: What the compute lane waits for when rows are late.
-    row_waits: tuple[str, ...] = ("0X_PUT",)
+    row_waits: tuple[str, ...] = ("0X_INSERT",)
 
     def __init__(
         self,

@@ -65,8 +65,8 @@ class PipelinedTraining(Training):
         return {
             **frame,
             **self.runtime.handlers(),
-            f"{source}X_POOL": partial(self.pool, source),
-            f"{source}X_UNPOOL": partial(self.unpool, source),
+            f"{source}X_EMBED": partial(self.pool, source),
+            f"{source}X_EMBED_GRAD": partial(self.unpool, source),
             **steps,
             **({name: handler for name, handler in sums.items() if self._has_lane(name)}),
         }

@@ -75,14 +75,14 @@ class Training(Phase):
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {
             "X_READ": self.read,
-            "X_GET": self.get,
+            "X_FETCH": self.get,
             "X_EVICT": self.evict,
-            "X_PUT": self.put,
+            "X_INSERT": self.put,
             "F": self.compute_forward,
             "B": self.backward,
             "X_UPDATE": self.update,
             "OPT": self.dense_step,
-            "X_STORE": self.store,
+            "X_WRITEBACK": self.store,
         }
 
     def read(self, b: int) -> None:
@@ -200,7 +200,7 @@ class Training(Phase):
 class TrainingOfRanks(Training):
     """Rows and gradients travel between the ranks."""
 
-    row_waits = ("0X_PUT", "0X_PULL", "0X_PUSH")
+    row_waits = ("0X_INSERT", "0X_PULL", "0X_PUSH")
 
     def __init__(
         self,

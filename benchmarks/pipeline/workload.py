@@ -162,8 +162,8 @@ class Process:
         """Of all actions but X_READ."""
         found: dict[str, Handler] = {
             **self.runtime.handlers(),
-            f"{self._source}X_POOL": partial(self.runtime.pool, self._source),
-            f"{self._source}X_UNPOOL": partial(self.runtime.unpool, self._source),
+            f"{self._source}X_EMBED": partial(self.runtime.pool, self._source),
+            f"{self._source}X_EMBED_GRAD": partial(self.runtime.unpool, self._source),
         }
         own = {seat.stage for seat in self.step.seats if seat.process == self.process}
         for stage in own:
@@ -192,7 +192,7 @@ class Process:
         performed |= {(stage, half) for stage, op in performed if op == "B" for half in "IW"}
         edges = [e for e in self.step.program.edges if e.src_key in performed and e.dst_key in performed]
         read = (self._source, "X_READ")
-        edges.append(Edge(src="X_READ", src_stage=self._source, dst="X_POOL", dst_stage=self._source))
+        edges.append(Edge(src="X_READ", src_stage=self._source, dst="X_EMBED", dst_stage=self._source))
         edges += [
             Edge(src=op, src_stage=stage, dst="X_READ", dst_stage=self._source, delay=3, kind="capacity")
             for stage, op in (templates[-1].key for templates in lanes.values())
@@ -200,7 +200,7 @@ class Process:
         return Loop(
             lanes={"data": (Template(op="X_READ", stage=self._source),), **lanes},
             source=read,
-            sink=(self._source, "X_UNPOOL"),
+            sink=(self._source, "X_EMBED_GRAD"),
             edges=tuple(edges),
             stages=self.step.program.stages,
             resources=tuple(Resource(name=lane) for lane in ("data", *lanes)),

@@ -111,7 +111,7 @@ def figures(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any
 
 
 def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    values = figures("prefetch --cost X_GET=2.5,0F=3", capsys)
+    values = figures("prefetch --cost X_FETCH=2.5,0F=3", capsys)
     assert values["peak_in_flight"] == [0, 0, 0, 1, 0]
     assert len(values["own_span_idle"]) == len(values["lanes"]) == 5
     values = figures("1f1b --stages 4 --microbatches 8", capsys)

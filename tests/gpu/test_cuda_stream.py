@@ -16,7 +16,7 @@ from bagpipe.schedule.prefetch import prefetch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
-OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
+OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 
 GPU = Resource(name="compute", kind="gpu")
 HOST = Resource(name="data", kind="cpu")
@@ -48,7 +48,7 @@ def test_a_pipeline_on_cuda_streams_computes_in_order() -> None:
 
     handlers = {
         **dict.fromkeys(OPS, lambda index: None),
-        "X_GET": get, "X_PUT": put, "X_EVICT": evict, "X_UPDATE": update, "X_STORE": store,
+        "X_FETCH": get, "X_INSERT": put, "X_EVICT": evict, "X_UPDATE": update, "X_WRITEBACK": store,
     }  # fmt: skip
     hazards = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 1}
     Runner(loop, handlers, hazards, streams=open_streams("cuda")).run(100)

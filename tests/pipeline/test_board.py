@@ -9,7 +9,7 @@ from bagpipe.pipeline.board import Aborted, Board
 
 
 def board(lanes: int = 2, end: int = 100) -> Board:
-    return Board(["0X_GET", "0X_PUT"], [f"lane{n}" for n in range(lanes)], end)
+    return Board(["0X_FETCH", "0X_INSERT"], [f"lane{n}" for n in range(lanes)], end)
 
 
 def test_what_is_done_is_not_waited_for() -> None:
@@ -50,8 +50,8 @@ def test_waiting_for_each_other_is_a_deadlock() -> None:
     assert seen
     assert isinstance(b.error, JobError)
     assert str(b.error) == (
-        "deadlock: lane0 at batch 4 waits for 0X_GET (0 done, 1 needed); "
-        "lane1 at batch 5 waits for 0X_PUT (0 done, 2 needed)"
+        "deadlock: lane0 at batch 4 waits for 0X_FETCH (0 done, 1 needed); "
+        "lane1 at batch 5 waits for 0X_INSERT (0 done, 2 needed)"
     )
 
 
@@ -60,7 +60,7 @@ def test_waiting_for_a_lane_that_has_left_is_a_deadlock() -> None:
     b.leave()
     with pytest.raises(Aborted):
         b.wait(1, 0, 1, batch=0)
-    assert "lane1 at batch 0 waits for 0X_GET" in str(b.error)
+    assert "lane1 at batch 0 waits for 0X_FETCH" in str(b.error)
 
 
 def test_no_wake_up_is_lost() -> None:

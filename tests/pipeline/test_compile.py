@@ -27,16 +27,16 @@ def test_the_training_pipeline_compiles_to_few_comparisons() -> None:
     loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=2)
     assert needs(loop) == {
         "0X_READ.0": ["0OPT(b-8)#1"],
-        "0X_GET.0": ["0X_READ(b-0)#1", "0X_PUT(b-4)#1", "0X_STORE(fetch_after)#1"],
-        "0X_EVICT.0": ["0X_READ(b-0)#1", "0X_STORE(b-2)#1", "0X_UPDATE(evict_after)#1"],
-        "0X_PUT.0": ["0X_GET(b-0)#1"],  # its eviction comes before it in its own lane
-        "0F.0": ["0X_PUT(b-0)#1"],
+        "0X_FETCH.0": ["0X_READ(b-0)#1", "0X_INSERT(b-4)#1", "0X_WRITEBACK(fetch_after)#1"],
+        "0X_EVICT.0": ["0X_READ(b-0)#1", "0X_WRITEBACK(b-2)#1", "0X_UPDATE(evict_after)#1"],
+        "0X_INSERT.0": ["0X_FETCH(b-0)#1"],  # its eviction comes before it in its own lane
+        "0F.0": ["0X_INSERT(b-0)#1"],
         "0B.0": [],
         "0F.1": [],  # the first micro-batch has waited for the insertion
         "0B.1": [],
         "0X_UPDATE.0": [],
         "0OPT.0": [],
-        "0X_STORE.0": ["0X_EVICT(b-0)#1"],
+        "0X_WRITEBACK.0": ["0X_EVICT(b-0)#1"],
     }
 
 
@@ -44,7 +44,7 @@ def test_a_batch_op_waits_for_every_micro_batch() -> None:
     loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=3, train=False)
     compiled_needs = needs(loop)
     assert compiled_needs["0X_READ.0"] == ["0F(b-8)#3"]
-    assert compiled_needs["0X_PUT.0"] == ["0X_GET(b-0)#1", "0F(evict_after)#3"]
+    assert compiled_needs["0X_INSERT.0"] == ["0X_FETCH(b-0)#1", "0F(evict_after)#3"]
 
 
 def test_positions_follow_lane_order_not_micro_batch_numbers() -> None:
@@ -65,19 +65,19 @@ def test_positions_follow_lane_order_not_micro_batch_numbers() -> None:
 
 
 def test_an_earlier_step_covers_only_its_own_batch() -> None:
-    """X_PUT of batch b + 1 has waited for X_GET of b + 1, which implies b; the other way round it does not."""
+    """X_INSERT of batch b + 1 has waited for X_FETCH of b + 1, which implies b; the other way round it does not."""
     lanes = {
         "data": (Template(op="X_READ"),),
-        "net": (Template(op="X_GET"),),
-        "all": (Template(op="X_PUT", offset=0), Template(op="X_PULL", offset=1)),
+        "net": (Template(op="X_FETCH"),),
+        "all": (Template(op="X_INSERT", offset=0), Template(op="X_PULL", offset=1)),
     }
     edges = (
-        Edge(src="X_READ", dst="X_GET"),
-        Edge(src="X_GET", dst="X_PUT"),
-        Edge(src="X_GET", dst="X_PULL"),
+        Edge(src="X_READ", dst="X_FETCH"),
+        Edge(src="X_FETCH", dst="X_INSERT"),
+        Edge(src="X_FETCH", dst="X_PULL"),
     )
-    assert needs(Loop(lanes=lanes, edges=edges, source=(0, "X_READ"), sink=(0, "X_PUT")))["0X_PULL.0"] == [
-        "0X_GET(b-0)#1"
+    assert needs(Loop(lanes=lanes, edges=edges, source=(0, "X_READ"), sink=(0, "X_INSERT")))["0X_PULL.0"] == [
+        "0X_FETCH(b-0)#1"
     ]
 
 

@@ -95,8 +95,8 @@ def test_a_hazard_on_micro_batches_waits_for_all_of_them(seed: int) -> None:
 
 
 def test_one_lane_with_offsets_is_a_software_pipeline() -> None:
-    templates = (Template(op="X_READ", offset=2), Template(op="X_GET", offset=1), Template(op="F"))
-    edges = (Edge(src="X_READ", dst="X_GET"), Edge(src="X_GET", dst="F"))
+    templates = (Template(op="X_READ", offset=2), Template(op="X_FETCH", offset=1), Template(op="F"))
+    edges = (Edge(src="X_READ", dst="X_FETCH"), Edge(src="X_FETCH", dst="F"))
     loop = Loop(lanes={"all": templates}, edges=edges, source=(0, "X_READ"), sink=(0, "F"))
     tape = Tape(loop, 4, {})
     assert Runner(loop, tape.handlers()).run().batches == 4
@@ -106,7 +106,7 @@ def test_one_lane_with_offsets_is_a_software_pipeline() -> None:
 def test_lanes_do_overlap() -> None:
     """All five lanes inside a handler at once: each waits there for the four others."""
     meeting = threading.Barrier(5)
-    where = {"X_READ": 4, "X_GET": 3, "X_PUT": 2, "F": 0, "X_STORE": 2}
+    where = {"X_READ": 4, "X_FETCH": 3, "X_INSERT": 2, "F": 0, "X_WRITEBACK": 2}
     loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=4)
 
     def meet(op: str) -> Callable[[int], None]:
@@ -137,13 +137,13 @@ def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
 
     loop = prefetch(prefetch_depth=3, read_ahead=7, write_depth=2)
     runner = Runner(loop, handlers(30, F=forward), {"fetch_after": wait_for_all, "evict_after": lambda b: b - 1})
-    watcher = threading.Thread(target=lambda: (until(lambda: runner.snapshot().done["0X_GET"] == 4), stuck.set()))
+    watcher = threading.Thread(target=lambda: (until(lambda: runner.snapshot().done["0X_FETCH"] == 4), stuck.set()))
     watcher.start()
     runner.run()
     watcher.join()
     # Batch 0 inserted; 1, 2 and 3 fetched and not yet inserted (eviction 1 waits for update 0); 7 batches read.
-    assert done["0X_PUT"] == 1
-    assert done["0X_GET"] == 4
+    assert done["0X_INSERT"] == 1
+    assert done["0X_FETCH"] == 4
     assert done["0X_READ"] <= 7
 
 
@@ -202,7 +202,7 @@ def test_the_first_error_wins() -> None:
         until(lambda: runner._board.error is not None)
         raise ValueError("second")
 
-    runner = Runner(LOOP, handlers(9, X_GET=fail_first, X_EVICT=fail_second), HAZARDS)
+    runner = Runner(LOOP, handlers(9, X_FETCH=fail_first, X_EVICT=fail_second), HAZARDS)
     with pytest.raises(ValueError, match="first"):
         runner.run()
 
@@ -218,7 +218,7 @@ def test_a_lane_stuck_in_its_handler_does_not_hide_the_error() -> None:
         assert inside.wait(30)
         raise ValueError("broken")
 
-    runner = Runner(LOOP, handlers(9, X_EVICT=hang, X_GET=fail), HAZARDS, grace_s=0.05)
+    runner = Runner(LOOP, handlers(9, X_EVICT=hang, X_FETCH=fail), HAZARDS, grace_s=0.05)
     try:
         with pytest.raises(ValueError, match="broken") as error:
             runner.run()
@@ -235,7 +235,7 @@ def test_end_of_batches_from_another_lane_is_an_error() -> None:
         raise EndOfBatches
 
     with pytest.raises(EndOfBatches):
-        Runner(LOOP, handlers(9, X_GET=end), HAZARDS).run()
+        Runner(LOOP, handlers(9, X_FETCH=end), HAZARDS).run()
 
 
 def test_a_deadlock_by_hazard_is_called_not_slept_through() -> None:
@@ -296,8 +296,8 @@ def test_the_report_adds_up() -> None:
     compute = report.lanes["compute"]
     assert compute.actions == 50 * (2 + 2 + 1 + 1)
     assert compute.wait_s == pytest.approx(sum(compute.waits_s.values()))
-    assert set(compute.waits_s) <= {"0X_PUT"}
-    assert report.wait_s("compute", "0X_PUT") == compute.waits_s.get("0X_PUT", 0.0)
+    assert set(compute.waits_s) <= {"0X_INSERT"}
+    assert report.wait_s("compute", "0X_INSERT") == compute.waits_s.get("0X_INSERT", 0.0)
     for lane in report.lanes.values():
         assert lane.busy_s + lane.wait_s <= report.wall_s
 
@@ -310,9 +310,9 @@ def test_waiting_is_charged_to_what_was_waited_for() -> None:
             until(lambda: runner._board._num_waiting >= 3)  # copy, compute and net-out wait; data is bounded
 
     loop = prefetch(prefetch_depth=1, read_ahead=8, write_depth=1)
-    runner = Runner(loop, handlers(8, X_GET=slow), HAZARDS)
+    runner = Runner(loop, handlers(8, X_FETCH=slow), HAZARDS)
     report = runner.run()
-    assert report.wait_s("compute", "0X_PUT") > 0
+    assert report.wait_s("compute", "0X_INSERT") > 0
     assert report.peak_waiting >= 3
 
 

@@ -84,7 +84,7 @@ def test_an_error_is_told_at_once_and_once() -> None:
             raise JobError("no answer")
 
     with pytest.raises(JobError, match="no answer"):
-        Runner(LOOP, handlers(None, F=forward, X_GET=get), HAZARDS, on_error=tell).run()
+        Runner(LOOP, handlers(None, F=forward, X_FETCH=get), HAZARDS, on_error=tell).run()
     assert told == [("no answer", "bagpipe-net-in")]
 
 

@@ -14,7 +14,7 @@ from bagpipe.pipeline.stream import NullStreams, RecordingStreams, keep_for_curr
 from bagpipe.schedule.ir.program import Resource
 from bagpipe.schedule.prefetch import prefetch
 
-OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
+OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 
 
 def test_device_lanes_wait_on_events_and_host_lanes_for_the_device_alone() -> None:
@@ -23,7 +23,7 @@ def test_device_lanes_wait_on_events_and_host_lanes_for_the_device_alone() -> No
     hazards = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 1}
     Runner(loop, dict.fromkeys(OPS, lambda index: None), hazards, streams=streams).run(4)
     by_lane = {lane: [(what, event) for who, what, event in streams.log if who == lane] for lane in loop.lanes}
-    # Copy enqueues X_EVICT b (its event 2b) and X_PUT b (2b + 1); compute F, B, X_UPDATE, OPT b (4b to 4b + 3).
+    # Copy enqueues X_EVICT b (its event 2b) and X_INSERT b (2b + 1); compute F, B, X_UPDATE, OPT b (4b to 4b + 3).
     # The eviction of b follows what was uploaded for b and the update of b - 1, on the device: the copy thread itself
     # does not wait.
     assert by_lane["copy"] == [

@@ -37,7 +37,7 @@ def test_one_micro_batch_is_alive_at_a_time() -> None:
 def test_evaluation_writes_nothing() -> None:
     loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, train=False)
     ops = {template.op for templates in loop.lanes.values() for template in templates}
-    assert ops == {"X_READ", "X_GET", "X_PUT", "F"}
+    assert ops == {"X_READ", "X_FETCH", "X_INSERT", "F"}
     assert loop.sink == (0, "F")
 
 
@@ -63,7 +63,7 @@ def test_ranks_that_write_rows_back_are_waited_for_by_all() -> None:
     loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2, direct=True)
     simulation = simulate(loop.unroll(3))
     for b in range(3):
-        assert span(simulation, f"0X_ACK{b}")[1] <= span(simulation, f"0X_GET{b}")[0]
+        assert span(simulation, f"0X_ACK{b}")[1] <= span(simulation, f"0X_FETCH{b}")[0]
 
 
 @pytest.mark.parametrize("name", ["prefetch_depth", "read_ahead", "write_depth", "microbatches", "ranks"])

@@ -36,8 +36,8 @@ def two_ranks(tmp_path: Path) -> list[Path]:
         *(span("data", f"0X_READ{b}", 10 * b, 10 * b + 1) for b in range(3)),
         *(span("compute0", f"0F{m}", 5 * m + 1, 5 * m + 3) for m in range(6)),
         *(span("compute0", f"0SENDX_F{m}:1", 5 * m + 3, 5 * m + 4) for m in range(6)),
-        *(span("compute0", f"wait 0X_PUT #{m}", 5 * m + 4, 5 * m + 6, "wait") for m in range(6)),
-        span("net-out", "0X_STORE0", 25, 26),
+        *(span("compute0", f"wait 0X_INSERT #{m}", 5 * m + 4, 5 * m + 6, "wait") for m in range(6)),
+        span("net-out", "0X_WRITEBACK0", 25, 26),
         span("data", "0X_READ0", 40, 41),
         span("compute", "0F0", 41, 45),
     ]
@@ -97,9 +97,9 @@ def test_what_is_drawn(two_ranks: list[Path]) -> None:
     )
     assert "batch 2" not in shown
     found = boxes(drawing)
-    assert {"0F2 (batch 1)", "0F3 (batch 1)", "1F1 (batch 1)", "wait 0X_PUT #2"} <= set(found)
+    assert {"0F2 (batch 1)", "0F3 (batch 1)", "1F1 (batch 1)", "wait 0X_INSERT #2"} <= set(found)
     assert not {"0F1 (batch 0)", "0F4 (batch 2)"} & set(found)
-    wait, forward = found["wait 0X_PUT #2"].find("{*}rect"), found["0F2 (batch 1)"].find("{*}rect")
+    wait, forward = found["wait 0X_INSERT #2"].find("{*}rect"), found["0F2 (batch 1)"].find("{*}rect")
     assert wait is not None
     assert forward is not None
     assert wait.get("fill") == "url(#wait)"
@@ -126,7 +126,9 @@ def test_a_trace_of_the_prefetch_pipeline(tmp_path: Path) -> None:
     assert main([str(tmp_path / "trace.json"), "--from", "1", "--batches", "2", "--out", str(out)]) == 0
     found = boxes(out.read_text(encoding="utf-8"))
     assert {"0F2 (batch 1)", "0F3 (batch 1)", "0B2 (batch 1)", "0F5 (batch 2)", "0X_UPDATE2 (batch 2)"} <= set(found)
-    assert {"0X_READ5 (batch 5)", "0X_GET5 (batch 5)", "0X_PUT5 (batch 5)", "0X_STORE5 (batch 5)"} <= set(found)
+    assert {"0X_READ5 (batch 5)", "0X_FETCH5 (batch 5)", "0X_INSERT5 (batch 5)", "0X_WRITEBACK5 (batch 5)"} <= set(
+        found
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`EmbeddingStageRunner`: one lookup per batch for the dense stages of a process, and one backward of all their gradients.
 
-    X_POOL    inputs ──source module──> values of all examples ──slices──> stages (labels to those with a loss)
-    X_UNPOOL  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
+    X_EMBED    inputs ──source module──> values of all examples ──slices──> stages (labels to those with a loss)
+    X_EMBED_GRAD  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
 
 A row's gradient is thus summed once per batch and in the plan's order, whatever the micro-batches are.
 """

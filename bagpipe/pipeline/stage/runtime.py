@@ -1,7 +1,7 @@
 """`StageRuntime`: the dense stages of one process, as handlers of a program's actions.
 
     StepProgram ──> seats and sources of this process, a Channel for every edge that begins or ends here
-    X_POOL ─> EmbeddingStageRunner.pool    F B I W REC ─> StageRunner    SEND RECV ─> Channel    X_UNPOOL ─> EmbeddingStageRunner.unpool
+    X_EMBED ─> EmbeddingStageRunner.pool    F B I W REC ─> StageRunner    SEND RECV ─> Channel    X_EMBED_GRAD ─> EmbeddingStageRunner.unpool
 
 The same handlers serve lanes in threads of one process (the runner), lanes in processes, and one thread that takes all
 actions in any order their dependencies allow (`interpret`): results are the same bits.
@@ -147,7 +147,7 @@ class StageRuntime:
         return found
 
     def pool(self, number: int, batch: int) -> None:
-        """X_POOL of a source: look up the batch's examples, whose rows are current, for the stages.
+        """X_EMBED of a source: look up the batch's examples, whose rows are current, for the stages.
 
         Raises:
             JobError: the batch has not the examples of the source's pipes.
@@ -155,7 +155,7 @@ class StageRuntime:
         self._source_runners[number].pool(batch)
 
     def unpool(self, number: int, batch: int) -> None:
-        """X_UNPOOL of a source, the last of the process's actions of a batch that moves tensors between processes.
+        """X_EMBED_GRAD of a source, the last of the process's actions of a batch that moves tensors between processes.
 
         The rows get their gradients. Then waits until everything that this process sent in the batch has left.
         """

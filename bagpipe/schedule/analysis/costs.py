@@ -80,7 +80,7 @@ def link_time(
         """Of the message from atom to atom; 0 if the one does not feed the other."""
         forward = OPS[dst.op].role == "forward"
         edge = (src.stage, dst.stage) if forward else (dst.stage, src.stage)
-        sends = src.op in ("F", "X_POOL") if forward else src.op in ("B", "I") and dst.op in ("B", "I", "X_UNPOOL")
+        sends = src.op in ("F", "X_EMBED") if forward else src.op in ("B", "I") and dst.op in ("B", "I", "X_EMBED_GRAD")
         if not sends or edge not in batch_bytes or src.pipe != dst.pipe:
             return 0
         units, src_units = (units_per_batch(micro, (atom.stage, atom.op)) for atom in (dst, src))

@@ -87,8 +87,8 @@ def _crossed(program: Program, channel: Callable[[_Message], object]) -> Iterato
 
 
 #: Direction of a message -> what makes it, what takes it.
-_MAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F", "X_POOL"), "B": ("B", "I")}
-_TAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("B", "I", "X_UNPOOL")}
+_MAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F", "X_EMBED"), "B": ("B", "I")}
+_TAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("B", "I", "X_EMBED_GRAD")}
 
 
 def misplaced_messages(program: Program) -> Iterator[str]:

@@ -125,14 +125,14 @@ def _versions(program: Program) -> Iterator[str]:
 
 
 #: (src, dst) of the row hazards: who touches the same rows must be ordered by the plan.
-_ROW_HAZARDS = (("X_STORE", "X_GET"), ("X_ACK", "X_GET"), ("X_UPDATE", "X_EVICT"), ("X_UPDATE_LATE", "X_EVICT"))
+_ROW_HAZARDS = (("X_WRITEBACK", "X_FETCH"), ("X_ACK", "X_FETCH"), ("X_UPDATE", "X_EVICT"), ("X_UPDATE_LATE", "X_EVICT"))
 
 
 def _row_hazards(program: Program) -> Iterator[str]:
     """R8: rows written back may be fetched again, and rows updated may be evicted: both need a hazard edge."""
     present = {atom.op for atom in program.atoms()}
-    if "X_ACK" in present:  # it comes after this rank's own X_STORE, and after every other rank's
-        present.discard("X_STORE")
+    if "X_ACK" in present:  # it comes after this rank's own X_WRITEBACK, and after every other rank's
+        present.discard("X_WRITEBACK")
     covered = {(edge.src, edge.dst) for edge in program.edges if edge.kind == "hazard" or edge.delay == 0}
     for src, dst in _ROW_HAZARDS:
         if {src, dst} <= present and (src, dst) not in covered:
@@ -142,7 +142,7 @@ def _row_hazards(program: Program) -> Iterator[str]:
 def _whole_gradients(program: Program) -> Iterator[str]:
     """R10: an optimizer acts once per batch and after every gradient of it, in lane order or by edges.
 
-    The rows' gradients are those of their own stage's backwards, or what X_UNPOOL makes of all stages'.
+    The rows' gradients are those of their own stage's backwards, or what X_EMBED_GRAD makes of all stages'.
     """
     if program.semantics != "sync":
         return
@@ -157,7 +157,7 @@ def _whole_gradients(program: Program) -> Iterator[str]:
                 if OPS[atom.op].role in ("backward", "weight_grad"):
                     batch = atom.index // units_per_batch(micro, (atom.stage, atom.op))
                     gradients["stage", atom.stage, batch][lane] = (place, atom)
-                elif atom.op == "X_UNPOOL":
+                elif atom.op == "X_EMBED_GRAD":
                     gradients["rows", 0, atom.index][lane] = (place, atom)
                 elif atom.op in _OPTIMIZERS:
                     optimizers.append((lane, place, atom))

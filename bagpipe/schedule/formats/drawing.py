@@ -23,18 +23,18 @@ _FILLS: Mapping[str, str] = {
     "OVERLAP_F_B": "#9fd2be",
     "OPT": "#bcbddc",
     "REDUCE_GRAD": "#dadaeb",
-    "X_POOL": "#fdd0a2",
-    "X_UNPOOL": "#fcbba1",
+    "X_EMBED": "#fdd0a2",
+    "X_EMBED_GRAD": "#fcbba1",
     "X_UPDATE": "#bcbddc",
     "X_UPDATE_LATE": "#dadaeb",
     "X_PREPULL": "#fee391",
     "X_PULL": "#fec44f",
     "X_PUSH": "#fec44f",
     "X_PUSH_LATE": "#fee391",
-    "X_GET": "#fdd0a2",
-    "X_PUT": "#fdd0a2",
+    "X_FETCH": "#fdd0a2",
+    "X_INSERT": "#fdd0a2",
     "X_EVICT": "#fcbba1",
-    "X_STORE": "#fcbba1",
+    "X_WRITEBACK": "#fcbba1",
 }
 #: The same for pipes other than the first: a set of its own, so that the directions of a bidirectional schedule differ.
 _OTHER_PIPE_FILLS: Mapping[str, str] = {"F": "#fdae6b", "B": "#bc80bd", "I": "#bc80bd", "W": "#e5c6e6"}

@@ -1,7 +1,7 @@
 """`Action`: one cell of a schedule, and its text form, which round-trips exactly.
 
     text    = part | overlap
-    part    = stage op [index] [":" peer] ["@" version] ["~" pipe]          0F1  1SEND_F0  0X_GET5  0F3@2  2B1~1
+    part    = stage op [index] [":" peer] ["@" version] ["~" pipe]          0F1  1SEND_F0  0X_FETCH5  0F3@2  2B1~1
     overlap = "(" part (";" part)+ ")OVERLAP_F_B"                           (0F7;7B3)OVERLAP_F_B
 
 For F, B, I, W, SEND_*, RECV_*, UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B without suffix this is the text of
@@ -122,7 +122,7 @@ def parse(text: str) -> Action:
 def _parse_part(text: str) -> Action:
     match = _PART.fullmatch(text)
     if match is None:
-        raise ScheduleError(f"expected an action such as 0F1, 1SEND_F0 or 0X_GET5, got {text!r}")
+        raise ScheduleError(f"expected an action such as 0F1, 1SEND_F0 or 0X_FETCH5, got {text!r}")
 
     def number(group: str) -> int | None:
         digits = match[group]

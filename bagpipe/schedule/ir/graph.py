@@ -140,7 +140,7 @@ class Graph:
         return order
 
     def _spell_cycle(self, missing: list[int]) -> str:
-        """``0X_GET1 waits for 0X_STORE1 waits for … waits for 0X_GET1``. Nodes with missing > 0 hold a cycle.
+        """``0X_FETCH1 waits for 0X_WRITEBACK1 waits for … waits for 0X_FETCH1``. Nodes with missing > 0 hold a cycle.
 
         The shortest one through some node, without what lies between two actions of a lane: the later one waits for
         the earlier one in any case.

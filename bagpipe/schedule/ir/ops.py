@@ -106,19 +106,21 @@ OPS: Mapping[str, Op] = _table(
     _rows("X_READ", "take the next batch and its cache plan from the source"),
     _rows("X_LOOK", "add a batch to the lookahead window"),
     _rows("X_PLAN", "decide fetches, evictions and slots of a batch"),
-    _rows("X_GET", "fetch rows missing from the cache: store to staging"),
+    _rows("X_FETCH", "fetch rows missing from the cache: store to staging"),
     _rows("X_EVICT", "read leaving rows out of their slots: cache to staging"),
-    _rows("X_PUT", "insert fetched rows: staging to cache slots"),
+    _rows("X_INSERT", "insert fetched rows: staging to cache slots"),
     _rows("X_PREPULL", "get rows that the batch before does not touch from their owners on other ranks"),
     _rows("X_PULL", "get the other rows of the batch from their owners on other ranks"),
-    _rows("X_POOL", "pool the batch's rows into the vectors that the dense stages take; hand out dense inputs, labels"),
-    _rows("X_UNPOOL", "gradients of those vectors, of all micro-batches, back to the rows"),
+    _rows(
+        "X_EMBED", "pool the batch's rows into the vectors that the dense stages take; hand out dense inputs, labels"
+    ),
+    _rows("X_EMBED_GRAD", "gradients of those vectors, of all micro-batches, back to the rows"),
     _rows("X_PUSH", "give gradients of rows that the next batch uses to their owners on other ranks"),
     _rows("X_PUSH_LATE", "give the other row gradients to their owners on other ranks"),
     _rows("X_UPDATE", "one row-optimizer step for every row of the batch, or for those that X_PUSH brought"),
     _rows("X_UPDATE_LATE", "one row-optimizer step for the rows that X_PUSH_LATE brought"),
-    _rows("X_STORE", "write leaving rows back and wait for the store's acknowledgement"),
-    _rows("X_ACK", "every rank's X_STORE of the batch is acknowledged"),
+    _rows("X_WRITEBACK", "write leaving rows back and wait for the store's acknowledgement"),
+    _rows("X_ACK", "every rank's X_WRITEBACK of the batch is acknowledged"),
 )
 
 #: Names PyTorch's parser knows; everything else stays out of files meant for it.

@@ -3,7 +3,7 @@
     lanes: resource -> its ordered actions          what a resource does, one action at a time
     edges: (op, stage) -> (op, stage), delay        what an action waits for; resolved per index
 
-An edge is a *template*: ``X_PUT -> F, delay 0`` says that every F of batch b waits for X_PUT of batch b. Ops count in
+An edge is a *template*: ``X_INSERT -> F, delay 0`` says that every F of batch b waits for X_INSERT of batch b. Ops count in
 different units (M micro-batches of a stage, or 1 batch); both are parts of a batch, and an action waits for exactly the
 source units whose share of the batch overlaps its own. One formula covers batch to micro-batch, micro-batch to batch,
 and stages with different numbers of micro-batches.
@@ -120,7 +120,7 @@ class Edge:
 
     @property
     def text(self) -> str:
-        """``0X_GET(b) <- 0X_PUT(b-4) capacity``."""
+        """``0X_FETCH(b) <- 0X_INSERT(b-4) capacity``."""
         when = f"b-{self.delay}" if self.delay else "b" if self.delay == 0 else self.hazard
         label = "" if self.kind == "data" else f" {self.kind} {self.hazard}".rstrip()
         return f"{self.dst_stage}{self.dst}(b) <- {self.src_stage}{self.src}({when}){label}"

@@ -1,9 +1,9 @@
 """The training loop of one process with its dense stages in it: the prefetch pipeline, its F and B opened up.
 
     prefetch:   … X_PULL ─> F ─> B ─> X_PUSH …              one stage, one lane
-    pipelined:  … X_PULL ─> X_POOL ─> F0 F1 B0 … ─> X_UNPOOL ─> X_PUSH …    the lanes of a StepProgram in its place
+    pipelined:  … X_PULL ─> X_EMBED ─> F0 F1 B0 … ─> X_EMBED_GRAD ─> X_PUSH …    the lanes of a StepProgram in its place
 
-What waited for F waits for X_POOL, what waited for B waits for X_UNPOOL.
+What waited for F waits for X_EMBED, what waited for B waits for X_EMBED_GRAD.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def _opened(frame: Loop, source: EmbeddingStage) -> list[Edge]:
     found: list[Edge] = []
     for edge in frame.edges:
         if edge.dst == "F":
-            found.append(replace(edge, dst="X_POOL", dst_stage=source.number))
+            found.append(replace(edge, dst="X_EMBED", dst_stage=source.number))
         elif edge.src == "B" and edge.dst not in _DENSE:
-            found.append(replace(edge, src="X_UNPOOL", src_stage=source.number))
+            found.append(replace(edge, src="X_EMBED_GRAD", src_stage=source.number))
         elif edge.src not in _DENSE and edge.dst not in _DENSE and not _bounds_reading(edge, frame):
             found.append(edge)
     return found

@@ -25,7 +25,7 @@ from bagpipe.schedule.ir.program import Edge, OpKey, Program, overlapping_units
 __all__ = ["add_sends", "defer_receives"]
 
 #: What a process may send: op -> F (an output) or B (a gradient).
-_DIRECTIONS: Mapping[str, str] = {"F": "F", "X_POOL": "F", "I": "B", "B": "B"}
+_DIRECTIONS: Mapping[str, str] = {"F": "F", "X_EMBED": "F", "I": "B", "B": "B"}
 #: Direction -> from a stage's number to that of its neighbour down the chain.
 _STEPS: Mapping[str, int] = {"F": 1, "B": -1}
 
@@ -62,7 +62,7 @@ def add_sends(
     """The program with a SEND and a RECV for everything that passes from one process to another.
 
     A value is sent once to each stage that takes it, in the micro-batches of the stage that sends. What leaves a batch
-    op (X_POOL) leaves in as many messages as its stage has micro-batches, all right behind it.
+    op (X_EMBED) leaves in as many messages as its stage has micro-batches, all right behind it.
 
     Args:
         program: without SEND and RECV.
@@ -207,7 +207,7 @@ def _is_before(recv: Action, due: Sequence[Action], waiting: Mapping[Action, str
 
 
 #: What a RECV's value is taken by: the direction's ops.
-_TAKERS: Mapping[str, frozenset[str]] = {"F": frozenset({"F"}), "B": frozenset({"B", "I", "X_UNPOOL"})}
+_TAKERS: Mapping[str, frozenset[str]] = {"F": frozenset({"F"}), "B": frozenset({"B", "I", "X_EMBED_GRAD"})}
 
 
 def _takes(program: Program, atom: Action, recv: Action) -> bool:

@@ -1,6 +1,6 @@
 """From a schedule to what runs: `step_program` adds to a builder's rows all that a training step is besides them.
 
-compute0: X_POOL  F0 F1 B0 …  X_UNPOOL  OPT     the source first and last on the lane where its pipe begins
+compute0: X_EMBED  F0 F1 B0 …  X_EMBED_GRAD  OPT     the source first and last on the lane where its pipe begins
 compute1:         F0 B0 …               OPT     SEND and RECV between lanes of different processes
 reduce:                       REDUCE_GRAD       sums over the ranks that hold the same stage, on a lane of its own
 """
@@ -136,13 +136,13 @@ def _with_sources(
     for source in sources:
         stages.append(Stage(number=source.number, name="source", micro_per_batch=micro))
         lane = f"compute{source.position}"
-        lanes[lane] = (Action(source.number, "X_POOL", 0), *lanes[lane], Action(source.number, "X_UNPOOL", 0))
+        lanes[lane] = (Action(source.number, "X_EMBED", 0), *lanes[lane], Action(source.number, "X_EMBED_GRAD", 0))
         for seat in seats:
             for stage, wants_grad in source_edges:
                 if seat.pipe in source.pipes and seat.stage == stage:
-                    edges.append(Edge(src="X_POOL", src_stage=source.number, dst="F", dst_stage=seat.number))
+                    edges.append(Edge(src="X_EMBED", src_stage=source.number, dst="F", dst_stage=seat.number))
                     if wants_grad:
-                        edges.append(Edge(src="I", src_stage=seat.number, dst="X_UNPOOL", dst_stage=source.number))
+                        edges.append(Edge(src="I", src_stage=seat.number, dst="X_EMBED_GRAD", dst_stage=source.number))
     return Program(
         lanes=lanes,
         edges=tuple(edges),
@@ -181,9 +181,9 @@ def _with_optimizer(program: Program, seats: tuple[StageInstance, ...], replicas
 
 
 def _pools_first(program: Program) -> Program:
-    """A lane's X_POOL before its first RECV: it tells the lane that there is such a batch."""
+    """A lane's X_EMBED before its first RECV: it tells the lane that there is such a batch."""
     lanes = {
-        lane: tuple(sorted(actions, key=lambda action: action.op != "X_POOL"))
+        lane: tuple(sorted(actions, key=lambda action: action.op != "X_EMBED"))
         for lane, actions in program.lanes.items()
     }
     return replace(program, lanes=lanes)

@@ -80,17 +80,17 @@ def test_the_middle_step_of_a_trace_is_cut_out(tmp_path: Path) -> None:
     trace, ms = Trace(), 1_000_000
     for batch in range(5):
         start = 100 * ms * batch
-        trace.note("net-in", "0X_GET", batch + 2, start - 30 * ms, start + 20 * ms)
+        trace.note("net-in", "0X_FETCH", batch + 2, start - 30 * ms, start + 20 * ms)
         trace.note("compute", "0F", batch, start, start + 60 * ms)
-        trace.note("compute", "wait 0X_PUT #", batch, start + 60 * ms, start + 70 * ms, category="wait")
+        trace.note("compute", "wait 0X_INSERT #", batch, start + 60 * ms, start + 70 * ms, category="wait")
         trace.note("compute", "0OPT", batch, start + 70 * ms, start + 100 * ms)
     trace.write(tmp_path / "trace.json", lanes=("compute", "net-in"))
     # Of the steps that follow another, 1 to 4, it is step 3: from 300 to 400 ms.
     assert spans_of_step(tmp_path / "trace.json") == (
         Span(lane="compute", name="0F3", start_s=0.0, stop_s=0.06),
         Span(lane="compute", name="0OPT3", start_s=0.07, stop_s=0.1),
-        Span(lane="net-in", name="0X_GET5", start_s=0.0, stop_s=0.02),
-        Span(lane="net-in", name="0X_GET6", start_s=0.07, stop_s=0.1),
+        Span(lane="net-in", name="0X_FETCH5", start_s=0.0, stop_s=0.02),
+        Span(lane="net-in", name="0X_FETCH6", start_s=0.07, stop_s=0.1),
     )
 
 

@@ -85,7 +85,7 @@ class Race:
 
     @property
     def actions(self) -> tuple[str, str]:
-        """Of both uses, without their indices: ``0X_PUT``."""
+        """Of both uses, without their indices: ``0X_INSERT``."""
         return _op(self.first.place.action), _op(self.second.place.action)
 
     def __str__(self) -> str:

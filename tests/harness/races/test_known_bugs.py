@@ -78,8 +78,8 @@ def pairs(found: Watch) -> set[tuple[str, str]]:
 
 def test_rows_are_evicted_while_their_batch_is_computed() -> None:
     """#1201 and the first of PR 1893: a prefetch takes the slots of rows that are in use."""
-    assert {("0X_UPDATE", "0X_EVICT"), ("0X_UPDATE", "0X_PUT")} <= pairs(trained(deaf("copy", "compute")))
-    assert ("0F", "0X_PUT") in pairs(scored(change=deaf("copy", "compute")))
+    assert {("0X_UPDATE", "0X_EVICT"), ("0X_UPDATE", "0X_INSERT")} <= pairs(trained(deaf("copy", "compute")))
+    assert ("0F", "0X_INSERT") in pairs(scored(change=deaf("copy", "compute")))
 
 
 def test_a_plan_that_evicts_them_is_noticed_without_a_device_too() -> None:
@@ -95,7 +95,9 @@ def test_a_plan_that_evicts_them_is_noticed_without_a_device_too() -> None:
 
 def test_rows_are_read_before_they_have_come() -> None:
     """The second of PR 1893: what the compute lane uses is still on its way."""
-    assert {("0X_PUT", "0F"), ("0X_PUT", "0X_UPDATE"), ("0X_READ", "0F")} <= pairs(trained(deaf("compute", "copy")))
+    assert {("0X_INSERT", "0F"), ("0X_INSERT", "0X_UPDATE"), ("0X_READ", "0F")} <= pairs(
+        trained(deaf("compute", "copy"))
+    )
 
 
 def test_a_fetch_does_not_wait_for_the_write_back() -> None:
@@ -167,7 +169,7 @@ def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkey
 
 #: (lane, the one it does not wait for) -> a race that this makes.
 FENCES: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("pull", "copy"): ("0X_PUT", "0X_PREPULL"),
+    ("pull", "copy"): ("0X_INSERT", "0X_PREPULL"),
     ("pull", "compute"): ("0X_UPDATE", "0X_PULL"),
     ("pull", "push"): ("0X_UPDATE_LATE", "0X_PREPULL"),
     ("compute", "pull"): ("0X_READ", "0F"),
@@ -206,7 +208,7 @@ def test_a_staging_area_is_filled_while_it_is_copied(
 ) -> None:
     """PR 5512: one buffer where two are needed. Rings are long enough for the schedule: their events never hold."""
     monkeypatch.setattr(StagingRing, "take", take)
-    same_lane = {("0X_READ", "0X_READ"), ("0X_PUT", "0X_PUT"), ("0X_EVICT", "0X_EVICT")}
+    same_lane = {("0X_READ", "0X_READ"), ("0X_INSERT", "0X_INSERT"), ("0X_EVICT", "0X_EVICT")}
     assert pairs(trained()) == (same_lane if is_race else set())
 
 
@@ -222,7 +224,7 @@ def test_one_buffer_for_all_that_leaves() -> None:
 
         engine.cache.streams.memory = the_same  # type: ignore[method-assign]
 
-    assert {("0X_STORE", "0X_EVICT"), ("0X_EVICT", "0X_STORE")} & pairs(trained(change))
+    assert {("0X_WRITEBACK", "0X_EVICT"), ("0X_EVICT", "0X_WRITEBACK")} & pairs(trained(change))
 
 
 def test_a_batch_is_dropped_while_the_device_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:

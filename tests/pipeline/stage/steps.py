@@ -212,7 +212,7 @@ class Worker:
 
     def handlers(self) -> dict[str, Callable[[int], None]]:
         number = self._source.number
-        found = {**self.runtime.handlers(), f"{number}X_POOL": self._pool, f"{number}X_UNPOOL": self._unpool}
+        found = {**self.runtime.handlers(), f"{number}X_EMBED": self._pool, f"{number}X_EMBED_GRAD": self._unpool}
         for template in (t for templates in self._templates().values() for t in templates):
             stage = template.stage % self._step.graph.num_stages
             if template.op == "REDUCE_GRAD":
@@ -268,7 +268,7 @@ class Worker:
         lanes, read = self._templates(), (self._source.number, "X_READ")
         ops = {(t.stage, op) for ts in lanes.values() for t in ts for op in (t.op, *OPS[t.op].provides)}
         edges = [e for e in self._step.program.edges if e.src_key in ops and e.dst_key in ops]
-        edges.append(Edge(src="X_READ", src_stage=read[0], dst="X_POOL", dst_stage=read[0]))
+        edges.append(Edge(src="X_READ", src_stage=read[0], dst="X_EMBED", dst_stage=read[0]))
         edges += [
             Edge(src=ts[-1].op, src_stage=ts[-1].stage, dst="X_READ", dst_stage=read[0], delay=2, kind="capacity")
             for ts in lanes.values()
@@ -276,7 +276,7 @@ class Worker:
         return Loop(
             lanes={"data": (Template(op="X_READ", stage=read[0]),), **lanes},
             source=read,
-            sink=(read[0], "X_UNPOOL"),
+            sink=(read[0], "X_EMBED_GRAD"),
             edges=tuple(edges),
             stages=self._step.program.stages,
             resources=tuple(Resource(name=lane) for lane in ("data", *lanes)),

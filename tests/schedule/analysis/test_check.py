@@ -21,14 +21,14 @@ def test_known_schedules_are_valid(name: str, stages: int, micro: int) -> None:
 
 
 def test_no_deadlock_is_part_of_check() -> None:
-    edges = (Edge(src="X_PUT", dst="X_GET"), Edge(src="X_GET", dst="X_PUT"))
-    with pytest.raises(ScheduleError, match="deadlock: 0X_GET0 waits for 0X_PUT0 waits for 0X_GET0"):
-        check(Program(lanes=lanes(a="0X_GET0", b="0X_PUT0"), edges=edges))
+    edges = (Edge(src="X_INSERT", dst="X_FETCH"), Edge(src="X_FETCH", dst="X_INSERT"))
+    with pytest.raises(ScheduleError, match="deadlock: 0X_FETCH0 waits for 0X_INSERT0 waits for 0X_FETCH0"):
+        check(Program(lanes=lanes(a="0X_FETCH0", b="0X_INSERT0"), edges=edges))
 
 
 def test_a_check_of_every_rule_raises_the_first_complaint() -> None:
-    with pytest.raises(ScheduleError, match=r"^complete: 0X_GET1 is missing; expected 0X_GET0 to 0X_GET2$"):
-        check(Program(lanes=lanes(a="0X_GET0 0X_GET2")))
+    with pytest.raises(ScheduleError, match=r"^complete: 0X_FETCH1 is missing; expected 0X_FETCH0 to 0X_FETCH2$"):
+        check(Program(lanes=lanes(a="0X_FETCH0 0X_FETCH2")))
 
 
 def test_memory_is_checked_where_it_is_known() -> None:
@@ -46,8 +46,8 @@ def with_edges(*edges: Edge) -> Loop:
 
 
 BROKEN_LOOPS = {
-    "live: .* without any delay": with_edges(Edge(src="OPT", dst="X_GET")),
-    "source: lane net-in: 0X_GET does not depend": dataclasses.replace(LOOP, edges=LOOP.edges[2:]),
+    "live: .* without any delay": with_edges(Edge(src="OPT", dst="X_FETCH")),
+    "source: lane net-in: 0X_FETCH does not depend": dataclasses.replace(LOOP, edges=LOOP.edges[2:]),
     "source: source 0X_LOOK must be performed once": dataclasses.replace(LOOP, source=(0, "X_LOOK")),
     "sink: sink 0X_PUSH_LATE": dataclasses.replace(LOOP, sink=(0, "X_PUSH_LATE")),
     "offsets: 0F has different offsets": Loop(
@@ -77,12 +77,12 @@ def test_a_share_of_a_pipeline_sends_to_others() -> None:
 
 
 def test_a_lane_that_runs_ahead_of_its_source_is_refused() -> None:
-    """X_GET of batch b only after X_READ of batch b - 1: at the end of the data it would fetch a batch that is not."""
+    """X_FETCH of batch b only after X_READ of batch b - 1: at the end of the data it would fetch a batch that is not."""
     edges = tuple(
-        dataclasses.replace(edge, delay=1) if (edge.src, edge.dst) == ("X_READ", "X_GET") else edge
+        dataclasses.replace(edge, delay=1) if (edge.src, edge.dst) == ("X_READ", "X_FETCH") else edge
         for edge in LOOP.edges
     )
-    with pytest.raises(ScheduleError, match="0X_GET does not depend on source"):
+    with pytest.raises(ScheduleError, match="0X_FETCH does not depend on source"):
         check_loop(dataclasses.replace(LOOP, edges=edges))
 
 

@@ -50,12 +50,12 @@ def test_a_link_takes_latency_and_the_time_of_a_message() -> None:
 
 def test_a_source_sends_in_micro_batches_too() -> None:
     program = Program(
-        lanes=lanes(a="2X_POOL0 2X_UNPOOL0", b="1F0 1F1 1B0 1B1"),
-        edges=(Edge(src="X_POOL", src_stage=2, dst="F", dst_stage=1),),
+        lanes=lanes(a="2X_EMBED0 2X_EMBED_GRAD0", b="1F0 1F1 1B0 1B1"),
+        edges=(Edge(src="X_EMBED", src_stage=2, dst="F", dst_stage=1),),
         stages=(Stage(number=1, micro_per_batch=2), Stage(number=2, micro_per_batch=2)),
     )
     time = link_time(program, {(2, 1): 40}, bytes_per_time=10)
-    assert time(parse("2X_POOL0"), parse("1F1")) == time(parse("1B0"), parse("2X_UNPOOL0")) == 2
+    assert time(parse("2X_EMBED0"), parse("1F1")) == time(parse("1B0"), parse("2X_EMBED_GRAD0")) == 2
 
 
 def test_bandwidth_in_a_simulation() -> None:

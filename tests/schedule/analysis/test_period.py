@@ -9,7 +9,7 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge
 from bagpipe.schedule.prefetch import prefetch
 
-OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
+OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 
 costs = st.fixed_dictionaries({op: st.integers(0, 9) for op in OPS})
 
@@ -27,7 +27,7 @@ def test_deep_enough_prefetch_runs_at_the_pace_of_the_busiest_lane(cost: dict[st
 def test_depth_one_serialises_fetch_and_insert(cost: dict[str, int]) -> None:
     loop = prefetch(prefetch_depth=1, read_ahead=80, write_depth=40)
     loads = [sum(cost[t.op] for t in templates) for templates in loop.lanes.values()]
-    pace = cost["X_PUT"] + max(cost["X_GET"], cost["X_EVICT"])
+    pace = cost["X_INSERT"] + max(cost["X_FETCH"], cost["X_EVICT"])
     assert period(loop, lambda t: cost[t.op]).value == max(*loads, pace)
 
 
@@ -36,7 +36,7 @@ def test_depth_one_serialises_fetch_and_insert(cost: dict[str, int]) -> None:
 def test_direct_mode_adds_everything_up(cost: dict[str, int]) -> None:
     """Only reading ahead overlaps, and the dense optimizer step, which touches no row."""
     loop = prefetch(prefetch_depth=4, read_ahead=80, write_depth=4, direct=True)
-    serial = sum(cost[op] for op in ("X_EVICT", "X_STORE", "X_GET", "X_PUT", "F", "B", "X_UPDATE"))
+    serial = sum(cost[op] for op in ("X_EVICT", "X_WRITEBACK", "X_FETCH", "X_INSERT", "F", "B", "X_UPDATE"))
     loads = [sum(cost[t.op] for t in templates) for templates in loop.lanes.values()]
     assert period(loop, lambda t: cost[t.op]).value == max(*loads, serial)
 

@@ -8,10 +8,10 @@ from bagpipe.schedule.ir.program import Edge, Program, Stage
 from tests.schedule.tables import lanes
 
 BROKEN = {
-    "edges: ": Program(lanes=lanes(a="0F0"), edges=(Edge(src="X_PUT", dst="F"),)),
-    "complete: 0X_GET1 appears 2 times": Program(lanes=lanes(a="0X_GET0 0X_GET1 0X_GET1")),
-    "complete: 0X_GET1 is missing": Program(lanes=lanes(a="0X_GET0 0X_GET2")),
-    "complete: 0X_PUT1 is missing": Program(lanes=lanes(a="0X_GET0 0X_GET1", b="0X_PUT0")),
+    "edges: ": Program(lanes=lanes(a="0F0"), edges=(Edge(src="X_INSERT", dst="F"),)),
+    "complete: 0X_FETCH1 appears 2 times": Program(lanes=lanes(a="0X_FETCH0 0X_FETCH1 0X_FETCH1")),
+    "complete: 0X_FETCH1 is missing": Program(lanes=lanes(a="0X_FETCH0 0X_FETCH2")),
+    "complete: 0X_INSERT1 is missing": Program(lanes=lanes(a="0X_FETCH0 0X_FETCH1", b="0X_INSERT0")),
     "complete: stage 0: micro-batch 1 must have": Program(lanes=lanes(a="0F0 0F1 0B0")),
     "complete: stage 0: micro-batch 0 has both B and I": Program(lanes=lanes(a="0F0 0B0 0I0 0W0")),
     "order: lane a: 0B0 comes before 0F0": Program(lanes=lanes(a="0B0 0F0")),
@@ -28,8 +28,8 @@ BROKEN = {
     ),
     "messages: lane a: 0SEND_F0 comes before 0F0": Program(lanes=lanes(a="0SEND_F0 0F0", b="1RECV_F0 1F0")),
     "messages: lane b: 1RECV_F0 comes after 1F0": Program(lanes=lanes(a="0F0 0SEND_F0", b="1F0 1RECV_F0")),
-    "messages: lane b: 2RECVX_B1:1 comes after 2X_UNPOOL0": Program(
-        lanes=lanes(a="1F0 1F1 1B0 1SENDX_B0:2 1B1 1SENDX_B1:2", b="2RECVX_B0:1 2X_UNPOOL0 2RECVX_B1:1"),
+    "messages: lane b: 2RECVX_B1:1 comes after 2X_EMBED_GRAD0": Program(
+        lanes=lanes(a="1F0 1F1 1B0 1SENDX_B0:2 1B1 1SENDX_B1:2", b="2RECVX_B0:1 2X_EMBED_GRAD0 2RECVX_B1:1"),
         stages=(Stage(number=1, micro_per_batch=2),),
     ),
     "messages: lane c: 0SEND_F0 is apart from what makes it: 0F0 is on a": Program(
@@ -41,7 +41,7 @@ BROKEN = {
     "messages: 0SEND_F0 has nothing that makes its value": Program(lanes=lanes(a="0SEND_F0", b="1RECV_F0 1F0")),
     "messages: 1RECV_F0 has nothing that takes its value": Program(lanes=lanes(a="0F0 0SEND_F0", b="1RECV_F0")),
     "versions: 0F1@0 uses version 0; in a sync program batch 1": Program(lanes=lanes(a="0F0@0 0F1@0")),
-    "row-hazards: X_GET must wait for X_STORE": Program(lanes=lanes(a="0X_GET0", b="0X_STORE0")),
+    "row-hazards: X_FETCH must wait for X_WRITEBACK": Program(lanes=lanes(a="0X_FETCH0", b="0X_WRITEBACK0")),
     "row-hazards: X_EVICT must wait for X_UPDATE": Program(lanes=lanes(a="0X_EVICT0", b="0X_UPDATE0")),
     "gradients: 0OPT0 comes before 0B1 of the same batch": Program(
         lanes=lanes(a="0F0 0B0 0F1 0OPT0 0B1"), stages=(Stage(number=0, micro_per_batch=2),)
@@ -77,9 +77,9 @@ def test_an_optimizer_may_wait_through_a_reduction_elsewhere() -> None:
 
 def test_rows_are_updated_after_the_gradients_of_all_stages_are_put_together() -> None:
     """The number of their stage is nobody else's business: stage 0 on another lane is a part of the model."""
-    row = lanes(a="3X_POOL0 3X_UNPOOL0", b="0F0 0B0", c="0X_PUSH0 0X_UPDATE0")
-    push = Edge(src="X_UNPOOL", src_stage=3, dst="X_PUSH")
+    row = lanes(a="3X_EMBED0 3X_EMBED_GRAD0", b="0F0 0B0", c="0X_PUSH0 0X_UPDATE0")
+    push = Edge(src="X_EMBED_GRAD", src_stage=3, dst="X_PUSH")
     check(Program(lanes=row, edges=(push, Edge(src="X_PUSH", dst="X_UPDATE"))))
     assert problems(Program(lanes=row, edges=(Edge(src="X_PUSH", dst="X_UPDATE"),))) == [
-        "gradients: 0X_UPDATE0 does not wait for 3X_UNPOOL0 of the same batch"
+        "gradients: 0X_UPDATE0 does not wait for 3X_EMBED_GRAD0 of the same batch"
     ]

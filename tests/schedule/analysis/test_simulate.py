@@ -17,7 +17,7 @@ from bagpipe.schedule.lowering.passes import add_sends
 from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
 
-OPS = ("X_READ", "X_GET", "X_EVICT", "X_PUT", "F", "B", "X_UPDATE", "OPT", "X_STORE")
+OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 
 
 def test_latency_counts_between_lanes_only() -> None:
@@ -49,9 +49,9 @@ def test_peaks_per_lane() -> None:
 
 
 def test_a_deadlock_names_its_cycle() -> None:
-    edges = (Edge(src="X_PUT", dst="X_GET"), Edge(src="X_GET", dst="X_PUT"))
-    program = Program(lanes={"a": (parse("0X_GET0"),), "b": (parse("0X_PUT0"),)}, edges=edges)
-    with pytest.raises(ScheduleError, match="0X_GET0 waits for 0X_PUT0 waits for 0X_GET0"):
+    edges = (Edge(src="X_INSERT", dst="X_FETCH"), Edge(src="X_FETCH", dst="X_INSERT"))
+    program = Program(lanes={"a": (parse("0X_FETCH0"),), "b": (parse("0X_INSERT0"),)}, edges=edges)
+    with pytest.raises(ScheduleError, match="0X_FETCH0 waits for 0X_INSERT0 waits for 0X_FETCH0"):
         simulate(program)
 
 

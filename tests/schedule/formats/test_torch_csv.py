@@ -78,7 +78,7 @@ def test_idle_steps_are_kept_in_cells_and_dropped_in_programs() -> None:
     ("text", "complaint"),
     [
         ("0F0,0FETCH1\n", "rank 0: expected an action such as 0F1, .*, got '0FETCH1'"),
-        ("0F0,0B0\n1F0,1X_GET0\n", "rank 1: 1X_GET0 is not an action of PyTorch's tables"),
+        ("0F0,0B0\n1F0,1X_FETCH0\n", "rank 1: 1X_FETCH0 is not an action of PyTorch's tables"),
         ("0F0@0,0B0\n", "rank 0: 0F0@0 is not an action of PyTorch's tables"),
         ("0F0,0B0~1\n", "rank 0: 0B0~1 is not an action of PyTorch's tables"),
         ("0F0,0BW0\n", "rank 0: .* got '0BW0'; tables that call the input half B, and the whole BW, must be renamed"),

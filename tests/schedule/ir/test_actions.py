@@ -20,7 +20,7 @@ GOLDEN = [
     ("2REDUCE_GRAD", Action(2, "REDUCE_GRAD")),
     ("2REDUCE_GRAD4", Action(2, "REDUCE_GRAD", 4)),
     ("(0F7;7B3)OVERLAP_F_B", Action(-1, "OVERLAP_F_B", parts=(Action(0, "F", 7), Action(7, "B", 3)))),
-    ("0X_GET5", Action(0, "X_GET", 5)),
+    ("0X_FETCH5", Action(0, "X_FETCH", 5)),
     ("2OPT5", Action(2, "OPT", 5)),
     ("0F1@3", Action(0, "F", 1, version=3)),
     ("1B0~1", Action(1, "B", 0, pipe=1)),
@@ -52,7 +52,7 @@ def test_a_version_is_read_not_dropped() -> None:
     "text",
     [
         "", " ", "F1", "0", "0F", "0Z1", "0F1 ", " 0F1", "0F1\n", "00F1", "0F01", "-1F0", "0F-1", "0F1~0", "0f1",
-        "0F1~1@2", "0F1@", "0F1:2", "0SENDX_F1", "0X_GET", "٠F1", "0F١", "0F1,0F2", "0F" + "9" * 5000,
+        "0F1~1@2", "0F1@", "0F1:2", "0SENDX_F1", "0X_FETCH", "٠F1", "0F١", "0F1,0F2", "0F" + "9" * 5000,
         "()OVERLAP_F_B", "(0F7)OVERLAP_F_B", "(0F7;7B3)", "(0F7;7B3)OVERLAP_F_B1", "(0F7; 7B3)OVERLAP_F_B",
         "((0F1;1B0)OVERLAP_F_B;2B0)OVERLAP_F_B", "0OVERLAP_F_B1", "(0F7;7B3)OVERLAP_F_B\n",
     ],

@@ -60,30 +60,30 @@ def test_pipes_are_kept_apart_between_micro_batches_and_joined_for_the_optimizer
 
 def test_hazards_come_from_the_plan_and_else_from_the_constant() -> None:
     program = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, direct=True).unroll(3)
-    assert "0X_STORE2" in waits_for(Graph(program), "0X_GET2")
+    assert "0X_WRITEBACK2" in waits_for(Graph(program), "0X_FETCH2")
     planned = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 2}
     graph = Graph(program, planned)
-    assert "0X_STORE2" not in waits_for(graph, "0X_GET2")
+    assert "0X_WRITEBACK2" not in waits_for(graph, "0X_FETCH2")
     assert "0X_UPDATE0" in waits_for(graph, "0X_EVICT2")
     with pytest.raises(ScheduleError, match="makes batch 0 wait for the later batch 1"):
         Graph(program, {**planned, "evict_after": lambda b: b + 1})
 
 
 def test_a_cycle_is_spelled() -> None:
-    edges = (Edge(src="X_PUT", dst="X_GET"), Edge(src="X_GET", dst="X_PUT"))
-    graph = Graph(Program(lanes=lanes(a="0X_READ0 0X_GET0", b="0X_PUT0"), edges=edges))
-    with pytest.raises(ScheduleError, match="deadlock: 0X_GET0 waits for 0X_PUT0 waits for 0X_GET0"):
+    edges = (Edge(src="X_INSERT", dst="X_FETCH"), Edge(src="X_FETCH", dst="X_INSERT"))
+    graph = Graph(Program(lanes=lanes(a="0X_READ0 0X_FETCH0", b="0X_INSERT0"), edges=edges))
+    with pytest.raises(ScheduleError, match="deadlock: 0X_FETCH0 waits for 0X_INSERT0 waits for 0X_FETCH0"):
         graph.order()
 
 
 def test_a_spelt_cycle_is_short() -> None:
     """Of what lies between two actions of a lane nothing is told: the later one waits for the earlier in any case."""
-    edges = (Edge(src="X_PUT", dst="X_READ"), Edge(src="X_EVICT", dst="X_GET"))
-    program = Program(lanes=lanes(a="0X_READ0 0F0 0F1 0F2 0X_EVICT0", b="0X_GET0 0F3 0F4 0X_PUT0"), edges=edges)
+    edges = (Edge(src="X_INSERT", dst="X_READ"), Edge(src="X_EVICT", dst="X_FETCH"))
+    program = Program(lanes=lanes(a="0X_READ0 0F0 0F1 0F2 0X_EVICT0", b="0X_FETCH0 0F3 0F4 0X_INSERT0"), edges=edges)
     with pytest.raises(ScheduleError) as error:
         Graph(program).order()
     assert str(error.value) == (
-        "deadlock: 0X_READ0 waits for 0X_PUT0 waits for 0X_GET0 waits for 0X_EVICT0 waits for 0X_READ0"
+        "deadlock: 0X_READ0 waits for 0X_INSERT0 waits for 0X_FETCH0 waits for 0X_EVICT0 waits for 0X_READ0"
     )
 
 
@@ -100,8 +100,8 @@ def test_crossed_sends_and_receives_deadlock() -> None:
 
 
 def test_waiting_for_what_nobody_does_is_refused() -> None:
-    program = Program(lanes=lanes(a="0X_PUT0"), edges=(Edge(src="X_GET", dst="X_PUT"),))
-    with pytest.raises(ScheduleError, match="0X_PUT0 waits for 0X_GET0, which no lane performs"):
+    program = Program(lanes=lanes(a="0X_INSERT0"), edges=(Edge(src="X_FETCH", dst="X_INSERT"),))
+    with pytest.raises(ScheduleError, match="0X_INSERT0 waits for 0X_FETCH0, which no lane performs"):
         Graph(program)
 
 

@@ -7,12 +7,12 @@ from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Stage
 
-EDGES = (Edge(src="X_READ", dst="X_GET"), Edge(src="X_GET", dst="F"))
+EDGES = (Edge(src="X_READ", dst="X_FETCH"), Edge(src="X_FETCH", dst="F"))
 
 
 def one_thread(read: int, get: int) -> Loop:
     """A software pipeline on one lane: reads `read` batches ahead, fetches `get` ahead."""
-    templates = (Template(op="X_READ", offset=read), Template(op="X_GET", offset=get), Template(op="F"))
+    templates = (Template(op="X_READ", offset=read), Template(op="X_FETCH", offset=get), Template(op="F"))
     return Loop(lanes={"all": templates}, edges=EDGES, source=(0, "X_READ"), sink=(0, "F"))
 
 
@@ -23,7 +23,7 @@ def text(loop: Loop, num_batches: int) -> dict[str, str]:
 
 def test_offsets_make_a_ramp_up_and_a_ramp_down() -> None:
     loop = one_thread(read=2, get=1)
-    assert text(loop, 3) == {"all": "0X_READ0 0X_READ1 0X_GET0 0X_READ2 0X_GET1 0F0 0X_GET2 0F1 0F2"}
+    assert text(loop, 3) == {"all": "0X_READ0 0X_READ1 0X_FETCH0 0X_READ2 0X_FETCH1 0F0 0X_FETCH2 0F1 0F2"}
     check_loop(loop)
     check(loop.unroll(3))
 
@@ -51,5 +51,5 @@ def test_micro_batches_are_counted_over_all_batches() -> None:
 
 def test_an_edge_to_nowhere_is_refused() -> None:
     loop = Loop(lanes={"all": (Template(op="X_READ"),)}, edges=EDGES[:1], source=(0, "X_READ"), sink=(0, "X_READ"))
-    with pytest.raises(ScheduleError, match="no lane performs 0X_GET, unit 0"):
+    with pytest.raises(ScheduleError, match="no lane performs 0X_FETCH, unit 0"):
         loop.dependencies()

@@ -44,13 +44,15 @@ def test_overlap_is_symmetric_and_covers(units: int, src_units: int) -> None:
 )
 def test_an_edge_must_make_sense(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        Edge(src="X_GET", dst="X_PUT", **fields)  # type: ignore[arg-type]
+        Edge(src="X_FETCH", dst="X_INSERT", **fields)  # type: ignore[arg-type]
 
 
 def test_edge_text() -> None:
-    assert Edge(src="X_PUT", dst="X_GET", delay=4, kind="capacity").text == "0X_GET(b) <- 0X_PUT(b-4) capacity"
-    hazard = Edge(src="X_STORE", dst="X_GET", delay=None, kind="hazard", hazard="fetch_after")
-    assert hazard.text == "0X_GET(b) <- 0X_STORE(fetch_after) hazard fetch_after"
+    assert (
+        Edge(src="X_INSERT", dst="X_FETCH", delay=4, kind="capacity").text == "0X_FETCH(b) <- 0X_INSERT(b-4) capacity"
+    )
+    hazard = Edge(src="X_WRITEBACK", dst="X_FETCH", delay=None, kind="hazard", hazard="fetch_after")
+    assert hazard.text == "0X_FETCH(b) <- 0X_WRITEBACK(fetch_after) hazard fetch_after"
 
 
 def test_num_batches_counts_in_the_units_of_each_op() -> None:

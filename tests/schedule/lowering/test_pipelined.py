@@ -40,15 +40,15 @@ def test_every_process_has_a_valid_loop(name: str, replicas: int) -> None:
 
 def test_rows_enter_and_leave_through_the_source() -> None:
     loop = loop_of("1f1b", ranks=1)
-    assert edges_of(loop, "X_POOL") == {"4X_POOL(b) <- 0X_PUT(b)", "0F(b) <- 4X_POOL(b)", "3F(b) <- 4X_POOL(b)"}
-    assert edges_of(loop, "X_UNPOOL") == {"4X_UNPOOL(b) <- 0I(b)", "0X_UPDATE(b) <- 4X_UNPOOL(b)"}
+    assert edges_of(loop, "X_EMBED") == {"4X_EMBED(b) <- 0X_INSERT(b)", "0F(b) <- 4X_EMBED(b)", "3F(b) <- 4X_EMBED(b)"}
+    assert edges_of(loop, "X_EMBED_GRAD") == {"4X_EMBED_GRAD(b) <- 0I(b)", "0X_UPDATE(b) <- 4X_EMBED_GRAD(b)"}
 
 
 def test_a_process_without_examples_exchanges_rows_all_the_same() -> None:
     loop = loop_of("1f1b", ranks=4, process=2)
-    assert loop.lanes["compute2"][0].text == "6X_POOL"
-    assert "6X_POOL(b) <- 0X_PULL(b)" in edges_of(loop, "X_POOL")
-    assert "0X_PUSH(b) <- 6X_UNPOOL(b)" in edges_of(loop, "X_UNPOOL")
+    assert loop.lanes["compute2"][0].text == "6X_EMBED"
+    assert "6X_EMBED(b) <- 0X_PULL(b)" in edges_of(loop, "X_EMBED")
+    assert "0X_PUSH(b) <- 6X_EMBED_GRAD(b)" in edges_of(loop, "X_EMBED_GRAD")
     assert list(loop.lanes) == ["data", "net-in", "copy", "pull", "compute2", "push", "net-out", "ack"]
 
 

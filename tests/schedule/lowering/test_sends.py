@@ -54,10 +54,10 @@ def test_micro_batches_of_different_sizes() -> None:
 
 
 SOURCE = Program(
-    lanes=lanes(a="2X_POOL0 0F0 0F1 0B0 0B1 2X_UNPOOL0", b="1F0 1F1 1B0 1B1"),
+    lanes=lanes(a="2X_EMBED0 0F0 0F1 0B0 0B1 2X_EMBED_GRAD0", b="1F0 1F1 1B0 1B1"),
     edges=(
-        *(Edge(src="X_POOL", src_stage=2, dst="F", dst_stage=s) for s in (0, 1)),
-        *(Edge(src="I", src_stage=s, dst="X_UNPOOL", dst_stage=2) for s in (0, 1)),
+        *(Edge(src="X_EMBED", src_stage=2, dst="F", dst_stage=s) for s in (0, 1)),
+        *(Edge(src="I", src_stage=s, dst="X_EMBED_GRAD", dst_stage=2) for s in (0, 1)),
     ),
     stages=tuple(Stage(number=n, micro_per_batch=2) for n in range(3)),
 )
@@ -67,7 +67,7 @@ def test_a_source_sends_its_batch_in_micro_batches_and_takes_their_gradients() -
     lowered = add_sends(SOURCE, {"a": 0, "b": 1})
     check(lowered)
     assert spelt(lowered) == {
-        "a": "2X_POOL0 2SENDX_F0:1 2SENDX_F1:1 0F0 0F1 2RECVX_B0:1 0B0 2RECVX_B1:1 0B1 2X_UNPOOL0",
+        "a": "2X_EMBED0 2SENDX_F0:1 2SENDX_F1:1 0F0 0F1 2RECVX_B0:1 0B0 2RECVX_B1:1 0B1 2X_EMBED_GRAD0",
         "b": "1RECVX_F0:2 1RECVX_F1:2 1F0 1F1 1B0 1SENDX_B0:2 1B1 1SENDX_B1:2",
     }
 

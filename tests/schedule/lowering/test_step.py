@@ -45,8 +45,8 @@ def test_a_lane_pools_first_and_optimizes_last(name: str) -> None:
     step = program_of(name, processes=True)
     for lane in (f"compute{process}" for process in range(step.num_processes)):
         ops = [action.op for action in step.program.lanes[lane]]
-        assert ops[0] == "X_POOL"
-        last = ops.index("X_UNPOOL")
+        assert ops[0] == "X_EMBED"
+        last = ops.index("X_EMBED_GRAD")
         assert set(ops[last + 1 :]) == {"OPT"}
         held = {seat.stage for seat in step.seats if f"compute{seat.position}" == lane}
         assert ops.count("OPT") == len(held)
