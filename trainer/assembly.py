@@ -14,7 +14,7 @@ import torch
 
 from bagpipe.cache.rows import RowCache
 from bagpipe.config.sections import Config
-from bagpipe.dense.executor import DenseWork, EagerWork
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.embedding.collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
@@ -26,7 +26,7 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.training.engine import Engine, EngineSettings
 from bagpipe.types.schema import DataSchema, RowSchema
-from trainer.dense import dense_work, precision_of
+from trainer.dense import dense_executor, precision_of
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 from trainer.stages import StagedJob, stage_model
@@ -53,7 +53,7 @@ class Trainee:
     converted: Converted
     rows: RowSchema
     spec: OracleSpec
-    dense: DenseWork
+    dense: DenseExecutor
     stages: StagedJob | None = None
 
     @property
@@ -80,9 +80,9 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
     )
     stages = stage_model(converted.model, data, config, world_size)
     dense = (
-        dense_work(converted.model, data, config, world_size)
+        dense_executor(converted.model, data, config, world_size)
         if stages is None
-        else EagerWork(converted.model, precision_of(config.run))
+        else EagerExecutor(converted.model, precision_of(config.run))
     )
     spec = OracleSpec(
         table_rows=tuple(table.rows for table in converted.row_tables),

@@ -1,6 +1,6 @@
 """A job's way to compute its dense part, from its configuration.
 
-run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> lookups and one dense stage ─> DenseWork
+run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> lookups and one dense stage ─> DenseExecutor
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from torch import nn
 
 from bagpipe.config.sections import Config, RunConfig
 from bagpipe.dense.compiler import check_compiler
-from bagpipe.dense.cuda_graph import RecordedWork
-from bagpipe.dense.executor import DenseWork, EagerWork, SplitWork
+from bagpipe.dense.cuda_graph import CudaGraphExecutor
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.graphs import open_graphs
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
@@ -23,7 +23,7 @@ from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["dense_work", "precision_of"]
+__all__ = ["dense_executor", "precision_of"]
 
 
 def precision_of(run: RunConfig) -> Precision:
@@ -37,7 +37,7 @@ def precision_of(run: RunConfig) -> Precision:
     )
 
 
-def dense_work(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> DenseWork:
+def dense_executor(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> DenseExecutor:
     """How a model without stages is trained.
 
     Args:
@@ -53,14 +53,14 @@ def dense_work(model: nn.Module, data: DataSchema, config: Config, world_size: i
     run = config.run
     precision = precision_of(run)
     if not (run.compile or run.cuda_graph):
-        return EagerWork(model, precision)
+        return EagerExecutor(model, precision)
     if run.compile:
         check_compiler(torch.device(run.device))
     staged = prepared(_in_one_stage(model, data, run, precision), precision, compiles=run.compile)
     if not run.cuda_graph:
-        return SplitWork(staged, precision)
+        return SplitExecutor(staged, precision)
     graphs = open_graphs(torch.device(run.device))
-    return RecordedWork(staged, precision, graphs, full_batch=config.data.batch_size, copies=world_size > 1)
+    return CudaGraphExecutor(staged, precision, graphs, full_batch=config.data.batch_size, copies=world_size > 1)
 
 
 def _in_one_stage(model: nn.Module, data: DataSchema, run: RunConfig, precision: Precision) -> StagedModel:

@@ -1,4 +1,4 @@
-"""`RecordedWork`: forward, loss and backward of the dense stage as one recording that is replayed batch after batch.
+"""`CudaGraphExecutor`: forward, loss and backward of the dense stage as one recording that is replayed batch after batch.
 
     source(inputs) ──values──copy──> leaves ──┐                        ┌─> loss, loss sum
                      labels ──copy──> labels ─┼─ replay: stage, loss, ─┼─> gradients of parameters ──> `grad`
@@ -34,7 +34,7 @@ from bagpipe.split.staged_model import StagedModel
 if TYPE_CHECKING:
     from bagpipe.training.engine import ModelInputs
 
-__all__ = ["RecordedWork"]
+__all__ = ["CudaGraphExecutor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +92,7 @@ class _RecordedPass:
             torch.autograd.backward([self.values[place] for place in recorded.graded], given)
 
 
-class RecordedWork:
+class CudaGraphExecutor:
     """See above.
 
     Args:

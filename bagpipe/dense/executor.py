@@ -1,4 +1,4 @@
-"""`DenseWork`: forward and loss of a batch, then its backward, by one of several ways with one result.
+"""`DenseExecutor`: forward and loss of a batch, then its backward, by one of several ways with one result.
 
     forward(inputs) ──> DensePass: loss, loss_sum ──backward()──> gradients: parameters' in `grad`, rows' in their runs
 
@@ -22,7 +22,16 @@ from bagpipe.split.staged_model import StagedModel
 if TYPE_CHECKING:
     from bagpipe.training.engine import ModelInputs
 
-__all__ = ["DensePass", "DenseWork", "EagerPass", "EagerWork", "SplitWork", "heads_of", "split_pass", "values_of"]
+__all__ = [
+    "DenseExecutor",
+    "DensePass",
+    "EagerExecutor",
+    "EagerPass",
+    "SplitExecutor",
+    "heads_of",
+    "split_pass",
+    "values_of",
+]
 
 
 class DensePass(Protocol):
@@ -44,7 +53,7 @@ class DensePass(Protocol):
         ...
 
 
-class DenseWork(Protocol):
+class DenseExecutor(Protocol):
     """Trains the dense part of one model. All calls come from one thread at a time.
 
     Attributes:
@@ -83,7 +92,7 @@ def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: i
     return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
 
 
-class EagerWork:
+class EagerExecutor:
     """The model as it is, operator by operator.
 
     Args:
@@ -101,7 +110,7 @@ class EagerWork:
         return eager_pass(as_heads(logits), inputs.labels, num_global_examples, loss_scale)
 
 
-class SplitWork:
+class SplitExecutor:
     """The lookups apart from a dense stage that takes and gives tensors only, and so may be a compiled one.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bagpipe.cache.layout import LookupLayout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
-from bagpipe.dense.executor import DenseWork, EagerWork
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import Peers
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.runner import Runner
@@ -130,7 +130,7 @@ class Engine:
         known: KnownRows | None = None,
         settle: Callable[[bool], bool] | None = None,
         wake: Callable[[], object] | None = None,
-        dense: DenseWork | None = None,
+        dense: DenseExecutor | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -150,7 +150,7 @@ class Engine:
         self.known = known
         self.settle = settle
         self.wake = wake
-        self.dense: DenseWork = dense if dense is not None else EagerWork(model)
+        self.dense: DenseExecutor = dense if dense is not None else EagerExecutor(model)
         #: Of the phase under way.
         self.runner: Runner | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.executor import DenseWork
+from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.precision import Precision
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
@@ -41,7 +41,7 @@ def whole(model: nn.Module, precision: Precision | None = None) -> StagedModel:
 
 
 def train(
-    model: nn.Module, work: DenseWork, sizes: Sequence[int] = SIZES, *, first_seed: int = 0
+    model: nn.Module, work: DenseExecutor, sizes: Sequence[int] = SIZES, *, first_seed: int = 0
 ) -> tuple[list[float], Mapping[str, Tensor]]:
     """Plain gradient steps; the losses, and the state the model ends with."""
     losses, loss_scale = [], work.precision.loss_scale

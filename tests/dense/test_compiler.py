@@ -10,7 +10,7 @@ import torch
 
 from bagpipe.dense import compiler as compiled
 from bagpipe.dense.compiler import check_compiler
-from bagpipe.dense.executor import EagerWork, SplitWork
+from bagpipe.dense.executor import EagerExecutor, SplitExecutor
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
@@ -29,10 +29,10 @@ def test_one_code_for_each_number_of_examples(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(compiled, "BACKEND", backend)
     model = model_of("dlrm")
-    expected = train(model, EagerWork(model), (*SIZES, *SIZES))
+    expected = train(model, EagerExecutor(model), (*SIZES, *SIZES))
     model = model_of("dlrm")
     losses, state = train(
-        model, SplitWork(prepared(whole(model), Precision(), compiles=True), Precision()), (*SIZES, *SIZES)
+        model, SplitExecutor(prepared(whole(model), Precision(), compiles=True), Precision()), (*SIZES, *SIZES)
     )
     assert len(shapes) == len(set(SIZES))
     assert losses == expected[0]

@@ -1,4 +1,4 @@
-"""`RecordedWork` over recordings that a CPU can replay: the bits of the eager way, and no traces of recording."""
+"""`CudaGraphExecutor` over recordings that a CPU can replay: the bits of the eager way, and no traces of recording."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.cuda_graph import RecordedWork
-from bagpipe.dense.executor import EagerWork
+from bagpipe.dense.cuda_graph import CudaGraphExecutor
+from bagpipe.dense.executor import EagerExecutor
 from bagpipe.dense.graphs import Recording, RepeatedCalls, Work
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
@@ -53,10 +53,10 @@ class Extended(nn.Module):
 
 def recorded(
     model: nn.Module, precision: Precision | None = None, *, copies: bool = False, graphs: Any = None
-) -> RecordedWork:
+) -> CudaGraphExecutor:
     used = precision or Precision()
     staged = prepared(whole(model, used), used)
-    return RecordedWork(staged, used, graphs or RepeatedCalls(), full_batch=SIZES[0], copies=copies)
+    return CudaGraphExecutor(staged, used, graphs or RepeatedCalls(), full_batch=SIZES[0], copies=copies)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def recorded(
 )
 def test_replays_give_the_bits_of_the_eager_way(name: str, precision: Precision) -> None:
     model = model_of(name)
-    expected = train(model, EagerWork(model, precision))
+    expected = train(model, EagerExecutor(model, precision))
     model = model_of(name)
     losses, state = train(model, recorded(model, precision, copies=name == "towers"))
     assert losses == expected[0]
@@ -86,7 +86,7 @@ def test_a_full_batch_is_recorded_once_for_each_share_and_the_last_never() -> No
 def test_recording_leaves_no_trace() -> None:
     """Running means move once for each batch, and what nothing uses has no gradient."""
     model = Extended(model_of("dlrm"), nn.BatchNorm1d(3))
-    expected = train(model, EagerWork(model))[1]
+    expected = train(model, EagerExecutor(model))[1]
     model = Extended(model_of("dlrm"), nn.BatchNorm1d(3))
     work = recorded(model)
     state = train(model, work)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.dense.executor import EagerWork, SplitWork
+from bagpipe.dense.executor import EagerExecutor, SplitExecutor
 from bagpipe.dense.loss import as_heads, summed_loss, total_loss
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
@@ -17,18 +17,18 @@ from tests.dense.small import BFLOAT16, model_of, train, whole
 )
 def test_a_model_apart_from_its_lookups_computes_the_same_bits(name: str, precision: Precision) -> None:
     model = model_of(name)
-    expected = train(model, EagerWork(model, precision))
+    expected = train(model, EagerExecutor(model, precision))
     model = model_of(name)
-    losses, state = train(model, SplitWork(prepared(whole(model, precision), precision), precision))
+    losses, state = train(model, SplitExecutor(prepared(whole(model, precision), precision), precision))
     assert losses == expected[0]
     assert all(torch.equal(state[key], value) for key, value in expected[1].items())
 
 
 def test_autocast_changes_the_numbers_but_not_by_much() -> None:
     model = model_of("dlrm")
-    plain, _ = train(model, EagerWork(model))
+    plain, _ = train(model, EagerExecutor(model))
     model = model_of("dlrm")
-    half, _ = train(model, EagerWork(model, BFLOAT16))
+    half, _ = train(model, EagerExecutor(model, BFLOAT16))
     assert plain != half
     assert half == pytest.approx(plain, rel=1e-2)
 

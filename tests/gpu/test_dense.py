@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense import compiler as compiled
-from bagpipe.dense.cuda_graph import RecordedWork
-from bagpipe.dense.executor import DenseWork, EagerWork, SplitWork
+from bagpipe.dense.cuda_graph import CudaGraphExecutor
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.graphs import CudaGraphs, Graphs, RepeatedCalls
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
@@ -31,7 +31,7 @@ SHAPE = "multi-hot"
 #: The CPU's losses within so much of the device's, by dtype of the products.
 ROUNDING = {None: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
-Way = Callable[[nn.Module, Precision], DenseWork]
+Way = Callable[[nn.Module, Precision], DenseExecutor]
 End = tuple[tuple[str, str], float]
 
 
@@ -84,15 +84,15 @@ def graphs_of(device: str) -> Graphs:
 
 
 def recorded(device: str, *, compiles: bool = False) -> Way:
-    def way(model: nn.Module, precision: Precision) -> DenseWork:
+    def way(model: nn.Module, precision: Precision) -> DenseExecutor:
         staged = prepared(whole(model), precision, compiles=compiles)
-        return RecordedWork(staged, precision, graphs_of(device), full_batch=NUM_EXAMPLES, copies=False)
+        return CudaGraphExecutor(staged, precision, graphs_of(device), full_batch=NUM_EXAMPLES, copies=False)
 
     return way
 
 
-def compiling(model: nn.Module, precision: Precision) -> DenseWork:
-    return SplitWork(prepared(whole(model), precision, compiles=True), precision)
+def compiling(model: nn.Module, precision: Precision) -> DenseExecutor:
+    return SplitExecutor(prepared(whole(model), precision, compiles=True), precision)
 
 
 def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: int = 1) -> End:
@@ -119,14 +119,14 @@ def _nothing_generated_in_a_rehearsal(device: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_autocast_keeps_direct_modes_bits_and_the_cpus_values(device: str, dtype: torch.dtype | None) -> None:
-    direct = end_of(device, EagerWork, dtype)
-    assert end_of(device, EagerWork, dtype, cache_rows=smallest_cache(SHAPE)) == direct
-    assert end_of("cpu", EagerWork)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
+    direct = end_of(device, EagerExecutor, dtype)
+    assert end_of(device, EagerExecutor, dtype, cache_rows=smallest_cache(SHAPE)) == direct
+    assert end_of("cpu", EagerExecutor)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_a_loss_scale_changes_no_bit(device: str, replays: bool) -> None:
-    way: Way = recorded(device) if replays else EagerWork
+    way: Way = recorded(device) if replays else EagerExecutor
     assert end_of(device, way, scale=1024) == end_of(device, way)
 
 
@@ -134,7 +134,7 @@ def test_a_loss_scale_changes_no_bit(device: str, replays: bool) -> None:
 def test_compiled_code_keeps_direct_modes_bits(device: str, dtype: torch.dtype | None) -> None:
     direct = end_of(device, compiling, dtype)
     assert end_of(device, compiling, dtype, cache_rows=smallest_cache(SHAPE)) == direct
-    assert end_of(device, EagerWork, dtype)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
+    assert end_of(device, EagerExecutor, dtype)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
@@ -146,7 +146,7 @@ def test_replays_keep_direct_modes_bits(device: str, dtype: torch.dtype | None) 
 
 def test_replays_give_the_eager_ways_bits(device: str) -> None:
     """Not promised on a device, where libraries may choose other algorithms while recording; a difference is told."""
-    replayed, eager = end_of(device, recorded(device)), end_of(device, EagerWork)
+    replayed, eager = end_of(device, recorded(device)), end_of(device, EagerExecutor)
     assert replayed[1] == pytest.approx(eager[1], rel=ROUNDING[None])
     if device != "cpu" and replayed != eager:
         pytest.xfail("a replay's bits are not the eager way's on this card: docs/exactness.md may say so")

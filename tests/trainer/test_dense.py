@@ -11,24 +11,24 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import Config, ModelConfig, RunConfig
-from bagpipe.dense.cuda_graph import RecordedWork
-from bagpipe.dense.executor import DenseWork, EagerWork, SplitWork
+from bagpipe.dense.cuda_graph import CudaGraphExecutor
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model
 from tests.trainer.schemas import schema_of
-from trainer.dense import dense_work, precision_of
+from trainer.dense import dense_executor, precision_of
 
 DATA = schema_of(None, None, dense=2)
 CONFIG = Config(model=ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,)))
 
 
-def work_of(model: nn.Module | None = None, **run: Any) -> DenseWork:
+def work_of(model: nn.Module | None = None, **run: Any) -> DenseExecutor:
     config = dataclasses.replace(CONFIG, run=RunConfig(**run))
     built = model if model is not None else convert(build_model(DATA, CONFIG.model), DATA).model
-    return dense_work(built, DATA, config, world_size=1)
+    return dense_executor(built, DATA, config, world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,13 @@ def test_precision(run: dict[str, Any], expected: Precision) -> None:
 
 @pytest.mark.parametrize(
     ("run", "kind"),
-    [({}, EagerWork), ({"compile": True}, SplitWork), ({"compile": True, "cuda_graph": True}, RecordedWork)],
+    [
+        ({}, EagerExecutor),
+        ({"compile": True}, SplitExecutor),
+        ({"compile": True, "cuda_graph": True}, CudaGraphExecutor),
+    ],
 )
-def test_ways(run: dict[str, Any], kind: type[DenseWork]) -> None:
+def test_ways(run: dict[str, Any], kind: type[DenseExecutor]) -> None:
     assert type(work_of(**run)) is kind
 
 
