@@ -1,4 +1,4 @@
-"""`Guard`: a loss or gradient that is not finite changes no parameter and no row.
+"""`NonfiniteGuard`: a loss or gradient that is not finite changes no parameter and no row.
 
     end of B(b): loss, gradients of parameters, gradients of rows ──one number each──> finite? ──no──> stop, or skip b
 
@@ -28,7 +28,7 @@ from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import Streams
 
-__all__ = ["Guard", "NonFinite"]
+__all__ = ["NonFinite", "NonfiniteGuard"]
 
 NonFinite = Literal["stop", "skip"]
 
@@ -62,7 +62,7 @@ class _Verdict:
     total: Arrival
 
 
-class Guard:
+class NonfiniteGuard:
     """One rank's.
 
     Args:

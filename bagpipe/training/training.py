@@ -21,7 +21,7 @@ from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.interface import WriteRequest
-from bagpipe.training.nonfinite import Guard
+from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.phase import Phase
 from bagpipe.training.progress import PhaseResult, Progress
 
@@ -47,7 +47,7 @@ class Training(Phase):
         super().__init__(engine, steps, first_batch=first_batch, carried=carried)
         self.recorder = engine.recorder if engine.recorder is not None else NoRecorder()
         peers = engine.peers
-        self.guard = Guard(
+        self.guard = NonfiniteGuard(
             engine.cache.streams,
             rank=None if peers is None else peers.rank,
             skips=engine.settings.nonfinite == "skip",

@@ -22,7 +22,7 @@ from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import plan_steps
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
-from bagpipe.training.nonfinite import _TOTALS, Guard
+from bagpipe.training.nonfinite import _TOTALS, NonfiniteGuard
 from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.lagging import LaggingStreams
@@ -148,7 +148,7 @@ def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> No
 
 def test_only_terms_count() -> None:
     """A sum of finite terms may overflow."""
-    guard = Guard(NullStreams())
+    guard = NonfiniteGuard(NullStreams())
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.full((2,), 3e38)
     assert not guard.is_bad(0, parameters=[("weight", parameter)])
@@ -171,17 +171,17 @@ def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], tor
 
 def test_nothing_to_look_at() -> None:
     runs: tuple[ActiveTableGroup, ...] = ()
-    guard = Guard(NullStreams(), rank=2, skips=True)
+    guard = NonfiniteGuard(NullStreams(), rank=2, skips=True)
     assert not guard.is_bad(0, runs=runs)
     assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])
 
 
 def test_what_a_rank_sends_is_looked_at_where_it_arrives(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device the sender does not know yet that it is bad; here it never will."""
-    is_bad, write = Guard.is_bad, MemoryStore.write_many
+    is_bad, write = NonfiniteGuard.is_bad, MemoryStore.write_many
     monkeypatch.setitem(stream._BY_DEVICE, "cpu", lambda device: LaggingStreams())
     monkeypatch.setattr(
-        Guard, "is_bad", lambda guard, batch, arrived=(), **_: is_bad(guard, batch, arrived=arrived) and False
+        NonfiniteGuard, "is_bad", lambda guard, batch, arrived=(), **_: is_bad(guard, batch, arrived=arrived) and False
     )
     written: list[bool] = []
 

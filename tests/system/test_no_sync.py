@@ -17,7 +17,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.errors import JobError
 from bagpipe.pipeline import stream
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
-from bagpipe.training.nonfinite import Guard
+from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.progress import Progress
 from bagpipe.types.batch import Batch
 from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
@@ -98,7 +98,7 @@ def test_a_bad_batch_is_in_no_checkpoint(
     streams: LaggingStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sums may be later than all that the lanes do for a checkpoint: whoever writes it waits for them."""
-    monkeypatch.setattr(Guard, "check", lambda guard: None)  # lanes always look too early
+    monkeypatch.setattr(NonfiniteGuard, "check", lambda guard: None)  # lanes always look too early
     with (
         job_of("one-hot", streams, cache_rows=smallest_cache("one-hot")) as job,
         recorded(job, tmp_path, every=2) as parts,
@@ -109,7 +109,7 @@ def test_a_bad_batch_is_in_no_checkpoint(
 
 
 def test_a_bad_batch_is_told_to_all_who_ask(streams: LaggingStreams) -> None:
-    guard = Guard(streams)
+    guard = NonfiniteGuard(streams)
     assert not guard.is_bad(3, loss=torch.tensor(float("nan")))
     guard.check()  # too early
     guard.check_before(3)  # what a checkpoint before it holds is good
