@@ -26,7 +26,7 @@ from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
-from bagpipe.checkpoint.writer import Places
+from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
 from bagpipe.oracle.rank_batch import RankBatch
@@ -138,7 +138,7 @@ class Checkpoints:
                 rank=rank,
                 every=self._config.checkpoint.every,
                 first_batch=self.first_batch,
-                places=Places(
+                places=CheckpointPaths(
                     generation=folder.generation_folder(generation),
                     step=lambda step: folder.step_folder(generation, step),
                 ),

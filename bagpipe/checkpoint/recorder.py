@@ -1,9 +1,9 @@
 """`Recorder`: one rank's checkpoints, made while it trains. Lanes copy what they are about to change; a thread writes.
 
     compute  before_forward(C)  the dense part, on its way to the host ───────┐
-    compute, push  before_update(b)  the moment of C; rows that are dirty ────┤ `Making`
+    compute, push  before_update(b)  the moment of C; rows that are dirty ────┤ `PendingCheckpoint`
     copy     (RowCache.evict_in_epoch)  rows that leave, told their epoch     │
-    net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `Scribe` ──Part──> on_part
+    net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
     main     finish(N)  the last checkpoint, when everything is written back
 
 Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, the dense parts of
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bagpipe.checkpoint.writer import Making, OnPart, Places, Scribe, ScribesTaker
+from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, OnPart, PendingCheckpoint, SnapshotSink
 from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.store.interface import WriteRequest
 from bagpipe.util.failpoints import reach
@@ -128,7 +128,7 @@ class Recorder(NoRecorder):
         rank: int = 0,
         every: int = 0,
         first_batch: int = 0,
-        places: Places | None = None,
+        places: CheckpointPaths | None = None,
         on_part: OnPart,
         inspect: Callable[[], None] | None = None,
     ) -> None:
@@ -140,10 +140,10 @@ class Recorder(NoRecorder):
         self._on_part = on_part
         self._inspect = inspect
         self._engine: Engine | None = None
-        self._scribe = Scribe(rank, places, self._take_part, self._fail)
+        self._scribe = CheckpointWriter(rank, places, self._take_part, self._fail)
         self._lock = threading.RLock()
         self._dense_lock = threading.Lock()
-        self._makings: dict[int, Making] = {}  # by epoch
+        self._makings: dict[int, PendingCheckpoint] = {}  # by epoch
         self._moment = -1  # step of the latest moment
         self._drain_slots = 0
         self._store_epoch = 1
@@ -195,7 +195,7 @@ class Recorder(NoRecorder):
                 capture.drain(self._drain_slots)
                 self._after_drain()
 
-    def _begin(self, step: int) -> Making:
+    def _begin(self, step: int) -> PendingCheckpoint:
         """The checkpoint of a step, made by the first lane that comes to it; waits while too many are under way."""
         making = self._at(step)
         if making is not None:
@@ -208,7 +208,7 @@ class Recorder(NoRecorder):
             if making is None:
                 # Its moment comes later; the epochs that end with checkpoints are in the order of checkpoints.
                 epoch = max([self._bound.cache.capture.epoch - 1, *self._makings]) + 1
-                making = self._makings[epoch] = Making(step=step, epoch=epoch, missing=self._pieces())
+                making = self._makings[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
                 making.progress["steps"] = step
                 if self._has_files:
                     self._scribe.admit()
@@ -232,15 +232,15 @@ class Recorder(NoRecorder):
         dense = {f"dense {stage}" for stage in pipeline.stages} | {f"dense loss {seat}" for seat in pipeline.seats}
         return {"moment", "log", "rows", *dense}
 
-    def _at(self, step: int) -> Making | None:
+    def _at(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
             return next((making for making in self._makings.values() if making.step == step), None)
 
-    def _copy_model(self, making: Making, loss_sum: Tensor) -> None:
+    def _copy_model(self, making: PendingCheckpoint, loss_sum: Tensor) -> None:
         making.loss_sum = self._sent(loss_sum)
         self._copy_dense(making, "model", [self._bound.optimizer])
 
-    def _copy_stage(self, making: Making, stage: int) -> None:
+    def _copy_stage(self, making: PendingCheckpoint, stage: int) -> None:
         pipeline = self._bound.pipeline
         assert pipeline is not None, "stages have a pipeline"
         with self._dense_lock:
@@ -252,7 +252,7 @@ class Recorder(NoRecorder):
             self._copy_dense(making, str(stage), [optimizer] if optimizer else [], pipeline.names_of(stage))
 
     def _copy_dense(
-        self, making: Making, name: str, optimizers: Sequence[Optimizer], only: Collection[str] | None = None
+        self, making: PendingCheckpoint, name: str, optimizers: Sequence[Optimizer], only: Collection[str] | None = None
     ) -> None:
         from bagpipe.checkpoint.dense_state import capture, random_state
 
@@ -263,7 +263,7 @@ class Recorder(NoRecorder):
         self._give(making, f"dense {name}")
         reach("after-dense-copy")
 
-    def _note_loss(self, making: Making, seat: int, loss_sum: Tensor) -> None:
+    def _note_loss(self, making: PendingCheckpoint, seat: int, loss_sum: Tensor) -> None:
         making.seat_sums[seat] = self._sent(loss_sum)
         self._give(making, f"dense loss {seat}")
 
@@ -282,7 +282,7 @@ class Recorder(NoRecorder):
             # While the other lane waits: it is about to change what is counted.
             making.progress.update(counts())
             self.drain()
-            num_bytes = cache.capture.begin(ScribesTaker(self._scribe, making) if self._has_files else None)
+            num_bytes = cache.capture.begin(SnapshotSink(self._scribe, making) if self._has_files else None)
             self._moment = step
             batches = min(max(_DRAIN_BATCHES, num_bytes // _DRAIN_BYTES), self._every // 2)
             self._drain_slots = -(-len(cache.slots) // max(batches, 1))
@@ -374,7 +374,7 @@ class Recorder(NoRecorder):
         with self._lock:
             self.stall_s += time.monotonic() - start_s
 
-    def _give(self, making: Making, piece: str) -> None:
+    def _give(self, making: PendingCheckpoint, piece: str) -> None:
         """A lane has done its part; the last of the dense part, and the last of all, send it off."""
         with self._lock:
             making.missing.discard(piece)

@@ -1,4 +1,4 @@
-"""`Scribe`: two threads: one writes a rank's checkpoints to files, the other sees to it that they are published.
+"""`CheckpointWriter`: two threads: one writes a rank's checkpoints to files, the other sees to it that they are published.
 
 lanes ──rows, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
                                                          └──Part──> parts ──teller──> on_part
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bagpipe.cache.staging import Arrival
     from bagpipe.checkpoint.dense_state import DenseCopy
 
-__all__ = ["Making", "OnPart", "Places", "Scribe", "ScribesTaker"]
+__all__ = ["CheckpointPaths", "CheckpointWriter", "OnPart", "PendingCheckpoint", "SnapshotSink"]
 
 #: ``on_part(step, epoch, part)``; part is None where nothing is written to files.
 OnPart = Callable[[int, int, Part | None], None]
@@ -47,7 +47,7 @@ _LOOK_S = 0.2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Making:
+class PendingCheckpoint:
     """A checkpoint in the making: lanes add to it, each its own; the thread reads it when nothing is missing.
 
     Attributes:
@@ -83,7 +83,7 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class CheckpointPaths:
     """Where files go.
 
     Attributes:
@@ -95,7 +95,7 @@ class Places:
     step: Callable[[int], Path]
 
 
-class Scribe:
+class CheckpointWriter:
     """One rank's.
 
     Args:
@@ -112,7 +112,7 @@ class Scribe:
     """
 
     def __init__(
-        self, rank: int, places: Places | None, on_part: OnPart, on_error: Callable[[BaseException], None]
+        self, rank: int, places: CheckpointPaths | None, on_part: OnPart, on_error: Callable[[BaseException], None]
     ) -> None:
         self.error: BaseException | None = None
         self.backlog_bytes = 0
@@ -153,11 +153,11 @@ class Scribe:
             self.backlog_bytes += num_bytes
         self._put(self._work, lambda: self._write_rows(rows, num_bytes, epoch, step))
 
-    def dense(self, making: Making) -> None:
+    def dense(self, making: PendingCheckpoint) -> None:
         """The dense part is all there. Does not wait."""
         self._put(self._work, lambda: self._write_dense(making))
 
-    def complete(self, making: Making) -> None:
+    def complete(self, making: PendingCheckpoint) -> None:
         """Nothing is missing, and what was given before is all. Does not wait."""
         self._put(self._work, lambda: self._complete(making))
 
@@ -229,7 +229,7 @@ class Scribe:
         with self._changed:
             self.backlog_bytes -= num_bytes
 
-    def _write_dense(self, making: Making) -> None:
+    def _write_dense(self, making: PendingCheckpoint) -> None:
         from bagpipe.checkpoint.dense_state import DenseState, combine
 
         assert self._places is not None, "a dense part goes to a file"
@@ -245,16 +245,16 @@ class Scribe:
         with self._changed:
             self.num_dense -= 1
 
-    def _complete(self, making: Making) -> None:
+    def _complete(self, making: PendingCheckpoint) -> None:
         self.check(making.step)
         part = None if self._places is None else self._part(making, self._places.step(making.step))
         self._put(self._parts, lambda: self._hand_on(making, part))
 
-    def _hand_on(self, making: Making, part: Part | None) -> None:
+    def _hand_on(self, making: PendingCheckpoint, part: Part | None) -> None:
         reach("after-checkpoint-data")
         self._on_part(making.step, making.epoch, part)
 
-    def _part(self, making: Making, folder: Path) -> Part:
+    def _part(self, making: PendingCheckpoint, folder: Path) -> Part:
         assert making.file is not None, "written before"
         dirty = None
         if making.names:
@@ -273,10 +273,10 @@ class Scribe:
         )
 
 
-class ScribesTaker:
+class SnapshotSink:
     """`bagpipe.cache.snapshot.Taker` of one checkpoint: what is captured goes to its scribe."""
 
-    def __init__(self, scribe: Scribe, making: Making) -> None:
+    def __init__(self, scribe: CheckpointWriter, making: PendingCheckpoint) -> None:
         self._scribe = scribe
         self._making = making
 

@@ -1,4 +1,4 @@
-"""`Scribe`: parts in order, errors told once, and an end that leaves nothing behind."""
+"""`CheckpointWriter`: parts in order, errors told once, and an end that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Part
-from bagpipe.checkpoint.writer import Making, Places, Scribe
+from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, PendingCheckpoint
 from bagpipe.errors import JobError
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable
@@ -32,16 +32,16 @@ class Ends:
         self.parts.append((step, epoch, part))
 
 
-def wait(scribe: Scribe) -> None:
+def wait(scribe: CheckpointWriter) -> None:
     scribe.wait_for(scribe.is_idle, lambda: None)
 
 
 def test_parts_come_in_order() -> None:
     ends = Ends()
-    scribe = Scribe(0, None, ends.on_part, ends.errors.append)
+    scribe = CheckpointWriter(0, None, ends.on_part, ends.errors.append)
     scribe.start()
     for epoch in (1, 2, 3):
-        scribe.complete(Making(step=10 * epoch, epoch=epoch, missing=set()))
+        scribe.complete(PendingCheckpoint(step=10 * epoch, epoch=epoch, missing=set()))
     wait(scribe)
     scribe.close()
     assert ends.parts == [(10, 1, None), (20, 2, None), (30, 3, None)]
@@ -49,7 +49,9 @@ def test_parts_come_in_order() -> None:
 
 def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> None:
     ends = Ends()
-    scribe = Scribe(0, Places(generation=tmp_path / "gone", step=Path), ends.on_part, ends.errors.append)
+    scribe = CheckpointWriter(
+        0, CheckpointPaths(generation=tmp_path / "gone", step=Path), ends.on_part, ends.errors.append
+    )
     scribe.schema = SCHEMA
     scribe.start()
     for _ in range(3):
@@ -71,7 +73,9 @@ def test_rows_are_written_while_a_part_is_published(tmp_path: Path) -> None:
         may_end.wait(30)
         ends.on_part(step, epoch, part)
 
-    scribe = Scribe(0, Places(generation=tmp_path, step=lambda step: tmp_path), publish, ends.errors.append)
+    scribe = CheckpointWriter(
+        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), publish, ends.errors.append
+    )
     scribe.schema = SCHEMA
     scribe.start()
     scribe._put(scribe._parts, lambda: publish(10, 1, None))
@@ -100,9 +104,9 @@ def test_an_error_in_mid_run_is_never_the_users_input(error: Exception, words: s
     def refuse(step: int, epoch: int, part: Part | None) -> None:
         raise error
 
-    scribe = Scribe(0, None, refuse, ends.errors.append)
+    scribe = CheckpointWriter(0, None, refuse, ends.errors.append)
     scribe.start()
-    scribe.complete(Making(step=10, epoch=1, missing=set()))
+    scribe.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
     with pytest.raises(JobError, match=words):
         scribe.wait_for(lambda: False, lambda: None)
     scribe.close()
@@ -116,9 +120,9 @@ def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
     def refuse(step: int, epoch: int, part: Part | None) -> None:
         raise JobError("not all ranks")
 
-    scribe = Scribe(0, None, refuse, ends.errors.append)
+    scribe = CheckpointWriter(0, None, refuse, ends.errors.append)
     scribe.start()
-    scribe.complete(Making(step=10, epoch=1, missing=set()))
+    scribe.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
     with pytest.raises(JobError):
         scribe.wait_for(lambda: False, lambda: None)
     scribe.close()
@@ -131,7 +135,7 @@ def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
 
 def test_who_waits_is_told_that_the_job_has_failed() -> None:
     ends = Ends()
-    scribe = Scribe(0, None, ends.on_part, ends.errors.append)
+    scribe = CheckpointWriter(0, None, ends.on_part, ends.errors.append)
     scribe.start()
     with pytest.raises(KeyError):
         scribe.wait_for(lambda: False, lambda: KeyError())
@@ -148,7 +152,9 @@ def test_the_end_leaves_no_journal(tmp_path: Path) -> None:
         may_end.wait(30)
         return [request(5)]
 
-    scribe = Scribe(0, Places(generation=tmp_path, step=lambda step: tmp_path), ends.on_part, ends.errors.append)
+    scribe = CheckpointWriter(
+        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), ends.on_part, ends.errors.append
+    )
     scribe.schema = SCHEMA
     scribe.start()
     scribe.rows(slow, 8, epoch=1, step=0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.recorder import Recorder
-from bagpipe.checkpoint.writer import Places
+from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch
@@ -130,7 +130,7 @@ def recorded(job: PlainJob, folder: Path, every: int) -> Iterator[dict[int, Part
 
     recorder = Recorder(
         every=every,
-        places=Places(generation=folder, step=place),
+        places=CheckpointPaths(generation=folder, step=place),
         on_part=lambda step, epoch, part: parts.__setitem__(step, part),
     )
     job.store.claim()

@@ -22,7 +22,7 @@ from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import recover
-from bagpipe.checkpoint.writer import Places
+from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.errors import StoreError
@@ -160,7 +160,7 @@ class Recorded:
             self.on_folder(step)
             return folder.step_folder(generation, step)
 
-        places = Places(generation=folder.generation_folder(generation), step=step_folder)
+        places = CheckpointPaths(generation=folder.generation_folder(generation), step=step_folder)
         return Recorder(
             rank=rank,
             every=self.every,
