@@ -273,7 +273,7 @@ class Jobs:
             request.spec,
             max_steps=request.max_steps,
             first_batch=request.first_batch,
-            bookmark=request.bookmark,
+            reader_state=request.reader_state,
         )
 
     def _leave_runs(self, member: Member, below: int | None = None) -> None:

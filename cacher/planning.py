@@ -23,24 +23,24 @@ from bagpipe.oracle.planner import Planner, make_planner
 from bagpipe.oracle.rank_batch import Phase, PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from cacher.identity import identity_of
-from cacher.reader_states import Bookmarks
+from cacher.reader_states import ReaderStates
 from data.formats import open_source
 from data.loader import LookaheadLoader, open_loader
 
 __all__ = ["BOOKMARK_EVERY", "PlannedBatch", "PlannedData", "PlannedPhase"]
 
-#: Batches between two steps that carry a bookmark: what a resumed job reads and throws away at most.
+#: Batches between two steps that carry a reader_state: what a resumed job reads and throws away at most.
 BOOKMARK_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedBatch:
-    """A global batch and its plan for all ranks; `bookmark` as in `RankBatch`."""
+    """A global batch and its plan for all ranks; `reader_state` as in `RankBatch`."""
 
     batch: Batch
     plan: CachePlan
     span: PlanSpan
-    bookmark: Mapping[str, Any] | None = None
+    reader_state: Mapping[str, Any] | None = None
 
     def step(self, rank: int) -> RankBatch:
         """One rank's part; cut out anew at each call."""
@@ -52,7 +52,7 @@ class PlannedBatch:
             num_global_examples=self.batch.num_examples,
             span=self.span,
             exchange=plan.exchanges[rank] if plan.exchanges else None,
-            bookmark=self.bookmark if rank == 0 else None,
+            reader_state=self.reader_state if rank == 0 else None,
         )
 
 
@@ -63,13 +63,13 @@ class _Waiting:
     Attributes:
         read_start_ns: when its reading began.
         skipped_rows: how many rows had been skipped when it was complete.
-        bookmark: the loader's state before it, where one is wanted.
+        reader_state: the loader's state before it, where one is wanted.
     """
 
     batch: Batch
     read_start_ns: int
     skipped_rows: int
-    bookmark: Mapping[str, Any] | None
+    reader_state: Mapping[str, Any] | None
 
 
 class PlannedPhase:
@@ -78,7 +78,7 @@ class PlannedPhase:
     Args:
         loader: begins at `first_batch` or before; at the first batch of all if `planner` learns.
         planner: as `make_planner` makes it.
-        bookmarks: positions of the loader are noted here.
+        reader_states: positions of the loader are noted here.
         max_steps, first_batch: see `PlannedData.phase`.
 
     Attributes:
@@ -90,7 +90,7 @@ class PlannedPhase:
         self,
         loader: LookaheadLoader,
         planner: Planner | DirectPlanner,
-        bookmarks: Bookmarks,
+        reader_states: ReaderStates,
         *,
         max_steps: int = 0,
         first_batch: int = 0,
@@ -98,7 +98,7 @@ class PlannedPhase:
         self.spec = planner.spec
         self.skipped_rows = 0
         self._loader = loader
-        self._bookmarks = bookmarks
+        self._bookmarks = reader_states
         self._first_batch = first_batch
         self._next_batch = first_batch
         self._max_steps = max_steps
@@ -159,7 +159,7 @@ class PlannedPhase:
         while not self._is_done():
             read_start_ns = time.monotonic_ns()
             try:
-                bookmark = self._loader.state() if number % BOOKMARK_EVERY == 0 else None
+                reader_state = self._loader.state() if number % BOOKMARK_EVERY == 0 else None
                 batch = next(self._loader, None)
                 if batch is None:
                     self._data_end = number
@@ -179,7 +179,7 @@ class PlannedPhase:
                 return error
             skipped_rows = self._loader.skipped_rows()
             self._window.append(
-                _Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows, bookmark=bookmark)
+                _Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows, reader_state=reader_state)
             )
             if self._planner.is_ready:
                 yield self._plan()
@@ -208,7 +208,7 @@ class PlannedPhase:
         self._next_batch = plan.batch_index + 1
         self.skipped_rows = waiting.skipped_rows
         span = PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=start_ns, plan_end_ns=time.monotonic_ns())
-        return PlannedBatch(batch=waiting.batch, plan=plan, span=span, bookmark=waiting.bookmark)
+        return PlannedBatch(batch=waiting.batch, plan=plan, span=span, reader_state=waiting.reader_state)
 
 
 class PlannedData:
@@ -231,7 +231,7 @@ class PlannedData:
         self._seed = seed
         self._source = open_source(config, seed)
         self.identity = identity_of([*self._source.files, *filter(None, [config.schema])], self._source.layout)
-        self._bookmarks: dict[Phase, Bookmarks] = {"train": Bookmarks(), "eval": Bookmarks()}
+        self._bookmarks: dict[Phase, ReaderStates] = {"train": ReaderStates(), "eval": ReaderStates()}
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
 
@@ -242,7 +242,7 @@ class PlannedData:
         *,
         max_steps: int = 0,
         first_batch: int = 0,
-        bookmark: Mapping[str, Any] | None = None,
+        reader_state: Mapping[str, Any] | None = None,
     ) -> PlannedPhase:
         """The batches of a phase, planned for all ranks of `spec`. Any number of phases may be under way.
 
@@ -251,15 +251,15 @@ class PlannedData:
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
             first_batch: begin with this batch, the caches empty.
-            bookmark: of a step; one that does not lead to `first_batch` of this data is of no use, and not used.
+            reader_state: of a step; one that does not lead to `first_batch` of this data is of no use, and not used.
 
         Raises:
             InputError: nothing can be planned for `spec`. Iterating: see `StepSource`.
         """
-        planner, bookmarks = make_planner(spec), self._bookmarks[phase]
-        states = [] if planner.learns else [bookmarks.before(first_batch), bookmark]
+        planner, reader_states = make_planner(spec), self._bookmarks[phase]
+        states = [] if planner.learns else [reader_states.before(first_batch), reader_state]
         loader = self._loader(phase, first_batch, [state for state in states if state is not None])
-        return PlannedPhase(loader, planner, bookmarks, max_steps=max_steps, first_batch=first_batch)
+        return PlannedPhase(loader, planner, reader_states, max_steps=max_steps, first_batch=first_batch)
 
     def _loader(self, phase: Phase, first_batch: int, states: list[Mapping[str, Any]]) -> LookaheadLoader:
         """A loader that begins as near before `first_batch` as one of the states lets it."""
@@ -276,11 +276,11 @@ class PlannedData:
         *,
         max_steps: int = 0,
         first_batch: int = 0,
-        bookmark: Mapping[str, Any] | None = None,
+        reader_state: Mapping[str, Any] | None = None,
         rank: int = 0,
     ) -> Generator[RankBatch, None, None]:
         """One rank's steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
-        asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, bookmark=bookmark)
+        asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, reader_state=reader_state)
         with closing(asked) as batches:
             try:
                 for batch in batches:

@@ -1,6 +1,6 @@
 """Positions in the data by batch number, so that a phase can begin in the middle without reading all that comes before.
 
-A bookmark every so many batches; when there are many, every other one goes: memory is bounded, however long the phase.
+A reader_state every so many batches; when there are many, every other one goes: memory is bounded, however long the phase.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Bookmarks"]
+__all__ = ["ReaderStates"]
 
 _MAX_KEPT = 1024
 
 
-class Bookmarks:
+class ReaderStates:
     """Loader states of one phase, by the batch that comes next. For any number of threads."""
 
     def __init__(self, every: int = 16) -> None:

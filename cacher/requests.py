@@ -36,14 +36,14 @@ class PhaseRequest:
     """What all ranks of a job must ask alike.
 
     Attributes:
-        phase, spec, max_steps, first_batch, bookmark: see `cacher.planning.PlannedData.phase`.
+        phase, spec, max_steps, first_batch, reader_state: see `cacher.planning.PlannedData.phase`.
     """
 
     phase: Phase
     spec: OracleSpec
     max_steps: int
     first_batch: int
-    bookmark: Mapping[str, Any] | None = None
+    reader_state: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
@@ -118,9 +118,9 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
     )
     check_shares(spec)
     phase: Phase = "train" if start.phase == "train" else "eval"
-    bookmark = _object(start.bookmark, "bookmark") if start.bookmark else None
+    reader_state = _object(start.reader_state, "reader_state") if start.reader_state else None
     return PhaseRequest(
-        phase=phase, spec=spec, max_steps=start.max_steps, first_batch=start.first_batch, bookmark=bookmark
+        phase=phase, spec=spec, max_steps=start.max_steps, first_batch=start.first_batch, reader_state=reader_state
     )
 
 

@@ -35,7 +35,7 @@ from bagpipe.store.interface import Store
 from bagpipe.training.engine import Engine
 from trainer.beginning import Beginning, JobFacts, begin, note, place_of
 from trainer.ranks import Ranks
-from trainer.reader_states import StepBookmarks
+from trainer.reader_states import StepReaderStates
 
 __all__ = ["Checkpoints"]
 
@@ -79,7 +79,7 @@ class Checkpoints:
                 self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
             except BrokenCheckpoint as error:
                 raise InputError(str(error)) from None
-        self._bookmarks = StepBookmarks(config.checkpoint.every)
+        self._bookmarks = StepReaderStates(config.checkpoint.every)
         self._publisher: Publisher | None = None
         #: Rank 0's: the one who recovers and commits. Entered when the namespace is claimed.
         self._ledger: Ledger = store.ledger()
@@ -116,10 +116,10 @@ class Checkpoints:
         return self._publisher.num_published if self._publisher is not None else 0
 
     @property
-    def bookmark(self) -> Mapping[str, Any] | None:
+    def reader_state(self) -> Mapping[str, Any] | None:
         """Where the reader of the data can begin."""
         checkpoint = self.beginning.checkpoint
-        return checkpoint.manifest.bookmark if checkpoint is not None else None
+        return checkpoint.manifest.reader_state if checkpoint is not None else None
 
     def connect(self, engine: Engine) -> None:
         """Have the engine claim, record and know what exists. Opens the recorder: it lives as long as this.
@@ -183,11 +183,11 @@ class Checkpoints:
         return _all_progress(parts) if self._ranks.is_first else _no_progress(parts)
 
     def noting(self, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
-        """The same steps; their bookmarks are kept for the manifests."""
+        """The same steps; their reader_states are kept for the manifests."""
         with closing(steps):  # type: ignore[type-var] # generators
             for step in steps:
-                if step.bookmark is not None:
-                    self._bookmarks.add(step.batch.index, step.bookmark)
+                if step.reader_state is not None:
+                    self._bookmarks.add(step.batch.index, step.reader_state)
                 yield step
 
     # ---- the store -----------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Checkpoints:
             facts.rows,
             rank=self._ranks.rank,
             ledger=self._ledger,
-            bookmark=self._bookmark_before,
+            reader_state=self._bookmark_before,
             keep=self._config.checkpoint.keep,
             full_every=self._config.checkpoint.full_every,
             timeout_s=self._config.run.peer_timeout_s,
@@ -307,8 +307,8 @@ class Checkpoints:
 
     def _bookmark_before(self, step: int) -> Mapping[str, Any] | None:
         found = self._bookmarks.before(step)
-        if found is None and self.bookmark is not None and self.first_batch <= step:
-            return self.bookmark
+        if found is None and self.reader_state is not None and self.first_batch <= step:
+            return self.reader_state
         return found
 
 

@@ -167,7 +167,7 @@ def _steps(parts: OpenJob) -> Iterator[RankBatch]:
         parts.spec,
         max_steps=parts.trainee.config.run.steps,
         first_batch=checkpoints.first_batch,
-        bookmark=checkpoints.bookmark,
+        reader_state=checkpoints.reader_state,
     )
     return checkpoints.noting(steps)
 

@@ -93,7 +93,7 @@ class Manifest:
         settings: configuration that results depend on, by key; JSON values.
         row_schema: `RowSchema.to_json`.
         identity: of the data, as the cacher says it.
-        bookmark: where the reader of the data can begin to reach `step`; None: at the beginning.
+        reader_state: where the reader of the data can begin to reach `step`; None: at the beginning.
         parts: by rank.
         base: row files of earlier checkpoints (and the last full ones) that this one builds on, oldest first.
     """
@@ -109,7 +109,7 @@ class Manifest:
     settings: Mapping[str, Any]
     row_schema: Mapping[str, Any]
     identity: Mapping[str, str]
-    bookmark: Mapping[str, Any] | None = None
+    reader_state: Mapping[str, Any] | None = None
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()
 

@@ -40,7 +40,7 @@ class Publisher:
         schema: of the rows.
         rank: this one.
         ledger: entered, the owner's; only rank 0 needs one.
-        bookmark: the nearest known position of the data's reader at or before a batch.
+        reader_state: the nearest known position of the data's reader at or before a batch.
         keep, full_every: see `CheckpointConfig`.
         timeout_s: how long another rank's part is waited for.
 
@@ -58,7 +58,7 @@ class Publisher:
         *,
         rank: int = 0,
         ledger: Ledger | None = None,
-        bookmark: Callable[[int], Mapping[str, Any] | None] = lambda step: None,
+        reader_state: Callable[[int], Mapping[str, Any] | None] = lambda step: None,
         keep: int = 2,
         full_every: int = 16,
         timeout_s: float = 120.0,
@@ -72,7 +72,7 @@ class Publisher:
         self._schema = schema
         self._rank = rank
         self._ledger = ledger
-        self._bookmark = bookmark
+        self._bookmark = reader_state
         self._keep = keep
         self._full_every = full_every
         self._timeout_s = timeout_s
@@ -105,7 +105,7 @@ class Publisher:
             step=step,
             parent_mark=parent.manifest.mark,
             epoch=epoch,
-            bookmark=self._bookmark(step),
+            reader_state=self._bookmark(step),
             parts=parts,
             base=self._base(parent, self._folder.step_folder(generation, step)),
         )

@@ -107,7 +107,7 @@ class RemoteSteps:
         *,
         max_steps: int = 0,
         first_batch: int = 0,
-        bookmark: Mapping[str, Any] | None = None,
+        reader_state: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
     ) -> Iterator[RankBatch]:
         """Steps of a phase in batch order, see `StepSource`. All ranks ask for the same phases in the same order.
@@ -115,7 +115,7 @@ class RemoteSteps:
         They are asked for at once; those of a phase asked for before come no more.
 
         Args:
-            phase, spec, max_steps, first_batch, bookmark: the same for all ranks.
+            phase, spec, max_steps, first_batch, reader_state: the same for all ranks.
             next_batch: first step this rank wants, if not `first_batch`; the plan is the same.
 
         Raises:
@@ -129,7 +129,7 @@ class RemoteSteps:
             spec=json.dumps(dataclasses.asdict(spec)),
             max_steps=max_steps,
             first_batch=first_batch,
-            bookmark=json.dumps(dict(bookmark)) if bookmark is not None else "",
+            reader_state=json.dumps(dict(reader_state)) if reader_state is not None else "",
         )
         self._num_runs += 1
         run = Run(start=start, next_batch=wanted, watermark=wanted)

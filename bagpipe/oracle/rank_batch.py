@@ -35,7 +35,7 @@ class RankBatch:
         num_global_examples: examples in the global batch; the loss is their mean.
         span: when the cacher worked on it.
         exchange: what it gives to and takes from the other ranks; None if there are none.
-        bookmark: the data reader's position before this batch, JSON-able; only rank 0 gets one, every so many batches.
+        reader_state: the data reader's position before this batch, JSON-able; only rank 0 gets one, every so many batches.
     """
 
     batch: Batch
@@ -44,7 +44,7 @@ class RankBatch:
     num_global_examples: int
     span: PlanSpan
     exchange: ExchangePlan | None = None
-    bookmark: Mapping[str, Any] | None = None
+    reader_state: Mapping[str, Any] | None = None
 
 
 class StepSource(Protocol):
@@ -59,7 +59,7 @@ class StepSource(Protocol):
         *,
         max_steps: int = 0,
         first_batch: int = 0,
-        bookmark: Mapping[str, Any] | None = None,
+        reader_state: Mapping[str, Any] | None = None,
     ) -> Iterator[RankBatch]:
         """Steps of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
 
@@ -68,7 +68,7 @@ class StepSource(Protocol):
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
             first_batch: begin with this batch, the caches empty.
-            bookmark: of a step at or before `first_batch`, so that the data need not be read from the beginning.
+            reader_state: of a step at or before `first_batch`, so that the data need not be read from the beginning.
 
         Raises:
             InputError: the data is bad; all steps before the bad block have been yielded.

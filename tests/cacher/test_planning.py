@@ -101,10 +101,10 @@ def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_ba
 @pytest.mark.parametrize("first_batch", [0, 16, 21, 64, 89])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_plan_is_the_same_bytes_with_and_without_a_steps_bookmark(first_batch: int, shuffle: bool) -> None:
-    """In another process than the one that gave the bookmark, which has read nothing yet."""
+    """In another process than the one that gave the reader_state, which has read nothing yet."""
     job = config(batch_size=10, shuffle=shuffle)
     data = PlannedData(job.data, job.run.seed)
-    marks = {step.batch.index: step.bookmark for step in data.steps("train", spec_of(job, data.schema))}
+    marks = {step.batch.index: step.reader_state for step in data.steps("train", spec_of(job, data.schema))}
     assert [batch for batch, mark in marks.items() if mark is not None] == list(range(0, 90, BOOKMARK_EVERY))
     mark = marks[first_batch - first_batch % BOOKMARK_EVERY]
     assert mark is not None
@@ -124,10 +124,10 @@ def test_a_bookmark_of_something_else_is_not_used(mark: dict[str, object]) -> No
     assert planned(PlannedData(job.data, job.run.seed), 16, mark) == expected
 
 
-def planned(data: PlannedData, first_batch: int, bookmark: Mapping[str, Any] | None = None) -> list[bytes]:
+def planned(data: PlannedData, first_batch: int, reader_state: Mapping[str, Any] | None = None) -> list[bytes]:
     """The steps from a batch on as they travel, but for the times."""
     spec = spec_of(config(batch_size=10), data.schema)
-    steps = data.steps("train", spec, first_batch=first_batch, bookmark=bookmark)
+    steps = data.steps("train", spec, first_batch=first_batch, reader_state=reader_state)
     span = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=0)
     return [b"".join(map(bytes, step_parts(dataclasses.replace(step, span=span)))) for step in steps]
 
@@ -138,7 +138,7 @@ def test_examples_go_to_the_same_ranks_wherever_a_plan_begins(first_batch: int) 
     job = config(assign="locality")
     whole = planned_steps(job, 2)
     data = PlannedData(job.data, job.run.seed)
-    for _ in range(2):  # bookmarks must not be used
+    for _ in range(2):  # reader_states must not be used
         batches = list(data.phase("train", spec_of(job, data.schema, 2), first_batch=first_batch))
         assert len(batches) == 18 - first_batch
         for batch in batches:

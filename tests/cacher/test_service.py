@@ -64,7 +64,7 @@ def test_a_phase_may_begin_and_end_anywhere(listen: str, first: int, max_steps: 
     [expected] = planned_steps(job, max_steps=max_steps, first_batch=first)
     with served(job, listen), remote(listen, job) as source:
         spec = spec_of(job, source.schema)
-        for _ in range(2):  # with and without bookmarks
+        for _ in range(2):  # with and without reader_states
             assert_same_steps(list(source.steps("train", spec, max_steps=max_steps, first_batch=first)), expected)
     indices = [step.batch.index for step in expected]
     assert indices == list(range(first, min(max_steps or 18, 18)))

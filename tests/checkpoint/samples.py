@@ -135,7 +135,7 @@ def manifest_of(
         settings={"data.batch_size": 64, "optim.rows_lr": 0.02},
         row_schema=json.loads(json.dumps(SCHEMA.to_json())),
         identity={"path": "synthetic"},
-        bookmark={"offset": 17, "batch": step},
+        reader_state={"offset": 17, "batch": step},
         parts=parts,
         base=base,
     )

@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.reader_states import StepBookmarks
+from trainer.reader_states import StepReaderStates
 
 
 @given(every=st.integers(1, 60), apart=st.integers(1, 20), ahead=st.integers(0, 40))
 def test_every_checkpoint_finds_the_nearest_one_before_it(every: int, apart: int, ahead: int) -> None:
-    """Steps are read some way ahead of the checkpoint that asks; few bookmarks are kept."""
-    marks, read = StepBookmarks(every), 0
+    """Steps are read some way ahead of the checkpoint that asks; few reader_states are kept."""
+    marks, read = StepReaderStates(every), 0
     for step in range(every, 400, every):
         while read <= step + ahead:
             if read % apart == 0:
@@ -21,7 +21,7 @@ def test_every_checkpoint_finds_the_nearest_one_before_it(every: int, apart: int
 
 
 def test_where_no_step_is_known_the_last_are_kept() -> None:
-    marks = StepBookmarks(0)
+    marks = StepReaderStates(0)
     assert marks.before(7) is None
     for batch in range(0, 16_000, 16):
         marks.add(batch, {"batch": batch})

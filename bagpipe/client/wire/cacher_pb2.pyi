@@ -60,7 +60,7 @@ class Welcome(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark", "ended", "bookmark")
+    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark", "ended", "reader_state")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -69,7 +69,7 @@ class Start(_message.Message):
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
-    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    READER_STATE_FIELD_NUMBER: _ClassVar[int]
     run: int
     phase: str
     spec: str
@@ -78,8 +78,8 @@ class Start(_message.Message):
     next_batch: int
     watermark: int
     ended: bool
-    bookmark: str
-    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ..., ended: _Optional[bool] = ..., bookmark: _Optional[str] = ...) -> None: ...
+    reader_state: str
+    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ..., ended: _Optional[bool] = ..., reader_state: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("run", "watermark")

@@ -65,7 +65,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "num_global_examples": int,
         "span": PlanSpan,
         "exchange": _Optional(ExchangePlan),
-        "bookmark": _Json(),
+        "reader_state": _Json(),
     },
     Batch: {
         "index": int,

@@ -74,7 +74,7 @@ def steps() -> st.SearchStrategy[RankBatch]:
             serve_offsets=_array("<i4"),
             serve_rows=_array("<i4"),
         ),
-        bookmark=st.none() | st.dictionaries(st.text(), _INT64 | st.dictionaries(st.text(), st.booleans())),
+        reader_state=st.none() | st.dictionaries(st.text(), _INT64 | st.dictionaries(st.text(), st.booleans())),
     )
 
 
