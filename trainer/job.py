@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model, share_stages
 from bagpipe.dense.parallel.replicated import DenseParallel
@@ -76,7 +76,7 @@ class OpenJob:
         continued: the namespace held a schema record already, so its rows are where training starts from.
     """
 
-    source: RemoteSteps
+    source: RemoteBatches
     trainee: Trainee
     store: Store
     engine: Engine
@@ -218,7 +218,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         timeout_s = min(config.cacher.timeout_s, OWN_CACHER_TIMEOUT_S)
         config = dataclasses.replace(config, cacher=dataclasses.replace(config.cacher, timeout_s=timeout_s))
     source = stack.enter_context(
-        RemoteSteps(
+        RemoteBatches(
             services.cacher_url,
             config,
             credits=config.cache.read_ahead,
@@ -290,7 +290,7 @@ def _check_memory(trainee: Trainee, world_size: int) -> None:
     check_memory(memory_need(trainee.rows, config.cache.rows, batch), free_bytes(device), device)
 
 
-def _facts(trainee: Trainee, source: RemoteSteps, ranks: Ranks) -> JobFacts:
+def _facts(trainee: Trainee, source: RemoteBatches, ranks: Ranks) -> JobFacts:
     return JobFacts(
         settings=result_settings(trainee.config, trainee.data),
         rows=trainee.rows,

@@ -2,7 +2,7 @@
 
     put(request) ──queue──> Train stream ──> messages()    lost ─> LinkLost    refused for good ─> InputError, JobError
 
-Whether to try again is `RemoteSteps`' affair.
+Whether to try again is `RemoteBatches`' affair.
 """
 
 from __future__ import annotations

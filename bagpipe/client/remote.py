@@ -1,4 +1,4 @@
-"""`RemoteSteps`: the steps of a cacher in another process.
+"""`RemoteBatches`: the steps of a cacher in another process.
 
     cacher ──Receiver's queue (at most `credits` steps)──> steps()
                                                              └── taking one sends an Ack: one more credit
@@ -25,10 +25,10 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Phase, RankBatch
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["RemoteSteps"]
+__all__ = ["RemoteBatches"]
 
 
-class RemoteSteps:
+class RemoteBatches:
     """A `StepSource` in another process. Context manager: entering connects.
 
     Args:

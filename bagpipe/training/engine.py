@@ -106,7 +106,7 @@ class Engine:
             `LostRowError`. Rows that this process wrote are known without.
         settle: with several ranks that skip batches (`EngineSettings.nonfinite`): makes the dense gradients the sums
             over all ranks, and says whether any rank's batch is bad (`DenseParallel.settle`).
-        wake: called when a phase has failed: ends the wait for a step that may never come (`RemoteSteps.interrupt`).
+        wake: called when a phase has failed: ends the wait for a step that may never come (`RemoteBatches.interrupt`).
         dense: how forward and backward of the dense part are done; with a `pipeline`, which has its own way, only its
             precision counts. Default: the model's own forward, as it is.
     """

@@ -26,7 +26,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.client.wire.envelope import step_message
 from bagpipe.client.wire.slim import slim, values_follow
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
@@ -154,7 +154,7 @@ def serve(path: Path, ranks: int, assign: str) -> Rate:
 
 def _consume(url: str, config: Config, rank: int, ranks: int, barrier: Barrier, num_ids: Synchronized[int]) -> None:
     os.sched_setaffinity(0, set(range(1, os.cpu_count() or 2)))
-    with RemoteSteps(url, config, credits=CREDITS, rank=rank, world_size=ranks, job_id="benchmark") as source:
+    with RemoteBatches(url, config, credits=CREDITS, rank=rank, world_size=ranks, job_id="benchmark") as source:
         count = 0
         for step in source.steps("train", spec_of(config, source.schema, ranks)):
             if step.batch.index == WARMUP:

@@ -16,7 +16,7 @@ from torch import nn
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.rows import RowCache
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.interface import RowStep
 from bagpipe.training.engine import ModelInputs
@@ -51,7 +51,7 @@ class ResidentModel:
         device = torch.device(config.run.device)
         with ExitStack() as stack:
             cacher = stack.enter_context(EmbeddedCacher(config))
-            source = stack.enter_context(RemoteSteps(cacher.url, config, credits=4))
+            source = stack.enter_context(RemoteBatches(cacher.url, config, credits=4))
             trainee = build_trainee(config, source.schema)
             self._cache = RowCache(trainee.rows, num_slots, device)
             trainee.converted.bind(self._cache)

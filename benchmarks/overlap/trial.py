@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.pipeline.trace import Trace
@@ -134,7 +134,7 @@ def run_trial(
         trace = Trace() if trace_path else None
         credits = config.cache.read_ahead
         cacher = stack.enter_context(EmbeddedCacher(config))
-        source = stack.enter_context(RemoteSteps(cacher.url, config, credits=credits))
+        source = stack.enter_context(RemoteBatches(cacher.url, config, credits=credits))
         trainee = build_trainee(config, source.schema)
         if refill:
             fill_store(server, trainee.rows, config.store.namespace)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.store.interface import WriteRequest
@@ -47,7 +47,7 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
 
     with ExitStack() as stack:
         cacher = stack.enter_context(EmbeddedCacher(config))
-        source = stack.enter_context(RemoteSteps(cacher.url, config, credits=config.cache.read_ahead))
+        source = stack.enter_context(RemoteBatches(cacher.url, config, credits=config.cache.read_ahead))
         trainee = build_trainee(config, source.schema)
         _fill(fill_url, trainee.rows, config.store.namespace, sample)
         store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import settings_of
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import Phase, RankBatch
@@ -88,8 +88,8 @@ def assert_same_steps(ours: Sequence[RankBatch], theirs: Sequence[RankBatch]) ->
         assert_same(one, other)
 
 
-def remote(url: str, job: Config, **options: Any) -> RemoteSteps:
-    return RemoteSteps(url, job, **{"credits": 3, **options})
+def remote(url: str, job: Config, **options: Any) -> RemoteBatches:
+    return RemoteBatches(url, job, **{"credits": 3, **options})
 
 
 def all_steps(

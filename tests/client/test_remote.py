@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
@@ -33,9 +33,9 @@ def ack(message: pb.TrainerMessage) -> None:
     assert message.WhichOneof("kind") == "ack"
 
 
-def client(url: str, *, timeout_s: float = 10, credits: int = 2, **options: object) -> RemoteSteps:
+def client(url: str, *, timeout_s: float = 10, credits: int = 2, **options: object) -> RemoteBatches:
     config = Config(cacher=CacherConfig(timeout_s=timeout_s))
-    return RemoteSteps(url, config, credits=credits, **options)  # type: ignore[arg-type]
+    return RemoteBatches(url, config, credits=credits, **options)  # type: ignore[arg-type]
 
 
 def indices(steps: Iterator[RankBatch]) -> list[int]:
@@ -275,4 +275,4 @@ def test_files_that_are_not_there_are_named() -> None:
     for key in ("secret_file", "tls_ca"):
         config = Config(cacher=CacherConfig(**{key: "/no/such/file"}))  # type: ignore[arg-type]
         with pytest.raises(InputError, match=rf"^cacher\.{key} /no/such/file: No such file or directory$"):
-            RemoteSteps("unix:/nowhere", config, credits=1)
+            RemoteBatches("unix:/nowhere", config, credits=1)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.client.remote import RemoteSteps
+from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.oracle.rank_batch import StepSource
 from bagpipe.store.interface import Store
@@ -94,7 +94,7 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
         if transport == "process":
             credits = config.cache.read_ahead
             cacher = stack.enter_context(EmbeddedCacher(config))
-            source = stack.enter_context(RemoteSteps(cacher.url, config, credits=credits))
+            source = stack.enter_context(RemoteBatches(cacher.url, config, credits=credits))
         else:
             source = PlannedData(config.data, config.run.seed)
         trainee = build_trainee(config, source.schema)
