@@ -23,7 +23,7 @@ from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
 from bagpipe.checkpoint.files import check, link_or_copy, read_small, sync_folder, write_whole
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.errors import InputError
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 __all__ = ["Checkpoint", "CheckpointFolder"]
 
@@ -154,9 +154,9 @@ class CheckpointFolder:
         content = encode(manifest)
         # What could not be read back must not be published.
         manifest = decode_manifest(content, str(folder / _MANIFEST))
-        reach("before-manifest")
+        hit("before-manifest")
         write_whole(folder / _MANIFEST, content)
-        reach("after-manifest")
+        hit("after-manifest")
         return Checkpoint(folder=folder, manifest=manifest)
 
     def adopt(self, checkpoint: Checkpoint, generation: int) -> Checkpoint:

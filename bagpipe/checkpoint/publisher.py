@@ -22,7 +22,7 @@ from bagpipe.checkpoint.merge import merge_files
 from bagpipe.errors import JobError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.types.schema import RowSchema
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 __all__ = ["Publisher"]
 
@@ -111,7 +111,7 @@ class Publisher:
         )
         self.newest = self._folder.publish(manifest, sources=[parent.folder])
         self._ledger.commit(manifest.mark, manifest.epoch, [part.num_groups for part in parts])
-        reach("after-commit")
+        hit("after-commit")
         self._folder.prune(self._keep, self.newest)
 
     def _await_parts(self, step: int) -> tuple[Part, ...]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, OnPart, PendingCheckpoint, SnapshotSink
 from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.store.interface import WriteRequest
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -261,7 +261,7 @@ class Recorder(NoRecorder):
         rng = None if making.dense else random_state(engine.cache.device)
         making.dense[name] = capture(engine.cache.streams, engine.model, *optimizers, only=only, rng=rng)
         self._give(making, f"dense {name}")
-        reach("after-dense-copy")
+        hit("after-dense-copy")
 
     def _note_loss(self, making: PendingCheckpoint, seat: int, loss_sum: Tensor) -> None:
         making.seat_sums[seat] = self._sent(loss_sum)
@@ -310,7 +310,7 @@ class Recorder(NoRecorder):
     def _close_logs(self) -> None:
         """End an epoch in the store: every write-back of it has been acknowledged."""
         num_groups = self._bound.store.rotate()
-        reach("after-rotation")
+        hit("after-rotation")
         with self._lock:
             making = self._makings[self._store_epoch]
             making.num_groups = tuple(num_groups.tolist())

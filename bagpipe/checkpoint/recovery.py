@@ -28,7 +28,7 @@ from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, condemned
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_of
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 __all__ = ["Recovered", "check_namespace", "is_empty", "is_usable", "recover", "take_over"]
 
@@ -146,7 +146,7 @@ def recover(
     """
     start_s = time.monotonic()
     ledger.seize(token)
-    reach("after-seize")
+    hit("after-seize")
     # Only now: until then, others could write.
     states = ledger.state()
     check_namespace(states, place, checkpoint.lineage)
@@ -173,10 +173,10 @@ def recover(
                 ledger.drop(bucket)
         for requests in rows.requests(buckets=lost, num_buckets=len(states)):
             writer.write(requests)
-    reach("before-begin")
+    hit("before-begin")
     num_groups = store.rotate()
     ledger.begin(checkpoint.mark, num_writers, num_groups=num_groups.tolist(), num_rows=wanted.tolist())
-    reach("after-begin")
+    hit("after-begin")
     return Recovered(
         buckets_reloaded=len(lost),
         rows_written=writer.rows_written,
@@ -200,7 +200,7 @@ class _Writer:
         self.rows_written += sum(len(request.ids) for request in requests)
         self.bytes_written += sum(request.rows.nbytes for request in requests)
         self._progress(self.rows_written, self.bytes_written)
-        reach("mid-recovery")
+        hit("mid-recovery")
 
     def restore(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: CheckpointRows) -> None:
         """Write the checkpoint's values of these rows, delete those it does not have."""
@@ -212,7 +212,7 @@ class _Writer:
             if len(gone[1]):
                 self._ledger.delete(*gone)
                 self.rows_deleted += len(gone[1])
-                reach("mid-recovery")
+                hit("mid-recovery")
 
 
 def _split(

@@ -28,7 +28,7 @@ from bagpipe.checkpoint.manifest import FileEntry, Part
 from bagpipe.errors import InputError, JobError, StoreError
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
     from bagpipe.cache.snapshot import CapturedRows
@@ -251,7 +251,7 @@ class CheckpointWriter:
         self._put(self._parts, lambda: self._hand_on(making, part))
 
     def _hand_on(self, making: PendingCheckpoint, part: Part | None) -> None:
-        reach("after-checkpoint-data")
+        hit("after-checkpoint-data")
         self._on_part(making.step, making.epoch, part)
 
     def _part(self, making: PendingCheckpoint, folder: Path) -> Part:

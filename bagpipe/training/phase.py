@@ -30,7 +30,7 @@ from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.prefetch import EVICT_AFTER, FETCH_AFTER, prefetch
 from bagpipe.store.interface import ReadResult
 from bagpipe.training.progress import PhaseResult, Progress
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
     from bagpipe.training.engine import Engine, ModelInputs
@@ -231,7 +231,7 @@ class Phase(ABC):
         flight = self.in_flight[b]
         requests = self.cache.fetch_requests(flight.step.owner, skip_new=self.skip_new)
         flight.results = self.engine.store.read_many(requests)
-        reach("after-fetch")
+        hit("after-fetch")
         self.check_found(b, requests)
         self.rows_fetched += sum(len(ids) for _, ids in requests)
 

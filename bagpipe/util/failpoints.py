@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 
-__all__ = ["POINTS", "reach"]
+__all__ = ["POINTS", "hit"]
 
 #: In the order of a batch, then of a checkpoint, then of a recovery.
 POINTS = (
@@ -38,7 +38,7 @@ if _ARMED and _NAME not in POINTS:
     raise ValueError(f"BAGPIPE_CRASH_AT: expected one of {', '.join(POINTS)}, with :N, got {_ARMED!r}")
 
 
-def reach(point: str) -> None:
+def hit(point: str) -> None:
     """Kill this process (SIGKILL) if it was told to die here. From any thread."""
     if point == _NAME:
         _reached[point] += 1

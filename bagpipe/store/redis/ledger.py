@@ -46,7 +46,7 @@ from bagpipe.store.redis.durability import needs_fsync
 from bagpipe.store.redis.namespace import Namespace, Session
 from bagpipe.store.redis.servers import Command, Unreachable
 from bagpipe.store.redis.watch import Watch
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 __all__ = ["RedisLedger"]
 
@@ -249,7 +249,7 @@ class RedisLedger:
         check_mark(mark)
         proofs = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
         self._act([0], _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
-        reach("mid-commit")
+        hit("mid-commit")
         self._act(range(1, self.num_buckets), _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
 
     def condemn(self, mark: str) -> None:

@@ -35,7 +35,7 @@ from bagpipe.store.redis.transfer import LogRotation, ReadCodec, ReadGroup, Writ
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
 from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 __all__ = ["RedisStore"]
 
@@ -168,7 +168,7 @@ class RedisStore:
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
         """See `Store.write_many`."""
         self._check_writable()
-        reach("before-write-back")
+        hit("before-write-back")
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
         groups = []
         for members in self._by_width([request.table for request in requests]).values():
@@ -181,7 +181,7 @@ class RedisStore:
             groups.append(WriteGroup(routed=routed, rows=voids, entries=entries))
         self._carry(groups)
         self._rows_written += sum(len(group.rows) for group in groups)
-        reach("after-write-back")
+        hit("after-write-back")
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""

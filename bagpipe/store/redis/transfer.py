@@ -26,7 +26,7 @@ from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.routing import Command, RoutedRows
 from bagpipe.store.redis.row_checksum import value_dtype
 from bagpipe.store.redis.wire import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 __all__ = [
     "Codec",
@@ -187,7 +187,7 @@ class WriteCodec:
                 head = memoryview(hset_header(self._keys[command.bucket], num_rows))
                 requests.append(Request((head, body), _HSET_REPLY_BYTES, partial(decode_hset, num_rows=num_rows)))
             yield requests
-            reach("mid-write-back")
+            hit("mid-write-back")
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[Command]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_transaction_commands
@@ -198,7 +198,7 @@ class WriteCodec:
                 stop = min(start + at_once, len(run))
                 requests.append(self._transaction(entries, run[start:stop], fields[start:stop], bodies[start:stop]))
             yield requests
-            reach("mid-write-back")
+            hit("mid-write-back")
 
     def _transaction(
         self, entries: LogEntries, run: Sequence[Command], fields: Sequence[bytes], bodies: Sequence[memoryview]
