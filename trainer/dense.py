@@ -32,7 +32,7 @@ def precision_of(run: RunConfig) -> Precision:
         device_type=torch.device(run.device).type,
         autocast_dtype=AUTOCAST_DTYPES[run.autocast],
         loss_scale=LossScale(
-            value=run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast], growth_steps=run.loss_scale_growth_steps
+            value=run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast], growth_interval=run.loss_scale_growth_interval
         ),
     )
 

@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
     _one_of("run.kernels", KERNELS),
     _one_of("run.autocast", AUTOCAST),
     Rule("run.loss_scale", "0 or a power of two up to 2**24", lambda value: value in LOSS_SCALES),
-    _at_least("run.loss_scale_growth_steps", 0),
+    _at_least("run.loss_scale_growth_interval", 0),
     Rule("run.peer_timeout_s", "more than 0", lambda value: value > 0),
 )
 
@@ -190,7 +190,7 @@ def _autocast_problem(config: Config) -> str | None:
 
 
 def _growth_problem(config: Config) -> str | None:
-    steps, schedule = config.run.loss_scale_growth_steps, config.pipeline.schedule
+    steps, schedule = config.run.loss_scale_growth_interval, config.pipeline.schedule
     if not steps:
         return None
     if schedule != "none":
@@ -240,7 +240,7 @@ PAIR_RULES: tuple[PairRule, ...] = (
     PairRule("pipeline.schedule", _schedule_problem),
     PairRule("run.nonfinite", _nonfinite_problem),
     PairRule("run.autocast", _autocast_problem),
-    PairRule("run.loss_scale_growth_steps", _growth_problem),
+    PairRule("run.loss_scale_growth_interval", _growth_problem),
     PairRule("run.cuda_graph", _cuda_graph_problem),
     PairRule("run.peer_timeout_s", _peer_problem),
 )

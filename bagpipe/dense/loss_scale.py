@@ -7,7 +7,7 @@ A scale is a power of two: it changes the exponents of gradients and no other bi
 its type. A gradient that leaves float16's at the top is infinite, and the guard sees it.
 
 Where it grows, the rule is that of torch's GradScaler: half of it after a batch that was left out, twice as much after
-`growth_steps` finite batches in a row. So it depends on nothing but the batches before, and is the same on all ranks.
+`growth_interval` finite batches in a row. So it depends on nothing but the batches before, and is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class LossScale:
 
     Attributes:
         value: a power of two from 1 to `MAX_LOSS_SCALE`.
-        growth_steps: finite batches in a row after which it doubles; 0: it stays as it is, whatever happens.
+        growth_interval: finite batches in a row after which it doubles; 0: it stays as it is, whatever happens.
         num_finite: finite batches since it last changed, or since one was left out.
     """
 
     value: int = 1
-    growth_steps: int = 0
+    growth_interval: int = 0
     num_finite: int = 0
 
     @property
@@ -54,21 +54,21 @@ class LossScale:
         Args:
             is_finite: this batch's loss and gradients are, on all ranks; otherwise it was left out.
         """
-        if not self.growth_steps:
+        if not self.growth_interval:
             return self
         if not is_finite:
             return dataclasses.replace(self, value=max(self.value // 2, 1), num_finite=0)
-        if self.num_finite + 1 < self.growth_steps:
+        if self.num_finite + 1 < self.growth_interval:
             return dataclasses.replace(self, num_finite=self.num_finite + 1)
         return dataclasses.replace(self, value=min(self.value * 2, MAX_LOSS_SCALE), num_finite=0)
 
     def carried(self) -> Mapping[str, int]:
         """What a checkpoint keeps of it, for `Part.progress`: nothing of a scale that stays."""
-        return {"loss_scale": self.value, "finite_steps": self.num_finite} if self.growth_steps else {}
+        return {"loss_scale": self.value, "finite_steps": self.num_finite} if self.growth_interval else {}
 
     def resumed(self, carried: Mapping[str, int]) -> LossScale:
         """The scale a job goes on with: the checkpoint's, if it has one; a scale that stays is this one."""
-        if not self.growth_steps or "loss_scale" not in carried:
+        if not self.growth_interval or "loss_scale" not in carried:
             return self
         return dataclasses.replace(self, value=carried["loss_scale"], num_finite=carried["finite_steps"])
 

@@ -55,7 +55,7 @@ class Training(Phase):
         )
         #: Of the batch that is computed.
         self.loss_scale = engine.dense.precision.loss_scale.resumed(carried)
-        if self.loss_scale.growth_steps and (not self.guard.skips or engine.pipeline is not None):
+        if self.loss_scale.growth_interval and (not self.guard.skips or engine.pipeline is not None):
             raise InputError("a loss scale that grows needs batches that can be left out, and no stages")
         self.buffers: dict[str, Tensor] = {}
 

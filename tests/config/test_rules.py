@@ -102,8 +102,8 @@ def test_every_number_has_a_rule():
         ("checkpoint.resume", "last", "checkpoint.resume must be auto, never or a step number, got 'last'"),
         ("run.autocast", "half", "run.autocast must be one of off, bfloat16, float16, got 'half'"),
         ("run.loss_scale", 1000, "run.loss_scale must be 0 or a power of two up to 2**24, got 1000"),
-        ("run.loss_scale_growth_steps", -1, "run.loss_scale_growth_steps must be at least 0, got -1"),
-        ("run.loss_scale_growth_steps", 9, "run.loss_scale_growth_steps 9 needs run.nonfinite skip, got stop"),
+        ("run.loss_scale_growth_interval", -1, "run.loss_scale_growth_interval must be at least 0, got -1"),
+        ("run.loss_scale_growth_interval", 9, "run.loss_scale_growth_interval 9 needs run.nonfinite skip, got stop"),
         ("run.cuda_graph", True, "run.cuda_graph needs run.device cuda, got cpu"),
         ("run.device", "gpu", "run.device must be cpu, cuda or cuda:N, got 'gpu'"),
         ("run.seed", -1, "run.seed must be from 0 to 2**63 - 1, got -1"),
@@ -131,9 +131,9 @@ def test_a_bad_value_gets_one_line(path, value, line):
             "pipeline.microbatches 2)",
         ),
         (
-            {"loss_scale_growth_steps": 9},
+            {"loss_scale_growth_interval": 9},
             {"schedule": "1f1b", "stages": 2, "microbatches": 4},
-            "run.loss_scale_growth_steps 9 is not possible with stages (pipeline.schedule 1f1b): use 0",
+            "run.loss_scale_growth_interval 9 is not possible with stages (pipeline.schedule 1f1b): use 0",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_scale_is_named_where_it_may_be_the_cause() -> None:
 @settings(max_examples=30)
 @given(exponent=st.integers(0, 24), steps=st.integers(1, 4), finite=st.lists(st.booleans(), max_size=40))
 def test_it_grows_as_a_grad_scaler_does_between_its_bounds(exponent: int, steps: int, finite: list[bool]) -> None:
-    scale = LossScale(value=2**exponent, growth_steps=steps)
+    scale = LossScale(value=2**exponent, growth_interval=steps)
     value, tracker = torch.tensor(2.0**exponent), torch.tensor(0, dtype=torch.int32)
     for is_finite in finite:
         scale = scale.after(is_finite=is_finite)
@@ -73,7 +73,7 @@ def test_one_that_does_not_grow_stays() -> None:
 
 
 def test_it_goes_on_where_it_was() -> None:
-    begun = LossScale(value=8, growth_steps=3)
+    begun = LossScale(value=8, growth_interval=3)
     later = begun.after(is_finite=False).after(is_finite=True)
     assert later.carried() == {"loss_scale": 4, "finite_steps": 1}
     assert begun.resumed(later.carried()) == later

@@ -39,8 +39,8 @@ def work_of(model: nn.Module | None = None, **run: Any) -> DenseExecutor:
         ({"autocast": "float16"}, Precision(autocast_dtype=torch.float16, loss_scale=LossScale(value=4096))),
         ({"autocast": "float16", "loss_scale": 1}, Precision(autocast_dtype=torch.float16)),
         (
-            {"device": "cuda:1", "loss_scale": 8, "loss_scale_growth_steps": 100},
-            Precision(device_type="cuda", loss_scale=LossScale(value=8, growth_steps=100)),
+            {"device": "cuda:1", "loss_scale": 8, "loss_scale_growth_interval": 100},
+            Precision(device_type="cuda", loss_scale=LossScale(value=8, growth_interval=100)),
         ),
     ],
 )
