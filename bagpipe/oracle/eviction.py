@@ -51,7 +51,7 @@ class Policy:
 
 POLICIES: Mapping[str, Policy] = {
     "belady-window": Policy(),
-    "paper": Policy(drop_idle=True),
+    "drop-unused": Policy(drop_idle=True),
 }
 
 #: Ticks of worth that share a rank: a sixteenth of a half-life, less than 5 % of a row's weight.

@@ -33,7 +33,7 @@ ZIPF_EXPONENT = 1.05
 SETTINGS = (
     (False, "belady-window", 1, "contiguous"),
     (True, "belady-window", 1, "contiguous"),
-    (False, "paper", 1, "contiguous"),
+    (False, "drop-unused", 1, "contiguous"),
     (False, "belady-window", 8, "contiguous"),
     (True, "belady-window", 8, "contiguous"),
     (False, "belady-window", 8, "locality"),

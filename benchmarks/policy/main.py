@@ -29,7 +29,7 @@ from benchmarks.policy.report import write_report
 RESULTS = Path(__file__).parent / "results"
 OPTIMUM = "offline-belady"
 BASELINES = ("lru", "lfu", "static-hot")
-POLICIES = ("belady-window", "paper")
+POLICIES = ("belady-window", "drop-unused")
 
 
 def cells(experiment: Experiment, batch_size: int, distinct: int) -> Iterator[Cell]:

@@ -65,7 +65,7 @@ def _rows(cells: Sequence[_Cell]) -> list[tuple[str, int | None]]:
     """Policies and lookaheads in the order of the table: ours from the longest, then what it is compared with."""
     known = {(cell["policy"], cell["lookahead"]) for cell in cells}
     looking = sorted({lookahead for _, lookahead in known if lookahead}, reverse=True)
-    order = [(policy, n) for policy in ("belady-window", "paper", "hindsight") for n in looking]
+    order = [(policy, n) for policy in ("belady-window", "drop-unused", "hindsight") for n in looking]
     order += [(policy, None) for policy in (*_BASELINES, "offline-belady")]
     return [row for row in order if row in known]
 
@@ -100,7 +100,7 @@ def _draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         for policy, lookahead in (
             ("belady-window", target),
             ("belady-window", 8),
-            ("paper", target),
+            ("drop-unused", target),
             *((p, None) for p in _BASELINES),
         ):
             points = sorted(

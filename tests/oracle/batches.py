@@ -62,7 +62,7 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         features=tuple(refs),
         num_slots=draw(st.sampled_from([0, max(per_rank, 1), per_rank + 1, per_rank + 3, 2 * per_rank + 2, 200])),
         lookahead=draw(st.sampled_from([1, 2, 3, 8, 64])),
-        policy=draw(st.sampled_from(["belady-window", "paper"])),
+        policy=draw(st.sampled_from(["belady-window", "drop-unused"])),
         world_size=world_size,
         assign=assign,
         example_shares=tuple(shares),

@@ -128,7 +128,7 @@ def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list
     spec = dataclasses.replace(spec, assign=assign, example_shares=shares)
     others = [
         dataclasses.replace(spec, num_slots=0),
-        dataclasses.replace(spec, num_slots=500, lookahead=2, policy="paper"),
+        dataclasses.replace(spec, num_slots=500, lookahead=2, policy="drop-unused"),
         dataclasses.replace(spec, num_slots=300, lookahead=9),
     ]
     stories = [

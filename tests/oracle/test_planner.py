@@ -96,7 +96,7 @@ def test_takes_the_batch_before_when_nothing_else_is_left() -> None:
 
 
 def test_the_papers_rule_drops_what_the_window_does_not_use() -> None:
-    story_of_paper = story("abcdabcd", spec_of(num_slots=9, lookahead=2, policy="paper"))
+    story_of_paper = story("abcdabcd", spec_of(num_slots=9, lookahead=2, policy="drop-unused"))
     assert story_of_paper == ["+a", "+b", "-a+c", "-b+d", "-c+a", "-d+b", "-a+c", "-b+d"]
     assert story("abcdabcd", spec_of(num_slots=9, lookahead=2))[4:] == ["", "", "", ""]
 

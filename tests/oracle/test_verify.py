@@ -29,7 +29,7 @@ SPECS = {
     "locality": dataclasses.replace(CACHED, num_slots=5, world_size=3, assign="locality"),
     "shares": dataclasses.replace(CACHED, num_slots=7, world_size=3, example_shares=(1, 0, 2)),
     "blind": dataclasses.replace(CACHED, num_slots=7, world_size=2, lookahead=1),
-    "paper": dataclasses.replace(CACHED, num_slots=7, world_size=2, policy="paper"),
+    "drop-unused": dataclasses.replace(CACHED, num_slots=7, world_size=2, policy="drop-unused"),
     "direct": dataclasses.replace(CACHED, num_slots=0, world_size=3),
 }
 #: Batches whose plans are perturbed; the last one too, because only the end of the run shows some errors.

@@ -39,7 +39,7 @@ FREE_AXES = {
     "store": ("memory", "server", "servers", "cluster"),
     "transport": ("in-process", "process"),
     "prefetch_depth": (1, 4),
-    "policy": ("belady-window", "paper"),
+    "policy": ("belady-window", "drop-unused"),
 }
 #: ... of a job given by these.
 JOB_AXES = {

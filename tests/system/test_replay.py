@@ -45,7 +45,7 @@ def replayed(config: Config, world_size: int = 1) -> ReplayRecord:
     [
         ("sum", "dlrm", "belady-window", 1, {}),
         ("mixed", "wide-deep", "belady-window", 8, {"eval_fraction": 0.2}),
-        ("ragged", "wide-deep", "paper", 4, {"epochs": 2, "shuffle": True}),
+        ("ragged", "wide-deep", "drop-unused", 4, {"epochs": 2, "shuffle": True}),
         ("weighted", "dlrm", "belady-window", 26, {"limit": 200, "batch_size": 7}),
     ],
 )
@@ -82,9 +82,9 @@ def test_several_ranks(clicks: Callable[..., Config], assign: str) -> None:
 def test_a_trial_is_the_trainer_itself(tmp_path: Path) -> None:
     log = write_log(tmp_path, rows=400)
     flags = ["--data.path", str(log), "--data.format", "parquet", "--data.batch_size", "40"]
-    sweep = parse_sweep([*flags, "--cache_rows", "500", "--lookahead", "4", "--policy", "paper"])
+    sweep = parse_sweep([*flags, "--cache_rows", "500", "--lookahead", "4", "--policy", "drop-unused"])
     (record,) = replay(sweep, plain).records
-    setting = Setting(policy="paper", lookahead=4, cache_rows=500, batch_size=40, world_size=1)
+    setting = Setting(policy="drop-unused", lookahead=4, cache_rows=500, batch_size=40, world_size=1)
     trial = run_trial(setting, sweep)
     assert trial.error is None
     assert (trial.steps, trial.rows_fetched, trial.rows_written) == (10, record.rows_fetched, record.rows_written)

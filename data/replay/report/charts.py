@@ -80,7 +80,7 @@ INK = "#000000"
 FAILED = "#d00000"
 _LOOKS: Mapping[str, Look] = {
     "belady-window": Look(color="#0072b2", symbol="circle"),
-    "paper": Look(color="#e69f00", symbol="square"),
+    "drop-unused": Look(color="#e69f00", symbol="square"),
     "lru": Look(color="#d55e00", symbol="triangle-up"),
     "lfu": Look(color="#cc79a7", symbol="triangle-down"),
     "static-hot": Look(color="#009e73", symbol="diamond"),

@@ -30,10 +30,10 @@ def test_the_whole_log_unless_a_part_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_trainer_gets_the_configuration_and_nothing_else() -> None:
-    sweep = parse_sweep(["--train", "--policy", "paper", "--data.limit", "9", "--world_size=2", "--run.seed=4"])
+    sweep = parse_sweep(["--train", "--policy", "drop-unused", "--data.limit", "9", "--world_size=2", "--run.seed=4"])
     assert sweep.train
     assert sweep.trainer_flags == ("--data.limit", "9", "--run.seed=4")
-    assert (sweep.policies, sweep.world_size) == (("paper",), 2)
+    assert (sweep.policies, sweep.world_size) == (("drop-unused",), 2)
 
 
 def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:

@@ -19,7 +19,7 @@ def test_the_smallest_cache_then_the_shortest_window_that_cost_little_more() -> 
             record("belady-window", 32, 200, 109),
             record("belady-window", 64, 200, 108),
             record("belady-window", 64, 400, 100),
-            record("paper", 32, 200, 109.5),
+            record("drop-unused", 32, 200, 109.5),
         ]
     )
     assert found is not None
@@ -31,20 +31,20 @@ def test_the_smallest_cache_then_the_shortest_window_that_cost_little_more() -> 
 
 
 def test_alone_it_is_the_best() -> None:
-    found = recommend([record("paper", 8, 100, 2.5)])
+    found = recommend([record("drop-unused", 8, 100, 2.5)])
     assert found is not None
     assert found.reason.endswith("moves the fewest bytes of all (2.5 MB).")
 
 
 def test_only_what_can_be_trained_with_counts() -> None:
-    assert recommend([record("lru", 8, 100, 1), record("paper", 8, 100, 1, error="too small")]) is None
+    assert recommend([record("lru", 8, 100, 1), record("drop-unused", 8, 100, 1, error="too small")]) is None
     assert recommend([]) is None
-    found = recommend([record("offline-belady", 8, 10, 1), record("paper", 8, 100, 3)])
+    found = recommend([record("offline-belady", 8, 10, 1), record("drop-unused", 8, 100, 3)])
     assert found is not None
-    assert found.setting.policy == "paper"
+    assert found.setting.policy == "drop-unused"
 
 
 def test_batch_sizes_are_not_compared() -> None:
-    found = recommend([record("paper", 8, 100, 3), record("paper", 8, 50, 1, batch_size=20)])
+    found = recommend([record("drop-unused", 8, 100, 3), record("drop-unused", 8, 50, 1, batch_size=20)])
     assert found is not None
     assert found.setting.batch_size == 10

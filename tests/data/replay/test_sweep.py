@@ -64,7 +64,7 @@ def test_counts_fit_together(found: Replay) -> None:
         assert record.row_bytes == 2 * 4 * 4  # weights and Adagrad's sums
         assert (record.bytes_fetched, record.bytes_written) == (32 * fetched, 32 * written)
         assert number(record.peak_rows) <= min(record.cache_rows, found.rows)
-        assert fetched == 0 or record.cache_rows < found.rows or record.policy in ("paper", "static-hot")
+        assert fetched == 0 or record.cache_rows < found.rows or record.policy in ("drop-unused", "static-hot")
 
 
 def test_nobody_misses_less_than_the_offline_optimum(found: Replay) -> None:
@@ -81,7 +81,7 @@ def test_nobody_misses_less_than_the_offline_optimum(found: Replay) -> None:
 def test_what_cannot_be_replayed_says_why_beside_the_others(found: Replay, log: Path) -> None:
     failed = {(r.batch_size, r.policy, r.lookahead, r.cache_rows): r.error for r in found.records if r.error}
     longer = "--lookahead 10 is longer than the log: 6 batches of 100"
-    assert failed[100, "paper", 10, 450] == longer
+    assert failed[100, "drop-unused", 10, 450] == longer
     assert (100, "lru", 10, 450) not in failed  # it does not look ahead
     too_small = next(error for place, error in failed.items() if place[3] == 250 and place[2] == 1)
     assert too_small is not None
@@ -93,9 +93,11 @@ def test_what_cannot_be_replayed_says_why_beside_the_others(found: Replay, log: 
 
 
 def test_the_least_cache_that_is_named_will_do(log: Path) -> None:
-    (small,) = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", "5", "--policy", "paper"), plain).records
+    (small,) = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", "5", "--policy", "drop-unused"), plain).records
     least = str(small.error).partition("at least ")[2].partition(",")[0]
-    (found,) = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", least, "--policy", "paper"), plain).records
+    (found,) = replay(
+        sweep_of(log, "--lookahead", "1", "--cache_rows", least, "--policy", "drop-unused"), plain
+    ).records
     assert found.error is None
 
 
@@ -220,7 +222,7 @@ def test_a_log_that_changes_is_told_and_what_was_found_before_stays(log: Path) -
     assert str(first.error).startswith(f"{log}: the log changed while it was replayed: 600 examples with ")
     assert ", then 540 with " in str(first.error)
     assert (second.error, second.batches) == (None, 10)
-    assert [(record.batch_size, record.policy) for record in rest] == [(50, "paper"), (50, "lru")]
+    assert [(record.batch_size, record.policy) for record in rest] == [(50, "drop-unused"), (50, "lru")]
     assert all(", then 550 with " in str(record.error) for record in rest)
 
 

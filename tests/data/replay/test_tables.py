@@ -56,5 +56,5 @@ def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, grad
 
 
 def test_a_setting_goes_where_the_trainer_looks_for_it() -> None:
-    config = at_setting(Config(), policy="paper", lookahead=3, cache_rows=9)
-    assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("paper", 3, 9)
+    config = at_setting(Config(), policy="drop-unused", lookahead=3, cache_rows=9)
+    assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("drop-unused", 3, 9)

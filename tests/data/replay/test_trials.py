@@ -13,12 +13,12 @@ from data.replay.options import parse_sweep
 from data.replay.records import ReplayRecord, Setting, Span, Trial
 from data.replay.trials import _run, spans_of_step, trainer_command, trial_settings, with_trials
 
-SETTING = Setting(policy="paper", lookahead=8, cache_rows=20, batch_size=4, world_size=1)
+SETTING = Setting(policy="drop-unused", lookahead=8, cache_rows=20, batch_size=4, world_size=1)
 
 
 def record(cache_rows: int, error: str | None = None, lookahead: int = 8) -> ReplayRecord:
     return ReplayRecord(
-        policy="paper", lookahead=lookahead, cache_rows=cache_rows, batch_size=4, world_size=1, error=error
+        policy="drop-unused", lookahead=lookahead, cache_rows=cache_rows, batch_size=4, world_size=1, error=error
     )
 
 
@@ -34,14 +34,14 @@ def test_the_trainer_trains_what_was_replayed(tmp_path: Path) -> None:
     start = command.index("trainer") + 1
     config = parse_config([flag for flag in command[start:] if not flag.startswith("--result")], "trainer").config
     assert (config.data.limit, config.data.batch_size, config.data.eval_fraction) == (99, 4, 0)
-    assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("paper", 8, 20)
+    assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("drop-unused", 8, 20)
     assert (config.checkpoint.dir, config.run.trace) == ("", str(tmp_path / "t.json"))
     assert config.store.namespace.startswith("bagpipe.trial-")
 
 
 def test_several_ranks_go_through_torchruns_launcher(tmp_path: Path) -> None:
     sweep = parse_sweep(["--world_size", "2"])
-    setting = Setting(policy="paper", lookahead=8, cache_rows=20, batch_size=4, world_size=2)
+    setting = Setting(policy="drop-unused", lookahead=8, cache_rows=20, batch_size=4, world_size=2)
     command = trainer_command(setting, sweep, tmp_path / "r.json", tmp_path / "t.json")
     assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

@@ -7,8 +7,8 @@ from itertools import product
 
 from data.replay.records import Replay, ReplayRecord, Setting, Span, TableSkew, Trial
 
-POLICIES = ("belady-window", "paper", "lru", "lfu", "static-hot", "offline-belady")
-WINDOWED = ("belady-window", "paper")
+POLICIES = ("belady-window", "drop-unused", "lru", "lfu", "static-hot", "offline-belady")
+WINDOWED = ("belady-window", "drop-unused")
 
 #: Text from outside that would break out of HTML, a script element, an attribute, a label and a template.
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp;%{x}\u2028\udcff"
@@ -17,7 +17,14 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.h
 def record(policy: str, lookahead: int, cache_rows: int, batch_size: int, world_size: int = 1) -> ReplayRecord:
     """One setting: fewer misses with more memory, a longer window and a cleverer policy."""
     rows_unique, rows_first_touch, row_bytes, batches = 3_000_000, 250_000, 136, 80_000 // batch_size
-    skill = {"belady-window": 1.02, "paper": 1.9, "lru": 3.3, "lfu": 2.1, "static-hot": 2.7, "offline-belady": 1.0}
+    skill = {
+        "belady-window": 1.02,
+        "drop-unused": 1.9,
+        "lru": 3.3,
+        "lfu": 2.1,
+        "static-hot": 2.7,
+        "offline-belady": 1.0,
+    }
     window = 1.0 + (4.0 / lookahead if policy in WINDOWED else 0.0)
     refetched = int(900_000 * (5_000 / (cache_rows * world_size)) ** 0.6 * skill[policy] * window)
     misses = min(rows_first_touch + refetched, rows_unique)
@@ -124,7 +131,7 @@ FULL = Replay(
     reason="The smallest cache within 5 % of the traffic of the largest, and the shortest window that keeps it there.",
     trials=(
         trial("belady-window", 20_000, 0.0093, 0.02, STEP),
-        trial("paper", 20_000, 0.0101, 0.14, STEP[:4]),
+        trial("drop-unused", 20_000, 0.0101, 0.14, STEP[:4]),
         trial("belady-window", 0, 0.0412, 4.6),
     ),
 )
@@ -136,14 +143,14 @@ SINGLE = dataclasses.replace(
 
 #: Nothing worked.
 FAILED = dataclasses.replace(
-    SINGLE, records=(failed("paper", 1, 10, 512, "too small"), failed("lru", 1, 10, 512, "too small"))
+    SINGLE, records=(failed("drop-unused", 1, 10, 512, "too small"), failed("lru", 1, 10, 512, "too small"))
 )
 
 #: Two ranks: the exchange counts.
 RANKS = dataclasses.replace(
     SINGLE,
     records=tuple(record(policy, 32, rows, 512, 2) for policy in POLICIES for rows in (5_000, 10_000)),
-    recommended=Setting(policy="paper", lookahead=32, cache_rows=5_000, batch_size=512, world_size=2),
+    recommended=Setting(policy="drop-unused", lookahead=32, cache_rows=5_000, batch_size=512, world_size=2),
 )
 
 #: Every text is hostile.

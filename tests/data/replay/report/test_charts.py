@@ -38,8 +38,8 @@ def test_crowded_ticks_are_left_to_the_library():
 def test_policies_look_different_and_the_same_in_all_reports():
     looks = [look_of(policy) for policy in POLICIES]
     assert len({look.color for look in looks}) == len({look.symbol for look in looks}) == len(POLICIES)
-    strangers = ("mine", "paper", "yours")
-    assert look_of("paper", strangers) == look_of("paper")
+    strangers = ("mine", "drop-unused", "yours")
+    assert look_of("drop-unused", strangers) == look_of("drop-unused")
     assert look_of("mine", strangers) != look_of("yours", strangers)
 
 

@@ -80,4 +80,4 @@ def test_charts_without_figures_are_left_out():
     assert set(charts_of(SINGLE)) == {"hit-rate", "traffic"}
     assert set(charts_of(RANKS)) == {"hit-rate", "traffic", "refetches", "exchange"}
     exchange = charts_of(RANKS)["exchange"].figures[0, 0, 0]
-    assert [trace["name"] for trace in exchange["data"]] == ["belady-window", "paper"]
+    assert [trace["name"] for trace in exchange["data"]] == ["belady-window", "drop-unused"]

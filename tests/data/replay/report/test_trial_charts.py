@@ -18,7 +18,7 @@ def test_the_fastest_step_is_on_top():
 
 
 def test_exposed_share_is_of_the_runs_time():
-    assert exposed_share(trial("paper", 1, step_s=0.01, exposed_s=0.75)) == pytest.approx(0.5)
+    assert exposed_share(trial("drop-unused", 1, step_s=0.01, exposed_s=0.75)) == pytest.approx(0.5)
     assert exposed_share(dataclasses.replace(FULL.trials[0], samples_per_s=None)) is None
 
 
