@@ -1,6 +1,6 @@
 """Positions in the data by batch number, so that a phase can begin in the middle without reading all that comes before.
 
-A reader_state every so many batches; when there are many, every other one goes: memory is bounded, however long the phase.
+One reader state every so many batches. When there are many, every other one is dropped, so memory is bounded.
 """
 
 from __future__ import annotations

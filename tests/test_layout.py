@@ -35,25 +35,21 @@ IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "mult
 
 #: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
 TORCH_USERS = (
-    "bagpipe/embedding/bags.py",
     "bagpipe/cache/",
-    "bagpipe/kernels/",
     "bagpipe/checkpoint/dense_state.py",
     "bagpipe/checkpoint/export.py",
     "bagpipe/dense/",
-    "bagpipe/training/digest.py",
-    "bagpipe/models/plain_dlrm.py",
-    "bagpipe/embedding/collections.py",
-    "bagpipe/training/engine.py",
-    "bagpipe/models/zoo.py",
     "bagpipe/distributed/",
-    "bagpipe/training/",
+    "bagpipe/embedding/",
+    "bagpipe/kernels/",
+    "bagpipe/models/",
     "bagpipe/pipeline/cuda_stream.py",
     "bagpipe/pipeline/stage/",
+    "bagpipe/split/",
     "bagpipe/testing/local_links.py",
     "bagpipe/testing/local_peers.py",
     "bagpipe/testing/plain_job.py",
-    "tests/harness/races/",
+    "bagpipe/training/",
     "trainer/",
 )
 
@@ -102,16 +98,6 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/store/memory/space.py": "tests/store/memory/test_store.py",
     "bagpipe/testing/fence_conformance.py": "tests/store/test_conformance.py",
     "bagpipe/testing/fence_jobs.py": "tests/store/test_conformance.py",
-    "tests/harness/chaos/cli.py": "tests/harness/chaos",
-    "tests/harness/chaos/hosts.py": "tests/harness/chaos",
-    "tests/harness/chaos/injector.py": "tests/harness/chaos",
-    "tests/harness/chaos/jobs.py": "tests/harness/chaos",
-    "tests/harness/chaos/scene.py": "tests/harness/chaos",
-    "tests/harness/races/history.py": "tests/harness/races/test_device.py",
-    "tests/harness/races/lanes.py": "tests/harness/races/test_watch.py",
-    "tests/harness/races/meetings.py": "tests/harness/races/test_watch.py",
-    "tests/harness/races/report.py": "tests/harness/races/test_watch.py",
-    "tests/harness/soak/cli.py": "tests/harness/soak",
     "bagpipe/testing/local_links.py": "tests/distributed/test_links.py",
     "bagpipe/testing/local_peers.py": "tests/cache/test_row_exchange.py",
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
@@ -303,7 +289,7 @@ def test_entry_points_are_three_lines():
 
 
 def mirror_of(name: str) -> str:
-    """``bagpipe/store/redis/wire.py`` -> ``tests/store/redis/test_wire.py``, ``data/text.py`` -> ``tests/data/test_text.py``."""
+    """``bagpipe/store/keys.py`` -> ``tests/store/test_keys.py``."""
     folder, _, file = name.removeprefix("bagpipe/").rpartition("/")
     return f"tests/{folder + '/' if folder else ''}test_{file}"
 

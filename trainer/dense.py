@@ -1,6 +1,6 @@
 """A job's way to compute its dense part, from its configuration.
 
-run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> lookups and one dense stage ─> DenseExecutor
+run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> DenseExecutor
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`CheckpointWriter`: two threads: one writes a rank's checkpoints to files, the other sees to it that they are published.
+"""`CheckpointWriter`: one thread writes the checkpoint files of a rank, a second one publishes them.
 
 lanes ──rows, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
                                                          └──Part──> parts ──teller──> on_part

@@ -1,4 +1,4 @@
-"""Command line of the programs: one TOML file, then flags, then checks; `bagpipe.config.sections` is the only list of keys.
+"""Loads a configuration: one TOML file, then flags, then checks. `bagpipe.config.sections` lists all keys.
 
     config_keys: one Key record per field of config.py ──> argparse flags and --help
     --config FILE.toml ──> values with "FILE:LINE" ┐

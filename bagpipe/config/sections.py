@@ -234,8 +234,8 @@ class RunConfig:
             state, rows and losses stay float32, and evaluation is done in it.
         loss_scale: what the loss is multiplied by before the backward, and gradients are divided by after it; 0: 4096
             with float16 (see `bagpipe.dense.precision`), else 1.
-        loss_scale_growth_interval: the scale begins at loss_scale, is doubled after so many finite batches in a row (2000
-            in torch's GradScaler), and halved by one that is left out; needs nonfinite = skip. 0: it stays.
+        loss_scale_growth_interval: the scale begins at loss_scale, is doubled after so many finite batches in a row
+            (2000 in torch's GradScaler), and halved by one that is left out; needs nonfinite = skip. 0: it stays.
         kernels: what computes on rows: auto (Triton's kernels on a CUDA device that has them, else torch's operations),
             torch or triton. The order of a row's sums is the same.
         compile: compile the dense part with torch.compile; results differ from those without in rounding.

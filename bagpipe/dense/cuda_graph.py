@@ -1,4 +1,4 @@
-"""`CudaGraphExecutor`: forward, loss and backward of the dense stage as one recording that is replayed batch after batch.
+"""`CudaGraphExecutor`: captures forward, loss and backward of the dense stage once, and replays them.
 
     source(inputs) ──values──copy──> leaves ──┐                        ┌─> loss, loss sum
                      labels ──copy──> labels ─┼─ replay: stage, loss, ─┼─> gradients of parameters ──> `grad`

@@ -7,7 +7,7 @@ A scale is a power of two: it changes the exponents of gradients and no other bi
 its type. A gradient that leaves float16's at the top is infinite, and the guard sees it.
 
 Where it grows, the rule is that of torch's GradScaler: half of it after a batch that was left out, twice as much after
-`growth_interval` finite batches in a row. So it depends on nothing but the batches before, and is the same on all ranks.
+`growth_interval` finite batches in a row. It depends only on earlier batches, so it is the same on all ranks.
 """
 
 from __future__ import annotations

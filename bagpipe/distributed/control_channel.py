@@ -1,4 +1,4 @@
-"""`ControlChannel`: what ranks tell each other, however long it takes to find out: an address, a digest, that a flush is done.
+"""`ControlChannel`: control messages over TCPStore. No timeout: heartbeats detect dead peers.
 
 share   rank 0: put ──"word/<n>/0" in the job's store──> other ranks: look ┐ while the ranks that have not put theirs
 gather  every rank: put ──"word/<n>/<rank>"──> every rank: look            ┘ beat, and nobody has failed

@@ -7,7 +7,7 @@
 
 The prefix is what makes a restarted job work: with torchrun's own store, torch.distributed gives every attempt the same
 keys, and a new rank may read the address of a dead one. Ends are told apart from hangs by a deadline on every exchange
-and by `bagpipe.distributed.failure`; words between phases, through the store, wait as long as who is waited for is alive.
+and by `bagpipe.distributed.failure`. Control messages between phases have no timeout; heartbeats detect dead peers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HOST_LANES = ("ack", "agree", "scores")
 
 
 class TorchPeers:
-    """`bagpipe.distributed.interface.Peers` over torch.distributed. Use as a context manager, around all other resources.
+    """`Peers` over torch.distributed. Use it as a context manager around all other resources.
 
     It sets up the default process group too, which a user's model may use in its own forward.
 

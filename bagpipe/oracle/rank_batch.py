@@ -35,7 +35,7 @@ class RankBatch:
         num_global_examples: examples in the global batch; the loss is their mean.
         span: when the cacher worked on it.
         exchange: what it gives to and takes from the other ranks; None if there are none.
-        reader_state: the data reader's position before this batch, JSON-able; only rank 0 gets one, every so many batches.
+        reader_state: position of the data reader before this batch, JSON-able; rank 0 gets one every so many batches.
     """
 
     batch: Batch

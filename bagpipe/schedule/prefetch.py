@@ -21,8 +21,8 @@ With several ranks a row is in the cache of its owner only, and lanes of their o
               X_UPDATE_LATE  their rows
     ack       X_ACK          all ranks' write-backs    X_WRITEBACK(b)
 
-so only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK in the place of X_WRITEBACK
-(another rank may have written the row), evictions for X_UPDATE_LATE too.
+so only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK in the place of
+X_WRITEBACK (another rank may have written the row), evictions for X_UPDATE_LATE too.
 
 Every lane just does its own work for batch 0, 1, 2, …; the edges below are all that orders lanes against each other.
 Evaluation changes no row, so nothing is evicted to the store: rows that leave are simply overwritten, once the last

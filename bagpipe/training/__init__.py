@@ -20,6 +20,6 @@ and with the dense part in stages (`bagpipe.pipeline.stage`):
     F, B, I, W, SEND_…       the stages' own actions                          lane compute…
     REDUCE_GRAD, OPT         per stage                                        lanes reduce…, compute…
 
-A batch under way is one `InFlightBatch`; every handler takes what it needs from it and leaves what the next one needs. Which
+A batch under way is one `InFlightBatch`; handlers pass their results on through it. Which
 lane may do what when is decided by the loop's edges and the plan's two hazards, never here.
 """

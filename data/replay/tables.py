@@ -39,7 +39,7 @@ class LogTables:
 
     @classmethod
     def of(cls, schema: DataSchema, config: Config) -> Self:
-        """The tables that the configured model makes of a data set; numbered as `bagpipe.embedding.collections.convert` does."""
+        """The tables that the configured model makes of a data set; numbered as `convert` numbers them."""
         extra = EXTRA_DIM.get(config.model.name, 0) if not config.model.factory else 0
 
         def dim_of(table: Table) -> int:

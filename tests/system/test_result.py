@@ -132,7 +132,8 @@ def test_the_trace_can_be_read_and_has_every_lane(tmp_path: Path) -> None:
     names = {(lanes[span["tid"]], span["name"]) for span in spans}
     for lane, op in (
         ("oracle", "0X_PLAN"), ("data", "0X_READ"), ("net-in", "0X_FETCH"), ("copy", "0X_EVICT"), ("copy", "0X_INSERT"),
-        ("compute", "0F"), ("compute", "0B"), ("compute", "0X_UPDATE"), ("compute", "0OPT"), ("net-out", "0X_WRITEBACK"),
+        ("compute", "0F"), ("compute", "0B"), ("compute", "0X_UPDATE"), ("compute", "0OPT"),
+        ("net-out", "0X_WRITEBACK"),
     ):  # fmt: skip
         for batch in range(result["steps"]):
             assert (lane, f"{op}{batch}") in names

@@ -1,6 +1,6 @@
 """`StageSums`: gradients of a pipeline's stages, summed over the ranks that hold each.
 
-    REDUCE_GRAD of stage s ─> its buckets, one by one: summed in the order of s.holders (`bagpipe.dense.parallel.buckets`)
+    REDUCE_GRAD of stage s ─> its buckets, one by one: summed in the order of s.holders (`Bucket`)
                               one group per set of holders; a stage held by one rank needs none
 
 Stages are summed on a lane of their own, each when its last backward is done, while backwards of others go on.

@@ -1,4 +1,4 @@
-"""`EmbeddingStageRunner`: one lookup per batch for the dense stages of a process, and one backward of all their gradients.
+"""`EmbeddingStageRunner`: one lookup per batch for the dense stages of a process, and one backward.
 
     X_EMBED    inputs ──source module──> values of all examples ──slices──> stages (labels to those with a loss)
     X_EMBED_GRAD  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows

@@ -1,7 +1,7 @@
 """`StageRuntime`: the dense stages of one process, as handlers of a program's actions.
 
     StepProgram ──> seats and sources of this process, a Channel for every edge that begins or ends here
-    X_EMBED ─> EmbeddingStageRunner.pool    F B I W REC ─> StageRunner    SEND RECV ─> Channel    X_EMBED_GRAD ─> EmbeddingStageRunner.unpool
+    X_EMBED, X_EMBED_GRAD ─> EmbeddingStageRunner    F B I W REC ─> StageRunner    SEND RECV ─> Channel
 
 The same handlers serve lanes in threads of one process (the runner), lanes in processes, and one thread that takes all
 actions in any order their dependencies allow (`interpret`): results are the same bits.

@@ -3,10 +3,10 @@
     lanes: resource -> its ordered actions          what a resource does, one action at a time
     edges: (op, stage) -> (op, stage), delay        what an action waits for; resolved per index
 
-An edge is a *template*: ``X_INSERT -> F, delay 0`` says that every F of batch b waits for X_INSERT of batch b. Ops count in
-different units (M micro-batches of a stage, or 1 batch); both are parts of a batch, and an action waits for exactly the
-source units whose share of the batch overlaps its own. One formula covers batch to micro-batch, micro-batch to batch,
-and stages with different numbers of micro-batches.
+An edge is a *template*: ``X_INSERT -> F, delay 0`` says that every F of batch b waits for X_INSERT of batch b. Ops
+count in different units (M micro-batches of a stage, or 1 batch); both are parts of a batch, and an action waits for
+exactly the source units whose share of the batch overlaps its own. One formula covers batch to micro-batch,
+micro-batch to batch, and stages with different numbers of micro-batches.
 """
 
 from __future__ import annotations

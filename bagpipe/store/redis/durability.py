@@ -6,7 +6,7 @@
 | everysec | nothing is lost | the last second or so is lost |
 | always | nothing is lost | nothing is lost, as far as the disk tells the truth |
 
-Whatever is lost is noticed, see `bagpipe.store.fencing.fence`; this decides only how much must be loaded from files again.
+Every loss is detected (`bagpipe.store.fencing.fence`); durability decides how much is reloaded from files.
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ class ModelledCuda:
         self._history = history
         self._streams: dict[int, ModelledStream] = {}
 
-    def Stream(self, device: object = None, priority: int = 0) -> ModelledStream:  # noqa: N802 torch's name
+    def Stream(self, device: object = None, priority: int = 0) -> ModelledStream:
         return self._of(self._history.agent("a stream"))
 
-    def Event(self, enable_timing: bool = False, **kwargs: object) -> ModelledEvent:  # noqa: N802 torch's name
+    def Event(self, enable_timing: bool = False, **kwargs: object) -> ModelledEvent:
         return ModelledEvent(self._history)
 
     @contextmanager

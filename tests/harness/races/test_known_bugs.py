@@ -238,7 +238,7 @@ def test_a_batch_is_dropped_while_the_device_uses_it(monkeypatch: pytest.MonkeyP
 
     def score_and_drop(phase: Evaluation, b: int) -> None:
         score(phase, b)
-        flight: Any = phase.flights[b]
+        flight: Any = phase.in_flight[b]
         flight.context = flight.inputs = flight.loss_sum = phase.cache.current = None
         enqueued.release()
 
@@ -315,7 +315,7 @@ def test_batches_in_memory_are_bounded_by_the_schedule(monkeypatch: pytest.Monke
 
     def count(phase: Training, b: int) -> None:
         read(phase, b)
-        flights.append(len(phase.flights))
+        flights.append(len(phase.in_flight))
 
     monkeypatch.setattr(Training, "read", count)
     trained()

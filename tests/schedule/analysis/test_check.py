@@ -77,7 +77,7 @@ def test_a_share_of_a_pipeline_sends_to_others() -> None:
 
 
 def test_a_lane_that_runs_ahead_of_its_source_is_refused() -> None:
-    """X_FETCH of batch b only after X_READ of batch b - 1: at the end of the data it would fetch a batch that is not."""
+    """X_FETCH of batch b only after X_READ of batch b - 1: at the end of the data it fetches a missing batch."""
     edges = tuple(
         dataclasses.replace(edge, delay=1) if (edge.src, edge.dst) == ("X_READ", "X_FETCH") else edge
         for edge in LOOP.edges

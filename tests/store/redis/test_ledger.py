@@ -335,7 +335,8 @@ def test_killed_in_the_middle_of_a_commit(tmp_path: Path) -> None:
         late = ids_of((1_000, 1_100))
         job.store.write(0, late, rows_of(0, late, 1.0))
         program = (
-            "import sys; from bagpipe.store.redis.store import RedisStore; from bagpipe.store.fencing.fence import Fence\n"
+            "import sys; from bagpipe.store.redis.store import RedisStore\n"
+            "from bagpipe.store.fencing.fence import Fence\n"
             "from bagpipe.testing.fence_jobs import SCHEMA\n"
             "store = RedisStore(sys.argv[1], schema=SCHEMA, namespace='job', num_buckets=4)\n"
             "with store:\n"
