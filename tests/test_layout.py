@@ -94,6 +94,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/schedule/ir/errors.py": "tests/schedule/analysis/test_check.py",
     "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step.py",
     "bagpipe/store/interface.py": "tests/store",
+    "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",
     "bagpipe/store/memory/ledger.py": "tests/store/test_conformance.py",
     "bagpipe/store/memory/space.py": "tests/store/memory/test_store.py",
     "bagpipe/testing/fence_conformance.py": "tests/store/test_conformance.py",

@@ -14,8 +14,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.training.engine import ModelInputs
 from bagpipe.types.batch import Batch
+from bagpipe.types.model_inputs import ModelInputs
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["InputMaker"]

@@ -32,7 +32,7 @@ from bagpipe.errors import InputError
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
-    from bagpipe.training.engine import ModelInputs
+    from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["CudaGraphExecutor"]
 

@@ -20,7 +20,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
-    from bagpipe.training.engine import ModelInputs
+    from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = [
     "DenseExecutor",

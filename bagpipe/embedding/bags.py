@@ -21,8 +21,8 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.reader import BatchReader, Column, JaggedInput
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.training.engine import ModelInputs
 from bagpipe.types.batch import Batch
+from bagpipe.types.model_inputs import ModelInputs
 from bagpipe.types.schema import DataSchema, RowTable, Table
 
 __all__ = ["CachedBags", "HostBags", "PlainInputs"]

@@ -36,7 +36,7 @@ from bagpipe.split.operators import Parts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["operator_graph", "stage_costs"]
 

@@ -28,6 +28,7 @@ from bagpipe.training.pipelined import PipelinedTraining, PipelinedTrainingOfRan
 from bagpipe.training.progress import PhaseResult, Progress
 from bagpipe.training.training import Training, TrainingOfRanks
 from bagpipe.types.batch import Batch
+from bagpipe.types.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,22 +39,7 @@ if TYPE_CHECKING:
     #: (table number, ids int64 ``[n]``) -> bool ``[n]``: the row was written before, so the store must have it.
     KnownRows = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
 
-__all__ = ["Engine", "EngineSettings", "ModelInputs", "PhaseResult", "Progress"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInputs:
-    """What a model is called with, on the device: ``model(dense, sparse)`` gives logits.
-
-    Attributes:
-        dense: ``[num_examples, num_dense]`` in the run's dtype.
-        sparse: the batch's ids as the model's embedding modules take them (a KeyedJaggedTensor).
-        labels: ``[num_examples]`` in the run's dtype.
-    """
-
-    dense: Tensor
-    sparse: Any
-    labels: Tensor
+__all__ = ["Engine", "EngineSettings", "PhaseResult", "Progress"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ from bagpipe.training.progress import PhaseResult, Progress
 from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
-    from bagpipe.training.engine import Engine, ModelInputs
+    from bagpipe.training.engine import Engine
+    from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["WRITE_DEPTH", "InFlightBatch", "Phase"]
 

@@ -22,7 +22,7 @@ from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.testing.plain_job import PlainJob, plan_steps
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
 from benchmarks.gpu.timing import open_clock
 from benchmarks.gpu.workload import Workload

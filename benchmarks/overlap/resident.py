@@ -19,7 +19,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.interface import RowStep
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 from cacher.embedded import EmbeddedCacher
 from trainer.assembly import build_trainee
 from trainer.inputs import InputMaker

@@ -22,7 +22,7 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.pipelined import lane_templates
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["Process", "Workload", "loss_sum", "make_step"]
 

@@ -12,7 +12,7 @@ from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.precision import Precision
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 from tests.split.whole_models import NUM_DENSE, library_model, random_batch
 
 __all__ = ["BFLOAT16", "SIZES", "inputs_of", "model_of", "train", "whole"]

@@ -17,8 +17,8 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
-from bagpipe.training.engine import ModelInputs
 from bagpipe.types.batch import Batch
+from bagpipe.types.model_inputs import ModelInputs
 from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change
 from tests.system.streams import FailingStore

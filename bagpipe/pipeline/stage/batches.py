@@ -14,7 +14,7 @@ from bagpipe.pipeline.stage.channel import Channel
 from bagpipe.pipeline.stage.shares import Piece, bounds, pieces, uses
 
 if TYPE_CHECKING:
-    from bagpipe.training.engine import ModelInputs
+    from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["Batches", "Flow", "Shares", "StageBatch"]
 

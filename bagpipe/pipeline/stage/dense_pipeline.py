@@ -27,7 +27,7 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
-    from bagpipe.training.engine import ModelInputs
+    from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["DensePipeline", "Mesh", "held_stages"]
 

@@ -33,7 +33,7 @@ from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.split.staged_model import StagedModel
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 from tests.split.models import NUM_DENSE, NUM_IDS, make
 
 __all__ = ["Case", "Result", "Worker", "batch_of", "loss_sum", "merge", "reference", "run_in_process", "run_ranks_of"]

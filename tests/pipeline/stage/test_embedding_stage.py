@@ -13,7 +13,7 @@ from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
 from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.ir.step_program import EmbeddingStage
 from bagpipe.split.staged_model import StageValue
-from bagpipe.training.engine import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 
 SIZE, WIDTH, MICRO = 5, 3, 2
 POOLED, DENSE, LABELS = 0, 1, 2

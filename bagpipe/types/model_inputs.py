@@ -1,0 +1,26 @@
+"""`ModelInputs`: the tensors of one batch that a model is called with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ModelInputs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInputs:
+    """Arguments of ``model(dense, sparse)``, which returns logits, and the labels of the loss; all on the device.
+
+    Attributes:
+        dense: ``[num_examples, num_dense]`` in the run's dtype.
+        sparse: the batch's ids as the model's embedding modules take them (a KeyedJaggedTensor).
+        labels: ``[num_examples]`` in the run's dtype.
+    """
+
+    dense: Tensor
+    sparse: Any
+    labels: Tensor
