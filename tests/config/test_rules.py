@@ -30,7 +30,7 @@ def test_rules_name_existing_keys_and_accept_their_defaults(rule):
 
 def test_names_are_those_the_code_dispatches_on():
     """The rules repeat them so that a wrong name is refused without importing torch; here the two lists meet."""
-    from bagpipe.models.zoo import zoo as models
+    from bagpipe.models import zoo as models
     from bagpipe.oracle import eviction
     from data import formats
     from trainer import optimizers
@@ -56,7 +56,7 @@ def test_every_number_has_a_rule():
         ("data.format", "parquet", "data.format parquet needs data.path, a file or folder, got none"),
         ("data.bad_rows", "ignore", "data.bad_rows must be one of stop, skip, got 'ignore'"),
         ("oracle.lookahead", 0, "oracle.lookahead must be at least 1, got 0"),
-        ("oracle.policy", "lru", "oracle.policy must be one of belady-window, paper, got 'lru'"),
+        ("oracle.policy", "lru", "oracle.policy must be one of belady-window, drop-unused, got 'lru'"),
         ("cache.rows", -1, "cache.rows must be at least 0, got -1"),
         ("cache.prefetch_depth", 0, "cache.prefetch_depth must be at least 1, got 0"),
         ("cache.dtype", "fp8", "cache.dtype must be one of run, float32, float64, float16, bfloat16, got 'fp8'"),

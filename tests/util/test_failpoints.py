@@ -10,10 +10,10 @@ import sys
 import pytest
 
 _REACHES = """
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 for number in range(3):
-    reach("after-fetch")
-    reach("after-commit")
+    hit("after-fetch")
+    hit("after-commit")
     print(number, flush=True)
 """
 
