@@ -1,19 +1,23 @@
-"""Errors that say whose fault it is. Programs turn them into exit codes; nothing else decides exit codes.
+"""Errors by cause, and the exit code of each. `exit_code` alone maps errors to exit codes.
 
-| class        | whose fault                            | exit code |
-|--------------|----------------------------------------|-----------|
-| `InputError` | configuration, data, or a refused store | 2         |
-| `StoreError` | the store failed while the job ran      | 1         |
-| `JobError`   | the job failed while it ran             | 1         |
-| `PeerError`  | another rank failed, or is gone          | 1         |
+| class                             | cause                                   | exit code |
+|-----------------------------------|-----------------------------------------|-----------|
+| `InputError`, `CapacityError`     | configuration, data, or a refused store | 2         |
+| `StoreError`                      | the store failed during the job         | 1         |
+| `JobError`                        | the job failed                          | 1         |
+| `PeerError`                       | another rank failed or is gone          | 1         |
+| `KeyboardInterrupt`, `SystemExit` | a signal                                | 130       |
 
-Errors of the store with a name of their own, all `StoreError`: `FencedError`, `LostRowError`, `CorruptRowError`,
-`RolledBackError`.
+Subclasses of `StoreError`: `FencedError`, `LostRowError`, `CorruptRowError`, `RolledBackError`.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "EXIT_DONE",
+    "EXIT_FAILED",
+    "EXIT_INPUT",
+    "EXIT_INTERRUPTED",
     "CapacityError",
     "CorruptRowError",
     "FencedError",
@@ -23,11 +27,14 @@ __all__ = [
     "PeerError",
     "RolledBackError",
     "StoreError",
+    "exit_code",
 ]
+
+EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 class InputError(Exception):
-    """The user's configuration, data or store cannot be used: one line saying what was expected and what came."""
+    """Unusable configuration, data or store. The message is one line: what was expected, what came."""
 
 
 class CapacityError(InputError):
@@ -35,7 +42,7 @@ class CapacityError(InputError):
 
     @classmethod
     def of_batch(cls, batch_index: int, num_unique: int, *, num_slots: int, world_size: int) -> CapacityError:
-        """The error with the numbers; the slots are those of all ranks."""
+        """The error of one batch; `num_slots` counts the slots of all ranks."""
         each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
         return cls(
             f"batch {batch_index} needs {num_unique} unique rows but cache.rows is {num_slots // world_size}{each}: "
@@ -44,28 +51,35 @@ class CapacityError(InputError):
 
 
 class StoreError(Exception):
-    """The embedding store failed, timed out, or answered something it must not."""
+    """The embedding store failed, timed out, or sent an invalid reply."""
 
 
 class FencedError(StoreError):
-    """Another job has taken the namespace over: nothing more of this one is written."""
+    """Another job has acquired the namespace; the store refuses this job's writes."""
 
 
 class LostRowError(StoreError):
-    """A row that was written is not in the store any more."""
+    """The store no longer holds a row that was written."""
 
 
 class CorruptRowError(StoreError):
-    """The store gave a row whose check word does not fit: other bytes than were written, or another row's."""
+    """The store returned a row with a wrong checksum: altered bytes, or another row's."""
 
 
 class RolledBackError(StoreError):
-    """The store has forgotten writes that it acknowledged."""
+    """The store lost writes that it had acknowledged."""
 
 
 class JobError(Exception):
-    """The job cannot go on for a reason that is neither the input's nor the store's."""
+    """The job cannot continue, and neither its input nor the store is the cause."""
 
 
 class PeerError(JobError):
-    """Another rank failed, is gone, or was silent for longer than the deadline."""
+    """Another rank failed, is gone, or missed its deadline."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a program that `error` ends; see the table of this module."""
+    if isinstance(error, InputError):
+        return EXIT_INPUT
+    return EXIT_INTERRUPTED if isinstance(error, (KeyboardInterrupt, SystemExit)) else EXIT_FAILED

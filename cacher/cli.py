@@ -20,9 +20,10 @@ from typing import TextIO
 
 from bagpipe.client.address import Address, parse_address
 from bagpipe.client.agreement import settings_of
-from bagpipe.config.load import EXIT_DONE, EXIT_INPUT, Option, parse_config, run_program
+from bagpipe.config.load import Option, parse_config
 from bagpipe.config.sections import Config
-from bagpipe.errors import InputError
+from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
+from bagpipe.util.program import run_program
 from cacher.logs import LEVELS, start_logging
 from cacher.planning import PlannedData
 from cacher.process import settle_process

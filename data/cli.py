@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from bagpipe.config.load import run_program
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.util.program import run_program
 from data.formats import FORMATS, open_source
 from data.source import BAD_ROWS
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from bagpipe.config.load import run_program
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from bagpipe.util.program import run_program
 from data.columnar import write_columnar
 from data.source import Block, Columns, Segment
 from data.text import BLOCK_BYTES, count_segment, line_number, list_files, read_text, text_blocks, text_segments

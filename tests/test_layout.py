@@ -76,7 +76,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/oracle/rank_batch.py": "tests/client/wire/steps.py",
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
     "bagpipe/dense/loss.py": "tests/dense/test_executor.py",
-    "bagpipe/errors.py": "tests/config/test_load.py",
+    "bagpipe/errors.py": "tests/util/test_program.py",
     "bagpipe/training/engine.py": "tests/system",
     "bagpipe/kernels/interface.py": "tests/kernels",
     "bagpipe/kernels/triton_rows.py": "tests/kernels/test_triton_kernels.py",

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from bagpipe.config.load import EXIT_DONE, EXIT_INTERRUPTED, Option, parse_config, run_program
+from bagpipe.config.load import Option, parse_config
 from bagpipe.distributed.membership import Membership
+from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
+from bagpipe.util.program import run_program
 from trainer.process import follow_launcher, settle_device, settle_process
 
 __all__ = ["main"]

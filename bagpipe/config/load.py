@@ -5,7 +5,7 @@
     --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> config_rules ──> Config
 
 Every problem is one `InputError` line that names the place (file and line, or flag), what was expected and what came.
-`run_program` turns errors into the programs' exit codes. Nothing here imports torch or numpy.
+Nothing here imports torch or numpy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import os
-import sys
 import tomllib
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,20 +24,9 @@ import bagpipe
 from bagpipe.config.keys import Given, Key, config_keys, convert, section_type
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
-from bagpipe.errors import InputError, JobError, StoreError
+from bagpipe.errors import InputError
 
-__all__ = [
-    "EXIT_DONE",
-    "EXIT_FAILED",
-    "EXIT_INPUT",
-    "EXIT_INTERRUPTED",
-    "CommandLine",
-    "Option",
-    "parse_config",
-    "run_program",
-]
-
-EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+__all__ = ["CommandLine", "Option", "parse_config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,27 +94,6 @@ def parse_config(
     check_config(config, subjects={path: item.subject for path, item in given.items()})
     values = {option.flag.lstrip("-"): getattr(names, option.flag) for option in options}
     return CommandLine(config=config, options=values)
-
-
-def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
-    """Run a program's `main` and return its exit code: 0 done, 1 failure, 2 bad input, 130 interrupted.
-
-    Errors of the user, the store and the job end in one line on stderr (``BAGPIPE_TRACEBACK=1`` adds the traceback);
-    any other exception is a defect and keeps its traceback.
-    """
-    try:
-        return main(sys.argv[1:] if argv is None else argv) or EXIT_DONE
-    except (InputError, StoreError, JobError) as error:
-        if os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0"):
-            traceback.print_exc()
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return EXIT_INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        return EXIT_FAILED
 
 
 def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:

@@ -59,7 +59,7 @@ class OracleConfig:
 
     Attributes:
         lookahead: batches in the window, the current one included.
-        policy: belady-window or paper.
+        policy: belady-window or drop-unused.
     """
 
     lookahead: int = 32

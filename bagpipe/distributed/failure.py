@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from bagpipe.config.load import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED
 from bagpipe.distributed.keystore import KeyStore
-from bagpipe.errors import InputError, JobError, PeerError, StoreError
+from bagpipe.errors import EXIT_INPUT, EXIT_INTERRUPTED, InputError, JobError, PeerError, StoreError, exit_code
 
 __all__ = ["BEAT_S", "Failure", "Failures", "Watcher"]
 
@@ -53,16 +52,10 @@ class Failure:
     @classmethod
     def of(cls, rank: int, error: BaseException) -> Failure:
         """The failure that an exception ending a rank's job is."""
-        if isinstance(error, InputError):
-            exit_code = EXIT_INPUT
-        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
-            exit_code = EXIT_INTERRUPTED
-        else:
-            exit_code = EXIT_FAILED
         message = " ".join(str(error).split())
         if not isinstance(error, (InputError, StoreError, JobError)):
             message = f"{type(error).__name__}: {message}"  # a defect, whose text alone may say nothing
-        return cls(rank=rank, exit_code=exit_code, message=message)
+        return cls(rank=rank, exit_code=exit_code(error), message=message)
 
     def is_same(self, other: Failure) -> bool:
         """Another rank's error is this one, or was passed on by it."""

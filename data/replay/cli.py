@@ -20,8 +20,7 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from bagpipe.config.load import EXIT_INTERRUPTED
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import EXIT_INTERRUPTED, InputError, JobError
 from bagpipe.types.batch import Batch
 from bagpipe.util.outputs import write_json
 from data.replay.baselines import BASELINES

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import bagpipe
-from bagpipe.config.load import Option, parse_config, run_program
+from bagpipe.config.load import Option, parse_config
 from bagpipe.config.sections import Config
-from bagpipe.errors import CapacityError, InputError, JobError, StoreError
+from bagpipe.errors import InputError
 
-CONFIGS = Path(__file__).parents[1] / "trainer" / "configs"
+CONFIGS = Path(__file__).parents[2] / "trainer" / "configs"
 RESULT = Option(flag="--result", help="write the result JSON here")
 
 
@@ -123,52 +123,9 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == f"trainer {bagpipe.__version__}"
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
-        (InputError("file:3: expected 40 columns, got 39"), 2, "error: file:3: expected 40 columns, got 39"),
-        (CapacityError("200 rows,\ncapacity 100"), 2, "error: 200 rows, capacity 100"),
-        (StoreError("the server closed the connection"), 1, "error: the server closed the connection"),
-        (JobError("a lane failed"), 1, "error: a lane failed"),
-        (KeyboardInterrupt(), 130, "interrupted"),
-    ],
-)
-def test_errors_become_one_line_and_an_exit_code(monkeypatch, capsys, error, code, line):
-    def main(argv):
-        raise error
-
-    monkeypatch.delenv("BAGPIPE_TRACEBACK", raising=False)
-    assert run_program(main, []) == code
-    assert capsys.readouterr().err.strip() == line
-
-
-def test_a_traceback_on_request(monkeypatch, capsys):
-    def main(argv):
-        raise StoreError("gone")
-
-    monkeypatch.setenv("BAGPIPE_TRACEBACK", "1")
-    assert run_program(main, []) == 1
-    shown = capsys.readouterr().err
-    assert "Traceback" in shown
-    assert shown.rstrip().endswith("error: gone")
-
-
-def test_a_defect_keeps_its_traceback(capsys):
-    def main(argv):
-        raise ZeroDivisionError("our own")
-
-    assert run_program(main, []) == 1
-    assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (130, 130)])
-def test_the_return_value_is_the_exit_code(returned, code):
-    assert run_program(lambda argv: returned, []) == code
-
-
 def test_a_mistake_is_found_without_importing_numpy_or_torch():
     code = (
-        "import sys; from bagpipe.config.load import parse_config, run_program; "
+        "import sys; from bagpipe.config.load import parse_config; from bagpipe.util.program import run_program; "
         "code = run_program(lambda argv: parse_config(argv, 'trainer') and 0, ['--data.limit', 'x']); "
         "print(code, sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
     )

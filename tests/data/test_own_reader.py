@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagpipe.config.load import run_program
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.util.program import run_program
 from data.formats import open_source
 from data.loader import LookaheadLoader
 from data.testing import assert_same_batches, check_source, read_all

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagpipe.config.load import EXIT_DONE, EXIT_FAILED, run_program
-from bagpipe.errors import InputError
+from bagpipe.errors import EXIT_DONE, EXIT_FAILED, InputError
+from bagpipe.util.program import run_program
 from tests.harness.chaos.jobs import JOBS
 from tests.harness.chaos.run import PRELOADED, Reference, Run, Verdict, draw_job, make_reference
 from tests.harness.clock import ClockJump, find_compiler

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bagpipe.config.load import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_program
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, InputError, JobError
+from bagpipe.util.program import run_program
 from tests.harness.chaos.jobs import ChaosJob
 from tests.harness.chaos.run import PRELOADED
 from tests.harness.chaos.scene import Scene, Start
