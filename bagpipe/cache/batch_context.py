@@ -1,6 +1,6 @@
 """`BatchContext`: a batch's plan as the tensors that forward and backward index with. Made ahead, in any thread.
 
-    plan (numpy, segment after segment)                       tensors of one run
+    plan (numpy, segment after segment)                       tensors of one group
     inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
     order, offsets (CSR)  ──occurrence -> its bag──>          `SegmentSum`              backward: bags -> rows
 
@@ -34,12 +34,12 @@ __all__ = ["BatchContext", "GroupContext", "prepare_batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupContext:
-    """Index tensors of one run, on the run's device; n occurrences, U unique rows, G gradient rows.
+    """Index tensors of one group, on the job's device; n occurrences, U unique rows, G gradient rows.
 
     A gradient row is a bag (G = num_examples * num_segments) or, without pooling, an occurrence (G = n).
 
     Attributes:
-        run: the tables and segments.
+        tables: the tables and segments.
         num_rows: U.
         local: the unique rows, all in this rank's cache; None with several ranks.
         exchange: how they come from their owners and how their gradients go back; None with one rank.
@@ -47,12 +47,12 @@ class GroupContext:
         bag_offsets: int32 ``[G + 1]``, where each bag starts in `inverse`; None if every bag holds exactly one id, and
             without pooling.
         backward: gradient rows to unique rows: one entry for all rows, or two (now, later) with several ranks.
-        bag_order: int32 ``[n]``, occurrence (as in the plan) of each of `inverse`; weighted runs only.
-        bags: int32 ``[n]``, bag of each of `inverse`; weighted runs only.
+        bag_order: int32 ``[n]``, occurrence (as in the plan) of each of `inverse`; weighted groups only.
+        bags: int32 ``[n]``, bag of each of `inverse`; weighted groups only.
         segment_sizes: occurrences of each segment.
     """
 
-    run: TableGroup
+    tables: TableGroup
     num_rows: int
     local: SlotRows | None
     exchange: GroupExchange | None
@@ -73,14 +73,14 @@ class BatchContext:
         num_examples: examples.
         values: int64 ``[num_occurrences]``, the batch's ids, to check that a model passes them on unchanged.
         feature_sizes: per feature of the batch, its number of ids.
-        runs: one per run of the layout.
+        groups: one per group of the layout.
     """
 
     batch_index: int
     num_examples: int
     values: NDArray[np.int64]
     feature_sizes: tuple[int, ...]
-    runs: tuple[GroupContext, ...]
+    groups: tuple[GroupContext, ...]
 
 
 def prepare_batch(
@@ -94,7 +94,7 @@ def prepare_batch(
     """Turn one batch's plan into index tensors.
 
     Args:
-        layout: the model's runs.
+        layout: the model's groups.
         batch: the rank's examples.
         consumer: what it reads for them.
         exchange: what it gives to and takes from the other ranks; None if there are none.
@@ -110,18 +110,18 @@ def prepare_batch(
         raise JobError(
             f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
         )
-    runs = tuple(_run_context(run, layout, batch, consumer, exchange, ends, upload) for run in layout.runs)
+    groups = tuple(_group_context(group, layout, batch, consumer, exchange, ends, upload) for group in layout.groups)
     return BatchContext(
         batch_index=batch.index,
         num_examples=batch.num_examples,
         values=batch.values,
         feature_sizes=tuple(sizes.tolist()),
-        runs=runs,
+        groups=groups,
     )
 
 
-def _run_context(
-    run: TableGroup,
+def _group_context(
+    group: TableGroup,
     layout: LookupLayout,
     batch: Batch,
     consumer: ConsumerPlan,
@@ -129,40 +129,40 @@ def _run_context(
     ends: NDArray[np.int64],
     upload: Uploader,
 ) -> GroupContext:
-    """One run's share of the plan: every index is made relative to the run's first row and first occurrence."""
-    rows = rows_of_tables(consumer.unique, run.first_table, run.end_table)
+    """One group's share of the plan: every index is made relative to the group's first row and first occurrence."""
+    rows = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     first_row, end_row = rows.start, rows.stop
-    first, end = int(ends[run.first_segment]), int(ends[run.end_segment])
+    first, end = int(ends[group.first_segment]), int(ends[group.end_segment])
     inverse = consumer.inverse[first:end] - np.int32(first_row)
     order = consumer.order[first:end] - np.int32(first)
-    pooling = _pooling(run, layout, batch, inverse, order)
+    pooling = _pooling(group, layout, batch, inverse, order)
     sums = HostSegmentSum(
         row_starts=consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row],
         sources=pooling.sources,
         coefficients=pooling.coefficients,
-        occurrences=order if run.lookup.weighted else None,
+        occurrences=order if group.lookup.weighted else None,
     )
     local: SlotRows | None = None
-    run_exchange: GroupExchange | None = None
+    group_exchange: GroupExchange | None = None
     forward = pooling.inverse
     if exchange is None:
-        local = upload.slot_rows(table_rows(consumer.unique, run.first_table, run.end_table), consumer.slots[rows])
+        local = upload.slot_rows(table_rows(consumer.unique, group.first_table, group.end_table), consumer.slots[rows])
         backward: tuple[SegmentSum, ...] = (upload.sums(sums),)
     else:
-        prepared = prepare_exchange(run, consumer, exchange, sums, upload)
-        run_exchange, backward = prepared.exchange, prepared.backward
+        prepared = prepare_exchange(group, consumer, exchange, sums, upload)
+        group_exchange, backward = prepared.exchange, prepared.backward
         forward = prepared.place[forward]
     return GroupContext(
-        run=run,
+        tables=group,
         num_rows=end_row - first_row,
         local=local,
-        exchange=run_exchange,
+        exchange=group_exchange,
         inverse=upload.tensor(forward),
         bag_offsets=upload.optional(pooling.bag_offsets),
         backward=backward,
         bag_order=upload.optional(pooling.bag_order),
         bags=upload.optional(pooling.bags),
-        segment_sizes=tuple(np.diff(ends[run.first_segment : run.end_segment + 1]).tolist()),
+        segment_sizes=tuple(np.diff(ends[group.first_segment : group.end_segment + 1]).tolist()),
     )
 
 
@@ -178,11 +178,11 @@ class _Pooling:
     bags: Int32 | None = None
 
 
-def _pooling(run: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
-    if run.lookup.mode == "none":
+def _pooling(group: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
+    if group.lookup.mode == "none":
         return _Pooling(inverse=inverse, sources=order)
-    num_segments, num_examples = run.num_segments, batch.num_examples
-    features = [ref.feature for ref in layout.features[run.first_segment : run.end_segment]]
+    num_segments, num_examples = group.num_segments, batch.num_examples
+    features = [ref.feature for ref in layout.features[group.first_segment : group.end_segment]]
     lengths = batch.lengths if features == list(range(batch.num_features)) else batch.lengths[features]
     num_bags = num_segments * num_examples
     bag_numbers = np.arange(num_bags, dtype=np.int32).reshape(num_examples, num_segments).T  # [segment, example]
@@ -192,17 +192,17 @@ def _pooling(run: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int32
         bag_of = np.ascontiguousarray(bag_numbers).reshape(-1)
         permuted = np.ascontiguousarray(inverse.reshape(num_segments, num_examples).T).reshape(-1)
         bag_offsets = bag_order = bags = None
-        if run.lookup.weighted:
+        if group.lookup.weighted:
             bags = np.arange(num_bags, dtype=np.int32)
             bag_offsets = np.arange(num_bags + 1, dtype=np.int32)
             bag_order = np.arange(num_bags, dtype=np.int32).reshape(num_segments, num_examples).T.reshape(-1)
         return _Pooling(
             inverse=permuted, sources=bag_of[order], bag_offsets=bag_offsets, bag_order=bag_order, bags=bags
         )
-    return _multi_hot(run, lengths, bag_numbers, inverse, order)
+    return _multi_hot(group, lengths, bag_numbers, inverse, order)
 
 
-def _multi_hot(run: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
+def _multi_hot(group: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
     """Bags of any length: move each bag's occurrences from its segment-major place to its example-major one."""
     segment_lengths = lengths.reshape(-1)
     bag_of = np.repeat(bag_numbers.reshape(-1), segment_lengths)
@@ -216,10 +216,10 @@ def _multi_hot(run: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: Int
     bag_order = np.repeat(shifts, bag_lengths)
     bag_order += np.arange(len(inverse), dtype=np.int32)
     coefficients = None
-    if run.lookup.mode == "mean":
+    if group.lookup.mode == "mean":
         with np.errstate(divide="ignore"):  # an empty bag has no occurrence that could use its coefficient
             coefficients = np.repeat(1.0 / segment_lengths, segment_lengths)[order]
-    weighted = run.lookup.weighted
+    weighted = group.lookup.weighted
     return _Pooling(
         inverse=inverse[bag_order],
         sources=bag_of[order],

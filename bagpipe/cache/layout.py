@@ -2,9 +2,9 @@
 
     tables:    0     1     2     3           consecutive tables of one collection with equal dimension and pooling
     segments:  s0 s1 s2    s3    s4    ──>   are one `TableGroup`: one gather, one lookup, one segment sum
-    runs:      └─── run 0 ───┘   └ run 1 ┘
+    groups:      └─── group 0 ───┘   └ group 1 ┘
 
-The fewer runs the better, so a model's tables should be numbered with equal ones side by side (`convert` does).
+The fewer groups the better, so a model's tables should be numbered with equal ones side by side (`convert` does).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TableGroup:
     """Consecutive tables that are read together.
 
     Attributes:
-        index: number of the run.
+        index: number of the group.
         lookup: how all its tables are read.
         dim: weights per row.
         first_table, end_table: its tables, half open.
@@ -69,20 +69,20 @@ class TableGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupLayout:
-    """Occurrence segments (`OracleSpec.features`) and the runs they form."""
+    """Occurrence segments (`OracleSpec.features`) and the groups they form."""
 
     features: tuple[FeatureRef, ...]
-    runs: tuple[TableGroup, ...]
+    groups: tuple[TableGroup, ...]
 
-    def collection_runs(self, collection: int) -> tuple[TableGroup, ...]:
-        """The runs of one collection, in order."""
-        return tuple(run for run in self.runs if run.lookup.collection == collection)
+    def collection_groups(self, collection: int) -> tuple[TableGroup, ...]:
+        """The groups of one collection, in order."""
+        return tuple(group for group in self.groups if group.lookup.collection == collection)
 
 
 def build_layout(
     tables: Sequence[RowTable], features: Sequence[FeatureRef], lookups: Sequence[TableLookup]
 ) -> LookupLayout:
-    """Group tables into runs.
+    """Form the groups of the tables.
 
     Args:
         tables: tables by table number.
@@ -95,14 +95,14 @@ def build_layout(
     segment_tables = [feature.table for feature in features]
     if segment_tables != sorted(segment_tables):
         raise InputError(f"features must be sorted by table number, got table numbers {segment_tables}")
-    runs: list[TableGroup] = []
+    groups: list[TableGroup] = []
     table = segment = 0
     for (lookup, dim), group in groupby(zip(lookups, (table.dim for table in tables), strict=True)):
         end_table = table + len(list(group))
         end_segment = segment + sum(table <= number < end_table for number in segment_tables)
-        runs.append(
+        groups.append(
             TableGroup(
-                index=len(runs),
+                index=len(groups),
                 lookup=lookup,
                 dim=dim,
                 first_table=table,
@@ -112,4 +112,4 @@ def build_layout(
             )
         )
         table, segment = end_table, end_segment
-    return LookupLayout(features=tuple(features), runs=tuple(runs))
+    return LookupLayout(features=tuple(features), groups=tuple(groups))

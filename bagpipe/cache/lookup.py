@@ -1,4 +1,4 @@
-"""Forward and backward of one run: unique rows to pooled vectors, and pooled gradients back to unique rows.
+"""Forward and backward of one group: unique rows to pooled vectors, and pooled gradients back to unique rows.
 
     forward    vectors[g]  = sum over occurrences p of bag g:  c[p] * weights[inverse[p]]
     backward   gradient[u] = sum over occurrences p of row u:  c[p] * grad_vectors[bag of p]   (c = 1, 1/len, weight)
@@ -26,15 +26,15 @@ __all__ = ["ActiveBatch", "ActiveTableGroup", "gradient_terms", "lookup"]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ActiveTableGroup:
-    """One run of the batch being computed.
+    """One group of the batch being computed.
 
     Attributes:
         context: index tensors.
         rows: the unique rows, as they were when the batch began.
         dtype: of the vectors and their gradients; the rows' own may be narrower.
         kernels: what reads them.
-        gradients: what backward delivered, one entry per lookup of the run: gradient of its vectors ``[G, dim]``, and
-            the per-id weights it was looked up with (None: the run has none).
+        gradients: what backward delivered, one entry per lookup of the group: gradient of its vectors ``[G, dim]``, and
+            the per-id weights it was looked up with (None: the group has none).
         closed: the rows were updated, so nothing may arrive any more.
     """
 
@@ -51,49 +51,49 @@ class ActiveBatch:
     """The batch being computed: what the embedding modules read."""
 
     context: BatchContext
-    runs: tuple[ActiveTableGroup, ...]
+    groups: tuple[ActiveTableGroup, ...]
 
 
-def lookup(run: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
-    """Vectors of a run, differentiable: the gradient goes to the run, and to `weights` if they want one.
+def lookup(group: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
+    """Vectors of a group, differentiable: the gradient goes to the group, and to `weights` if they want one.
 
     Args:
-        run: the active run.
-        weights: ``[n]`` per-id weights, occurrences numbered as in the plan; weighted runs only.
+        group: the active group.
+        weights: ``[n]`` per-id weights, occurrences numbered as in the plan; weighted groups only.
 
     Returns:
         ``[num_examples, num_segments * dim]``, or ``[n, dim]`` without pooling.
     """
     # Autograd calls backward only where an input wants a gradient. Rows are not parameters: the anchor wants one.
     anchor = torch.empty(0, requires_grad=torch.is_grad_enabled())
-    vectors: Tensor = _Lookup.apply(anchor, run, weights)  # type: ignore[no-untyped-call]
+    vectors: Tensor = _Lookup.apply(anchor, group, weights)  # type: ignore[no-untyped-call]
     return vectors
 
 
-def gradient_terms(run: ActiveTableGroup, part: int) -> list[Gradients]:
-    """What the rows of a part of the run's backward are updated by; empty: backward never reached the run."""
-    sums = run.context.backward[part]
-    return [Gradients(vectors=vectors, sums=sums, weights=weights) for vectors, weights in run.gradients]
+def gradient_terms(group: ActiveTableGroup, part: int) -> list[Gradients]:
+    """What the rows of a part of the group's backward are updated by; empty: backward never reached the group."""
+    sums = group.context.backward[part]
+    return [Gradients(vectors=vectors, sums=sums, weights=weights) for vectors, weights in group.gradients]
 
 
-def _forward(run: ActiveTableGroup, weights: Tensor | None) -> Tensor:
-    context = run.context
+def _forward(group: ActiveTableGroup, weights: Tensor | None) -> Tensor:
+    context = group.context
     bags = Bags(
         indices=context.inverse,
         offsets=context.bag_offsets,
         factors=None if weights is None else weights.index_select(0, _present(context.bag_order)),
-        mean=context.run.lookup.mode == "mean",
+        mean=context.tables.lookup.mode == "mean",
     )
-    vectors = run.kernels.pool(run.rows, bags)
-    if context.run.lookup.mode == "none":
+    vectors = group.kernels.pool(group.rows, bags)
+    if context.tables.lookup.mode == "none":
         return vectors
-    return vectors.view(-1, context.run.num_segments * context.run.dim)
+    return vectors.view(-1, context.tables.num_segments * context.tables.dim)
 
 
-def _weights_gradient(run: ActiveTableGroup, gradient: Tensor) -> Tensor:
+def _weights_gradient(group: ActiveTableGroup, gradient: Tensor) -> Tensor:
     """``[n]``: gradient of the per-id weights, the product of each id's row with the gradient of its bag."""
-    context = run.context
-    rows = run.rows.gathered().index_select(0, context.inverse).to(run.dtype)
+    context = group.context
+    rows = group.rows.gathered().index_select(0, context.inverse).to(group.dtype)
     per_bag_order = rows.mul_(gradient.index_select(0, _present(context.bags))).sum(1)
     out = torch.empty_like(per_bag_order)
     return out.index_copy_(0, _present(context.bag_order).long(), per_bag_order)
@@ -101,27 +101,27 @@ def _weights_gradient(run: ActiveTableGroup, gradient: Tensor) -> Tensor:
 
 def _present(tensor: Tensor | None) -> Tensor:
     if tensor is None:
-        raise JobError("a run planned without per-id weights was looked up with weights")
+        raise JobError("a group planned without per-id weights was looked up with weights")
     return tensor
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, run: ActiveTableGroup, weights: Tensor | None) -> Tensor:
-        ctx.run = run
+    def forward(ctx: Any, anchor: Tensor, group: ActiveTableGroup, weights: Tensor | None) -> Tensor:
+        ctx.group = group
         ctx.save_for_backward(weights)
-        return _forward(run, weights)
+        return _forward(group, weights)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None]:
-        run: ActiveTableGroup = ctx.run
-        if run.closed:
+        group: ActiveTableGroup = ctx.group
+        if group.closed:
             raise JobError("backward came after the batch's rows were updated")
         (weights,) = ctx.saved_tensors
         # Kept by reference, never written: it may be shared with other nodes of the graph.
-        vectors = gradient.contiguous().view(-1, run.context.run.dim)
-        run.gradients.append((vectors, None if weights is None else weights.detach()))
+        vectors = gradient.contiguous().view(-1, group.context.tables.dim)
+        group.gradients.append((vectors, None if weights is None else weights.detach()))
         if weights is not None and ctx.needs_input_grad[2]:
-            return None, None, _weights_gradient(run, vectors)
+            return None, None, _weights_gradient(group, vectors)
         return None, None, None

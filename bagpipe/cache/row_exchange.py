@@ -5,7 +5,7 @@
     lane push     push(b) ─> gradients the next batch waits for      push_late(b), update_late(b) ─> the rest
 
 Every gradient goes to the row's owner, which sums the ranks' contributions in rank order and updates the row once. A
-rank that uses no row of a run still takes part in its exchange, with nothing to give: all ranks make the same calls.
+rank that uses no row of a group still takes part in its exchange, with nothing to give: all ranks make the same calls.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class RowExchange:
             JobError: an owned row is not in its slot.
             PeerError: a rank is gone or silent.
         """
-        for run in context.runs:
-            exchange = _exchange(run)
+        for group in context.groups:
+            exchange = _exchange(group)
             self._cache.slots.check(exchange.owned.rows, exchange.owned.slots)
-            self._exchange_rows(context, run, exchange.early)
+            self._exchange_rows(context, group, exchange.early)
 
     def pull(self, context: BatchContext) -> None:
         """Exchange the rows that the batch before updated.
@@ -68,29 +68,30 @@ class RowExchange:
         Raises:
             PeerError: a rank is gone or silent.
         """
-        for run in context.runs:
-            self._exchange_rows(context, run, _exchange(run).pull)
+        for group in context.groups:
+            self._exchange_rows(context, group, _exchange(group).pull)
 
-    def _exchange_rows(self, context: BatchContext, run: GroupContext, part: PullPart) -> None:
-        dim = run.run.dim
+    def _exchange_rows(self, context: BatchContext, group: GroupContext, part: PullPart) -> None:
+        dim = group.tables.dim
         given = self._given.take(sum(part.given), dim)
         self._cache.gather(part.slot_index, dim, given)
-        taken = self._weights(context, run)[part.first : part.end]
+        taken = self._weights(context, group)[part.first : part.end]
         # As bytes: not every process group knows every type of half rows.
         self._peers.exchange("pull", taken.view(torch.uint8), given.view(torch.uint8), part.taken, part.given)
 
-    def _weights(self, context: BatchContext, run: GroupContext) -> Tensor:
-        """``[U, dim]``: where the run's rows arrive. The same memory whenever it is asked for the same batch."""
-        return self._rows[context.batch_index % _BATCHES_HELD][run.run.index].take(run.num_rows, run.run.dim)
+    def _weights(self, context: BatchContext, group: GroupContext) -> Tensor:
+        """``[U, dim]``: where the group's rows arrive. The same memory whenever it is asked for the same batch."""
+        scratch = self._rows[context.batch_index % _BATCHES_HELD][group.tables.index]
+        return scratch.take(group.num_rows, group.tables.dim)
 
     # ---- lane compute --------------------------------------------------------------------------------------------
 
     def begin(self, context: BatchContext) -> None:
         """The rows are here: make the batch the one the embedding modules look up."""
-        self._cache.begin(context, [self._weights(context, run) for run in context.runs])
+        self._cache.begin(context, [self._weights(context, group) for group in context.groups])
 
     def arrived(self) -> Sequence[Tensor]:
-        """Row gradients ``[n, dim]`` that the last `push` brought, by run."""
+        """Row gradients ``[n, dim]`` that the last `push` brought, by group."""
         return self._arrived[_NOW]
 
     def update(self, context: BatchContext, settings: RowStep) -> None:
@@ -100,33 +101,34 @@ class RowExchange:
     # ---- lane push -----------------------------------------------------------------------------------------------
 
     def push(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
-        """The backward is over: send the gradients of rows that the next batch uses. The runs, for `push_late`.
+        """The backward is over: send the gradients of rows that the next batch uses. The groups, for `push_late`.
 
         Raises:
-            JobError: backward did not reach a run that has rows.
+            JobError: backward did not reach a group that has rows.
             PeerError: a rank is gone or silent.
         """
-        runs = self._cache.end(context)
-        for run in runs:
-            # A run without rows here may be without a gradient, if this rank's examples have no id of its tables.
-            if not run.gradients and run.context.num_rows:
+        groups = self._cache.end(context)
+        for group in groups:
+            # A group without rows here has no gradient if the examples of this rank have no id of its tables.
+            if not group.gradients and group.context.num_rows:
+                tables = group.context.tables
                 raise JobError(
                     f"batch {context.batch_index}: the loss does not depend on the rows of tables number "
-                    f"{run.context.run.first_table} to {run.context.run.end_table - 1}, so it is unknown whether other "
-                    "ranks update them: leave such tables out of the model"
+                    f"{tables.first_table} to {tables.end_table - 1}, so it is unknown whether other ranks "
+                    "update them: leave such tables out of the model"
                 )
-        self._push(runs, _NOW)
-        return runs
+        self._push(groups, _NOW)
+        return groups
 
-    def push_late(self, runs: Sequence[ActiveTableGroup]) -> None:
+    def push_late(self, groups: Sequence[ActiveTableGroup]) -> None:
         """Send the other gradients.
 
         Raises:
             PeerError: a rank is gone or silent.
         """
-        self._push(runs, _LATE)
-        for run in runs:
-            run.gradients.clear()
+        self._push(groups, _LATE)
+        for group in groups:
+            group.gradients.clear()
 
     def arrived_late(self) -> Sequence[Tensor]:
         """As `arrived`, of the last `push_late`."""
@@ -136,26 +138,26 @@ class RowExchange:
         """Update the owned rows whose gradients the last `push_late` brought."""
         self._update(context, _LATE, settings)
 
-    def _push(self, runs: Sequence[ActiveTableGroup], which: int) -> None:
+    def _push(self, groups: Sequence[ActiveTableGroup], which: int) -> None:
         self._arrived[which] = []
-        for run in runs:
-            dim = run.context.run.dim
-            part = _part(run.context, which)
-            for vectors, weights in run.gradients:
+        for group in groups:
+            dim = group.context.tables.dim
+            part = _part(group.context, which)
+            for vectors, weights in group.gradients:
                 keep_for_current_stream(vectors)
                 if weights is not None:
                     keep_for_current_stream(weights)
-            if run.gradients:
-                given = self._cache.kernels.sum(gradient_terms(run, which))
+            if group.gradients:
+                given = self._cache.kernels.sum(gradient_terms(group, which))
             else:
                 given = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
-            taken = self._taken[which][run.context.run.index].take(sum(part.taken), dim)
+            taken = self._taken[which][group.context.tables.index].take(sum(part.taken), dim)
             self._peers.exchange("push", taken, given, part.taken, part.given)
             self._arrived[which].append(taken)
 
     def _update(self, context: BatchContext, which: int, settings: RowStep) -> None:
-        for run, taken in zip(context.runs, self._arrived[which], strict=True):
-            part = _part(run, which)
+        for group, taken in zip(context.groups, self._arrived[which], strict=True):
+            part = _part(group, which)
             self._cache.apply(part.owned, [Gradients(vectors=taken, sums=part.sums)], settings)
 
     def _row_scratch(self) -> Scratch:
@@ -165,12 +167,12 @@ class RowExchange:
         return Scratch(self._cache.dtype, self._cache.device)
 
 
-def _exchange(run: GroupContext) -> GroupExchange:
-    if run.exchange is None:
-        raise JobError(f"run {run.run.index} was planned for one rank, there are several")
-    return run.exchange
+def _exchange(group: GroupContext) -> GroupExchange:
+    if group.exchange is None:
+        raise JobError(f"group {group.tables.index} was planned for one rank, there are several")
+    return group.exchange
 
 
-def _part(run: GroupContext, which: int) -> PushPart:
-    exchange = _exchange(run)
+def _part(group: GroupContext, which: int) -> PushPart:
+    exchange = _exchange(group)
     return exchange.late if which else exchange.push

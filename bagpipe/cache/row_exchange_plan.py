@@ -1,4 +1,4 @@
-"""`GroupExchange`: one run's share of a batch's exchange, as tensors and counts. Made ahead, in any thread.
+"""`GroupExchange`: one group's share of a batch's exchange, as tensors and counts. Made ahead, in any thread.
 
     owner side                                                   consumer side
     slots of the rows it serves, consumer by consumer ─pull────> rows, owner by owner, in the order of `GroupContext`
@@ -35,7 +35,7 @@ class PullPart:
         slot_index: int64, slots of the rows this rank gives, consumer by consumer.
         given: rows for each rank.
         taken: rows from each rank.
-        first: where the taken rows start among the run's rows.
+        first: where the taken rows start among the group's rows.
     """
 
     slot_index: Tensor
@@ -68,12 +68,12 @@ class PushPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupExchange:
-    """One run's exchange.
+    """One group's exchange.
 
     Attributes:
         early, pull: rows the batch before did not use, and those it did.
         push, late: gradients of rows the next batch uses, and the others.
-        owned: all rows of the run that this rank owns and some rank uses.
+        owned: all rows of the group that this rank owns and some rank uses.
     """
 
     early: PullPart
@@ -85,11 +85,11 @@ class GroupExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedExchange:
-    """A run's exchange, and what it means for the run's own tensors.
+    """A group's exchange, and what it means for the group's own tensors.
 
     Attributes:
         exchange: the exchange.
-        place: int32 ``[U]``, where each of the plan's unique rows stands among the run's rows as they arrive.
+        place: int32 ``[U]``, where each of the plan's unique rows stands among the group's rows as they arrive.
         backward: the sums of the gradients to push: now, later.
     """
 
@@ -99,20 +99,20 @@ class PreparedExchange:
 
 
 def prepare_exchange(
-    run: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSegmentSum, upload: Uploader
+    group: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSegmentSum, upload: Uploader
 ) -> PreparedExchange:
-    """Cut one run out of a rank's plan.
+    """Cut one group out of a rank's plan.
 
     Args:
-        run: the tables.
+        group: the tables.
         consumer, exchange: the rank's plan.
-        sums: the gradients of the run's unique rows, in the plan's order.
+        sums: the gradients of the group's unique rows, in the plan's order.
         upload: makes tensors.
     """
-    used = rows_of_tables(consumer.unique, run.first_table, run.end_table)
+    used = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     num_ranks = len(exchange.serve_offsets) - 1
     owners, pull_now, sync_now = consumer.owners[used], exchange.pull_now[used], consumer.sync_now[used]
-    owned = rows_of_tables(exchange.owned, run.first_table, run.end_table)
+    owned = rows_of_tables(exchange.owned, group.first_table, group.end_table)
     early_rows, early_taken = _by_owner(owners, ~pull_now, num_ranks)
     now_rows, now_taken = _by_owner(owners, pull_now, num_ranks)
     push_rows, push_given = _by_owner(owners, sync_now, num_ranks)
@@ -121,15 +121,15 @@ def prepare_exchange(
     place[early_rows] = np.arange(len(early_rows), dtype=np.int32)
     place[now_rows] = np.arange(len(early_rows), len(owners), dtype=np.int32)
 
-    in_run = np.zeros(len(exchange.owned), dtype=np.bool_)
-    in_run[owned] = True
+    in_group = np.zeros(len(exchange.owned), dtype=np.bool_)
+    in_group[owned] = True
     return PreparedExchange(
         exchange=GroupExchange(
-            early=_pull_part(exchange, in_run & ~exchange.owned_pull_now, early_taken, 0, upload),
-            pull=_pull_part(exchange, in_run & exchange.owned_pull_now, now_taken, len(early_rows), upload),
-            push=_push_part(exchange, in_run & exchange.owned_sync_now, push_given, upload),
-            late=_push_part(exchange, in_run & ~exchange.owned_sync_now, late_given, upload),
-            owned=_slot_rows(exchange, in_run, upload),
+            early=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_taken, 0, upload),
+            pull=_pull_part(exchange, in_group & exchange.owned_pull_now, now_taken, len(early_rows), upload),
+            push=_push_part(exchange, in_group & exchange.owned_sync_now, push_given, upload),
+            late=_push_part(exchange, in_group & ~exchange.owned_sync_now, late_given, upload),
+            owned=_slot_rows(exchange, in_group, upload),
         ),
         place=place,
         backward=(upload.sums(sums.select(push_rows)), upload.sums(sums.select(late_rows))),

@@ -107,7 +107,7 @@ class RowCache:
         self.kernels: Kernels = open_kernels(schema, self.device) if kernels is None else kernels
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
         self._slab = Slab(num_slots, max(self._widths, default=1), self.row_dtype, self.device)
-        self._gathered = [Scratch(self.row_dtype, self.device) for _ in schema.tables]  # per run; no more than tables
+        self._gathered = [Scratch(self.row_dtype, self.device) for _ in schema.tables]  # per group; no more than tables
         self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
@@ -288,46 +288,46 @@ class RowCache:
         Raises:
             JobError: a row is not in its slot.
         """
-        for run in context.runs:
-            if run.local is not None:
-                self.slots.check(run.local.rows, run.local.slots)
+        for group in context.groups:
+            if group.local is not None:
+                self.slots.check(group.local.rows, group.local.slots)
 
     def begin(self, context: BatchContext, weights: Sequence[Tensor] | None = None) -> None:
         """Make the batch the one the embedding modules look up.
 
         Args:
             context: the batch.
-            weights: per run, its rows' weights ``[U, dim]`` as other ranks gave them; None: all are in this cache.
+            weights: per group, its rows' weights ``[U, dim]`` as other ranks gave them; None: all are in this cache.
 
         Raises:
             JobError: the batch was planned for several ranks, and there are no weights.
         """
         if weights is None:
-            views = [self._own_rows(run) for run in context.runs]
+            views = [self._own_rows(group) for group in context.groups]
         else:
             views = [
-                RowView(records=rows, slot_index=None, dim=run.run.dim)
-                for run, rows in zip(context.runs, weights, strict=True)
+                RowView(records=rows, slot_index=None, dim=group.tables.dim)
+                for group, rows in zip(context.groups, weights, strict=True)
             ]
-        runs = tuple(
-            ActiveTableGroup(context=run, rows=rows, dtype=self.dtype, kernels=self.kernels)
-            for run, rows in zip(context.runs, views, strict=True)
+        groups = tuple(
+            ActiveTableGroup(context=group, rows=rows, dtype=self.dtype, kernels=self.kernels)
+            for group, rows in zip(context.groups, views, strict=True)
         )
-        self.current = ActiveBatch(context=context, runs=runs)
+        self.current = ActiveBatch(context=context, groups=groups)
 
-    def _own_rows(self, run: GroupContext) -> RowView:
-        local, dim = run.local, run.run.dim
+    def _own_rows(self, group: GroupContext) -> RowView:
+        local, dim = group.local, group.tables.dim
         if local is None:
-            raise JobError(f"run {run.run.index} was planned for several ranks, and no rank gave its rows")
+            raise JobError(f"group {group.tables.index} was planned for several ranks, and no rank gave its rows")
         view = RowView(records=self._slab.records, slot_index=local.slot_index, dim=dim)
         if self.kernels.reads_slots:
             return view
-        out = self._gathered[run.run.index].take(run.num_rows, dim)
+        out = self._gathered[group.tables.index].take(group.num_rows, dim)
         self.gather(local.slot_index, dim, out)
         return RowView(records=out, slot_index=None, dim=dim)
 
     def end(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
-        """The batch's backward is over: its runs, with the gradients that reached them.
+        """The batch's backward is over: its groups, with the gradients that reached them.
 
         Raises:
             JobError: another batch was begun.
@@ -337,9 +337,9 @@ class RowCache:
             begun = "none" if current is None else str(current.context.batch_index)
             raise JobError(f"update of batch {context.batch_index}, but the batch begun is {begun}")
         self.current = None
-        for run in current.runs:
-            run.closed = True
-        return current.runs
+        for group in current.groups:
+            group.closed = True
+        return current.groups
 
     def update(self, context: BatchContext, settings: RowStep) -> None:
         """Update every row that the batch's backward reached, once, and end the batch. All rows are in this cache.
@@ -347,17 +347,17 @@ class RowCache:
         Raises:
             JobError: another batch was begun.
         """
-        for run in self.end(context):
-            local = run.context.local
-            if run.gradients and local is not None:
-                self.apply(local, gradient_terms(run, 0), settings)
-            run.gradients.clear()
+        for group in self.end(context):
+            local = group.context.local
+            if group.gradients and local is not None:
+                self.apply(local, gradient_terms(group, 0), settings)
+            group.gradients.clear()
 
     def apply(self, rows: SlotRows, terms: Sequence[Gradients], settings: RowStep) -> None:
         """One optimizer step for each of these rows.
 
         Args:
-            rows: distinct rows of one run.
+            rows: distinct rows of one group.
             terms: of their gradients.
             settings: of the optimizer.
         """

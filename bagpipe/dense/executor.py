@@ -1,6 +1,6 @@
 """`DenseExecutor`: forward and loss of a batch, then its backward, by one of several ways with one result.
 
-    forward(inputs) ──> DensePass: loss, loss_sum ──backward()──> gradients: parameters' in `grad`, rows' in their runs
+    forward(inputs) ──> DensePass: loss, loss_sum ──backward()──> gradients: parameters' in `grad`, rows' in groups
 
 Gradients are multiplied by the batch's loss scale (`LossScale`); who takes them divides it out.
 """

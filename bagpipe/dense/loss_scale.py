@@ -76,13 +76,13 @@ class LossScale:
         """What the backward of a loss starts from: the scale, as a scalar like the loss."""
         return torch.full_like(loss, self.value)
 
-    def unscale_rows(self, runs: Sequence[ActiveTableGroup]) -> None:
+    def unscale_rows(self, groups: Sequence[ActiveTableGroup]) -> None:
         """Divide the scale out of the gradients that backward has delivered to the rows."""
         if self.value == 1:
             return
-        for run in runs:
-            # Not in place: two runs may hold the same tensor.
-            run.gradients[:] = [(vectors * (1 / self.value), weights) for vectors, weights in run.gradients]
+        for group in groups:
+            # Not in place: two groups may hold the same tensor.
+            group.gradients[:] = [(vectors * (1 / self.value), weights) for vectors, weights in group.gradients]
 
     def unscale_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Divide the scale out of the gradients of parameters, in place."""

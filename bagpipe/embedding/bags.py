@@ -169,15 +169,15 @@ def _columns(layout: LookupLayout, names: Sequence[str]) -> list[Column]:
     """The features in the batch's order, each with the place of its segment."""
     columns = []
     for place, ref in enumerate(layout.features):
-        run = next(run for run in layout.runs if run.first_segment <= place < run.end_segment)
+        group = next(group for group in layout.groups if group.first_segment <= place < group.end_segment)
         columns.append(
             Column(
                 name=names[ref.feature],
                 feature_name=names[ref.feature],
                 feature=ref.feature,
-                run=run.index,
-                segment=place - run.first_segment,
-                dim=run.dim,
+                group=group.index,
+                segment=place - group.first_segment,
+                dim=group.dim,
             )
         )
     return sorted(columns, key=lambda column: column.feature)

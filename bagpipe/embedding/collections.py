@@ -5,7 +5,7 @@
         ──bind(cache)──> forward(KeyedJaggedTensor) reads the rows of the batch begun in the cache
 
 The forward contracts are torchrec's: the same keys in the same order, ``feature@table`` where tables share a feature.
-Differences: ids must be the batch's own (the rows were planned from them), results have the run's dtype, and there is
+Differences: ids must be the batch's own (the rows were planned from them), results have the job's dtype, and there is
 no ``embedding_bags.<table>.weight``: rows are not parameters. They are updated by the cache and kept in the store, and
 appear neither in ``parameters()`` nor in ``state_dict()``.
 """
@@ -103,15 +103,15 @@ class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[m
         """
         reader = self.reader
         step, starts = reader.begin(features)
-        vectors = [
-            torch.split(reader.vectors(step, run, features, starts), list(step.runs[run.index].context.segment_sizes))
-            for run in reader.runs
-        ]
+        vectors = []
+        for group in reader.groups:
+            sizes = step.groups[group.index].context.segment_sizes
+            vectors.append(torch.split(reader.vectors(step, group, features, starts), list(sizes)))
         lengths = features.lengths().view(len(features.keys()), -1)
         key_numbers = {key: number for number, key in enumerate(features.keys())}
         out = {}
         for column in reader.columns:
-            values = vectors[column.run][column.segment]
+            values = vectors[column.group][column.segment]
             ids = features.values().narrow(0, starts[column.feature], len(values)) if self._need_indices else None
             out[column.name] = JaggedTensor(
                 values=values, lengths=lengths[key_numbers[column.feature_name]], weights=ids
@@ -270,7 +270,7 @@ def _row_table(config: Untyped, schema: DataSchema) -> RowTable:
         raise InputError(f"table {config.name!r} reads feature {unknown[0]!r}, the data has {list(known)}")
     if config.data_type != DataType.FP32:
         raise InputError(
-            f"table {config.name!r}: data_type must be FP32 (the run's dtype decides), got {config.data_type}"
+            f"table {config.name!r}: data_type must be FP32 (the job's dtype decides), got {config.data_type}"
         )
     rows: int | None = 0
     for name in config.feature_names:
@@ -312,16 +312,16 @@ def _columns(
     for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
         table = table_names.index(config.name)
         first = next(place for place, ref in enumerate(layout.features) if ref.table == table)
-        runs = layout.collection_runs(number)
-        run = next(place for place, run in enumerate(runs) if run.first_table <= table < run.end_table)
+        groups = layout.collection_groups(number)
+        group = next(place for place, group in enumerate(groups) if group.first_table <= table < group.end_table)
         for offset, (name, feature_name) in enumerate(zip(names, config.feature_names, strict=True)):
             columns.append(
                 Column(
                     name=name,
                     feature_name=feature_name,
                     feature=feature_numbers[feature_name],
-                    run=run,
-                    segment=first + offset - runs[run].first_segment,
+                    group=group,
+                    segment=first + offset - groups[group].first_segment,
                     dim=config.embedding_dim,
                 )
             )

@@ -1,6 +1,6 @@
 """`BatchReader`: what an embedding collection asks of the cache in its forward. Knows no torchrec, only its shapes.
 
-    KeyedJaggedTensor-like input ──check: is it the batch that was begun?──> vectors of each run of the collection
+    KeyedJaggedTensor-like input ──check: is it the batch that was begun?──> vectors of each group of the collection
 
 Rows were planned from the batch's ids, so the input must carry those ids: same keys' ids, same number, same order. Keys
 may be left out (a model that splits its input) and reordered, but ids may not be hashed, filtered or padded on the way.
@@ -44,24 +44,24 @@ class Column:
         name: the embedding name: the feature's, or ``feature@table`` where tables share it.
         feature_name: the feature's name.
         feature: the feature's number in the batch.
-        run: position of its run among the collection's.
-        segment: position of its segment in the run.
+        group: position of its group among the collection's.
+        segment: position of its segment in the group.
         dim: its width.
     """
 
     name: str
     feature_name: str
     feature: int
-    run: int
+    group: int
     segment: int
     dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A run's pooled vectors, or those of one of its segments (`segment` is its position in the run)."""
+    """A group's pooled vectors, or those of one of its segments (`segment` is its position in the group)."""
 
-    run: int
+    group: int
     segment: int | None = None
 
 
@@ -82,7 +82,7 @@ class BatchReader:
         self, *, number: int, feature_names: Sequence[str], layout: LookupLayout, columns: Sequence[Column]
     ) -> None:
         self.columns = tuple(columns)
-        self.runs = layout.collection_runs(number)
+        self.groups = layout.collection_groups(number)
         self.cache: RowCache | None = None
         self._features = layout.features
         self._feature_names = tuple(feature_names)
@@ -114,10 +114,10 @@ class BatchReader:
             self._ids_checked = True
         return step, starts
 
-    def vectors(self, step: ActiveBatch, run: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
-        """``[num_examples, num_segments * dim]`` of a run (``[n, dim]`` without pooling), differentiable."""
-        weights = self._weights(step, run, inputs, starts) if run.lookup.weighted else None
-        return lookup(step.runs[run.index], weights)
+    def vectors(self, step: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+        """``[num_examples, num_segments * dim]`` of a group (``[n, dim]`` without pooling), differentiable."""
+        weights = self._weights(step, group, inputs, starts) if group.lookup.weighted else None
+        return lookup(step.groups[group.index], weights)
 
     def pooled(self, inputs: JaggedInput) -> Tensor:
         """``[num_examples, sum of dims]`` of all columns, in their order, differentiable; pooled collections only.
@@ -126,23 +126,25 @@ class BatchReader:
             JobError, InputError: see `begin`.
         """
         step, starts = self.begin(inputs)
-        pooled = [self.vectors(step, run, inputs, starts) for run in self.runs]
-        # `split` has one backward for all its parts; slices would each allocate a gradient of the whole run.
+        pooled = [self.vectors(step, group, inputs, starts) for group in self.groups]
+        # `split` has one backward for all its parts; slices would each allocate a gradient of the whole group.
         segments = {
-            part.run: torch.split(pooled[part.run], self.runs[part.run].dim, dim=1)
+            part.group: torch.split(pooled[part.group], self.groups[part.group].dim, dim=1)
             for part in self._parts
             if part.segment is not None
         }
-        parts = [pooled[part.run] if part.segment is None else segments[part.run][part.segment] for part in self._parts]
+        parts = [
+            pooled[part.group] if part.segment is None else segments[part.group][part.segment] for part in self._parts
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _weights(self, step: ActiveBatch, run: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
-        """``[n]`` per-id weights of a run, segment after segment, differentiable."""
+    def _weights(self, step: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+        """``[n]`` per-id weights of a group, segment after segment, differentiable."""
         weights = inputs.weights_or_none()
         if weights is None:
             raise InputError("a weighted embedding collection needs weights in its input, there are none")
-        active = step.runs[run.index]
-        refs = self._features[run.first_segment : run.end_segment]
+        active = step.groups[group.index]
+        refs = self._features[group.first_segment : group.end_segment]
         parts = [
             weights.narrow(0, starts[ref.feature], size)
             for ref, size in zip(refs, active.context.segment_sizes, strict=True)
@@ -187,12 +189,12 @@ class BatchReader:
 
 
 def _parts(reader: BatchReader) -> tuple[_Part, ...]:
-    """The output's columns as parts of the runs: whole runs where a run's segments follow each other in order."""
+    """The output's columns as parts of the groups: whole groups where a group's segments follow each other in order."""
     parts: list[_Part] = []
-    for run, columns in groupby(reader.columns, key=lambda column: column.run):
+    for group, columns in groupby(reader.columns, key=lambda column: column.group):
         segments = [column.segment for column in columns]
-        if segments == list(range(reader.runs[run].num_segments)):
-            parts.append(_Part(run=run))
+        if segments == list(range(reader.groups[group].num_segments)):
+            parts.append(_Part(group=group))
         else:
-            parts.extend(_Part(run=run, segment=segment) for segment in segments)
+            parts.extend(_Part(group=group, segment=segment) for segment in segments)
     return tuple(parts)

@@ -33,7 +33,7 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowView:
-    """The unique rows of one run; U of them.
+    """The unique rows of one table group; U of them.
 
     Attributes:
         records: ``[num_records, >= dim]``, weights in the first `dim` columns; their dtype may be narrower than that of

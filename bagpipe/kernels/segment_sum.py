@@ -59,7 +59,7 @@ class HostSegmentSum:
         row_starts: int32 ``[k + 1]``, where each row's terms start.
         sources: int32 ``[n]``, vector of each term.
         coefficients: ``[n]``, factor of each term (mean: 1 / bag length); None: all ones.
-        occurrences: int32 ``[n]``, occurrence (as in the plan) of each term; weighted runs only.
+        occurrences: int32 ``[n]``, occurrence (as in the plan) of each term; weighted groups only.
     """
 
     row_starts: Int32
@@ -160,7 +160,7 @@ class SegmentSum:
         row_starts: int32 ``[k + 1]``, on the host.
         row_offsets: int32 ``[k + 1]``, the same on the device.
         sources: int32 ``[n]``.
-        coefficients: ``[n]`` in the run's dtype, or None.
+        coefficients: ``[n]`` in the job's dtype, or None.
         occurrences: int32 ``[n]``, or None.
         long: rows that are summed in pieces; None: each is summed from its first term to its last.
     """

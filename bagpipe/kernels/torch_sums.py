@@ -53,7 +53,7 @@ def sum_rows(vectors: Tensor, sums: SegmentSum, weights: Tensor | None = None) -
     Args:
         vectors: ``[num_vectors, dim]``.
         sums: what to sum.
-        weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; weighted runs only.
+        weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; weighted groups only.
     """
     long = sums.long
     if long is None:

@@ -86,7 +86,7 @@ class NonfiniteGuard:
         *,
         loss: Tensor | None = None,
         parameters: Iterable[tuple[str, Tensor]] = (),
-        runs: Sequence[ActiveTableGroup] = (),
+        groups: Sequence[ActiveTableGroup] = (),
         arrived: Sequence[Tensor] = (),
     ) -> bool:
         """Look at a batch before it changes anything.
@@ -95,7 +95,7 @@ class NonfiniteGuard:
             batch: its number.
             loss: scalar.
             parameters: with their names; their gradients are looked at.
-            runs: of the batch; gradients of their vectors are looked at.
+            groups: of the batch; gradients of their vectors are looked at.
             arrived: gradients of rows that the ranks have sent.
 
         Returns:
@@ -104,7 +104,7 @@ class NonfiniteGuard:
         Raises:
             JobError: it is bad and not to be skipped; names batch, rank, and the first thing that is not finite.
         """
-        suspects = [s for s in _suspects(loss, parameters, runs, arrived) if s.terms.numel()]
+        suspects = [s for s in _suspects(loss, parameters, groups, arrived) if s.terms.numel()]
         if not suspects:
             return False
         total = _TOTALS[suspects[0].terms.device.type]([suspect.terms for suspect in suspects])
@@ -176,7 +176,7 @@ def _is_finite(total: Arrival) -> bool:
 def _suspects(
     loss: Tensor | None,
     parameters: Iterable[tuple[str, Tensor]],
-    runs: Sequence[ActiveTableGroup],
+    groups: Sequence[ActiveTableGroup],
     arrived: Sequence[Tensor],
 ) -> Iterable[_Suspect]:
     if loss is not None:
@@ -184,9 +184,9 @@ def _suspects(
     for name, parameter in parameters:
         if parameter.grad is not None and parameter.grad.layout is torch.strided:
             yield _Suspect(f"the gradient of {name}", parameter.grad)
-    for run in runs:
-        for vectors, _ in run.gradients:
-            tables = run.context.run
+    for group in groups:
+        for vectors, _ in group.gradients:
+            tables = group.context.tables
             yield _Suspect(f"a gradient of rows of tables {tables.first_table} to {tables.end_table - 1}", vectors)
     for gradients in arrived:
         yield _Suspect("a gradient of rows that a rank has sent", gradients)

@@ -59,7 +59,7 @@ class InFlightBatch:
     writes: CapturedRows = list
     work: DensePass | None = None
     loss_sum: Tensor | None = None
-    runs: tuple[ActiveTableGroup, ...] = ()
+    groups: tuple[ActiveTableGroup, ...] = ()
     epoch: int = 0
     is_skipped: bool = False
 

@@ -84,9 +84,9 @@ class PipelinedTraining(Training):
     def unpool(self, source: int, b: int) -> None:
         self.runtime.unpool(source, b)
         current = self.cache.current
-        runs = () if current is None else current.runs
-        self.loss_scale.unscale_rows(runs)
-        self.guard.is_bad(b, runs=runs)
+        groups = () if current is None else current.groups
+        self.loss_scale.unscale_rows(groups)
+        self.guard.is_bad(b, groups=groups)
 
     def before_batch(self, seat: StageInstance, b: int, loss_sum: Tensor) -> None:
         self.recorder.before_seat(seat.stage, seat.number, b, loss_sum)

@@ -113,13 +113,13 @@ class Training(Phase):
         if work is not None:
             work.backward()
         current = self.cache.current
-        runs = () if current is None else current.runs
-        self.loss_scale.unscale_rows(runs)
+        groups = () if current is None else current.groups
+        self.loss_scale.unscale_rows(groups)
         flight.is_skipped = self.guard.is_bad(
             b,
             loss=None if work is None else work.loss,
             parameters=self.engine.model.named_parameters(),
-            runs=runs,
+            groups=groups,
         )
         if not self.guard.skips:
             self.add_loss(b)
@@ -224,7 +224,7 @@ class TrainingOfRanks(Training):
             "X_PREPULL": lambda b: self.exchange.early(self.in_flight[b].context),
             "X_PULL": lambda b: self.exchange.pull(self.in_flight[b].context),
             "X_PUSH": self.push,
-            "X_PUSH_LATE": lambda b: self.exchange.push_late(self.in_flight[b].runs),
+            "X_PUSH_LATE": lambda b: self.exchange.push_late(self.in_flight[b].groups),
             "X_UPDATE_LATE": self.update_late,
             "X_ACK": lambda b: self.peers.acknowledge(),
         }
@@ -234,7 +234,7 @@ class TrainingOfRanks(Training):
 
     def push(self, b: int) -> None:
         flight = self.in_flight[b]
-        flight.runs = self.exchange.push(flight.context)
+        flight.groups = self.exchange.push(flight.context)
 
     def update(self, b: int) -> None:
         self.recorder.before_update(b, self.counts)
@@ -267,7 +267,7 @@ class TrainingOfRanks(Training):
         return settle(is_bad) if self.guard.skips and settle is not None else is_bad
 
 
-def drop(runs: Sequence[ActiveTableGroup]) -> None:
+def drop(groups: Sequence[ActiveTableGroup]) -> None:
     """Forget the gradients of a batch that is skipped."""
-    for run in runs:
-        run.gradients.clear()
+    for group in groups:
+        group.gradients.clear()

@@ -91,7 +91,7 @@ class _OurRows(Rows):
         self._kernels = kernels
         self._records = torch.rand(rows, width, device=device)
         self._slot_index = context.local.slot_index
-        self._view = RowView(records=self._records, slot_index=self._slot_index, dim=context.run.dim)
+        self._view = RowView(records=self._records, slot_index=self._slot_index, dim=context.tables.dim)
         self._bags = Bags(indices=context.inverse, offsets=context.bag_offsets, factors=None, mean=False)
         self._terms = [Gradients(vectors=batch.gradient, sums=context.backward[0])]
         self._step = RowStep(lr=LR, eps=EPS, step=1)

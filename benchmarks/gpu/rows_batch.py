@@ -83,7 +83,7 @@ class RowsBatch:
     def context(self, kernels: Kernels) -> GroupContext:
         """The batch's tensors as these kernels want them."""
         upload = Uploader(self.ids.device, torch.float32, max_terms=kernels.max_terms)
-        return prepare_batch(self.layout, self.batch, self.consumer, upload=upload).runs[0]
+        return prepare_batch(self.layout, self.batch, self.consumer, upload=upload).groups[0]
 
 
 def make_batch(

@@ -32,8 +32,8 @@ def layout_of(segment_tables: list[int], lookup: TableLookup) -> LookupLayout:
 
 def prepare(batch: Batch, layout: LookupLayout) -> GroupContext:
     plan = consumer_plan(batch, layout.features, 1 + max(ref.table for ref in layout.features), slots)
-    (run,) = prepare_batch(layout, batch, plan, upload=Uploader(CPU, torch.float64)).runs
-    return run
+    (group,) = prepare_batch(layout, batch, plan, upload=Uploader(CPU, torch.float64)).groups
+    return group
 
 
 def make_batch(lengths: list[list[int]], values: list[int]) -> Batch:
@@ -57,27 +57,27 @@ def test_golden_multi_hot() -> None:
     bag           0   0   4   1   3   3        = example * 2 + feature
     """
     batch = make_batch([[2, 0, 1], [1, 2, 0]], [7, 5, 7, 5, 5, 9])
-    run = prepare(batch, layout_of([0, 0], TableLookup(mode="mean")))
-    assert run.local.rows.ids.tolist() == [5, 7, 9]
-    assert run.inverse.tolist() == [1, 0, 0, 0, 2, 1]  # example by example
-    assert run.bag_offsets is not None
-    assert run.bag_offsets.tolist() == [0, 2, 3, 3, 5, 6, 6]
-    assert run.backward[0].row_offsets.tolist() == [0, 3, 5, 6]
-    assert run.backward[0].sources.tolist() == [0, 1, 3, 0, 4, 3]  # bags of row 5, of row 7, of row 9
-    assert run.backward[0].coefficients is not None
-    assert run.backward[0].coefficients.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0, 0.5]
-    assert run.segment_sizes == (3, 3)
+    group = prepare(batch, layout_of([0, 0], TableLookup(mode="mean")))
+    assert group.local.rows.ids.tolist() == [5, 7, 9]
+    assert group.inverse.tolist() == [1, 0, 0, 0, 2, 1]  # example by example
+    assert group.bag_offsets is not None
+    assert group.bag_offsets.tolist() == [0, 2, 3, 3, 5, 6, 6]
+    assert group.backward[0].row_offsets.tolist() == [0, 3, 5, 6]
+    assert group.backward[0].sources.tolist() == [0, 1, 3, 0, 4, 3]  # bags of row 5, of row 7, of row 9
+    assert group.backward[0].coefficients is not None
+    assert group.backward[0].coefficients.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0, 0.5]
+    assert group.segment_sizes == (3, 3)
 
 
 def test_golden_one_hot() -> None:
     """One id in every bag: no offsets, positions transposed."""
     batch = make_batch([[1, 1, 1], [1, 1, 1]], [4, 6, 4, 4, 4, 8])
-    run = prepare(batch, layout_of([0, 0], TableLookup()))
-    assert run.local.rows.ids.tolist() == [4, 6, 8]
-    assert run.inverse.tolist() == [0, 0, 1, 0, 0, 2]
-    assert run.bag_offsets is None
-    assert run.backward[0].sources.tolist() == [0, 4, 1, 3, 2, 5]
-    assert run.backward[0].row_offsets.tolist() == [0, 4, 5, 6]
+    group = prepare(batch, layout_of([0, 0], TableLookup()))
+    assert group.local.rows.ids.tolist() == [4, 6, 8]
+    assert group.inverse.tolist() == [0, 0, 1, 0, 0, 2]
+    assert group.bag_offsets is None
+    assert group.backward[0].sources.tolist() == [0, 4, 1, 3, 2, 5]
+    assert group.backward[0].row_offsets.tolist() == [0, 4, 5, 6]
 
 
 def test_second_run_counts_from_its_own_start() -> None:
@@ -87,7 +87,7 @@ def test_second_run_counts_from_its_own_start() -> None:
     layout = build_layout(tables, features, [TableLookup(), TableLookup(mode="none")])
     plan = consumer_plan(batch, layout.features, 2, slots)
     context = prepare_batch(layout, batch, plan, upload=Uploader(CPU, torch.float32))
-    second = context.runs[1]
+    second = context.groups[1]
     assert (second.local.rows.table_offsets.tolist(), second.local.rows.ids.tolist()) == ([0, 0, 2], [1, 2])
     assert second.local.slots.tolist() == [1, 2]
     assert second.inverse.tolist() == second.backward[0].sources.tolist() == [0, 1]
@@ -118,23 +118,24 @@ def test_definition(
     )
     lookup = TableLookup(weighted=True) if mode == "weighted" else TableLookup(mode=mode)  # type: ignore[arg-type]
     layout = layout_of(segment_tables, lookup)
-    run = prepare(batch, layout)
+    group = prepare(batch, layout)
     bag_of = np.repeat(np.arange(batch.lengths.size).reshape(num_examples, -1).T.reshape(-1), batch.lengths.reshape(-1))
     num_bags = batch.lengths.size
     forward_bags = np.arange(num_bags)
-    if run.bag_offsets is not None:
-        forward_bags = np.repeat(forward_bags, np.diff(run.bag_offsets.numpy()))
-    pairs = sorted(zip(forward_bags.tolist(), run.inverse.tolist(), strict=True))
-    rows = np.repeat(np.arange(run.num_rows), np.diff(run.backward[0].row_offsets.numpy()))
-    assert pairs == sorted(zip(run.backward[0].sources.tolist(), rows.tolist(), strict=True))
-    row_tables = np.repeat(np.arange(len(run.local.rows.table_offsets) - 1), np.diff(run.local.rows.table_offsets))
+    if group.bag_offsets is not None:
+        forward_bags = np.repeat(forward_bags, np.diff(group.bag_offsets.numpy()))
+    pairs = sorted(zip(forward_bags.tolist(), group.inverse.tolist(), strict=True))
+    rows = np.repeat(np.arange(group.num_rows), np.diff(group.backward[0].row_offsets.numpy()))
+    assert pairs == sorted(zip(group.backward[0].sources.tolist(), rows.tolist(), strict=True))
+    row_tables = np.repeat(np.arange(len(group.local.rows.table_offsets) - 1), np.diff(group.local.rows.table_offsets))
     expected = sorted(zip(bag_of.tolist(), batch.values.tolist(), strict=True))
-    assert sorted(zip(forward_bags.tolist(), run.local.rows.ids[run.inverse.numpy()].tolist(), strict=True)) == expected
+    looked_up = group.local.rows.ids[group.inverse.numpy()]
+    assert sorted(zip(forward_bags.tolist(), looked_up.tolist(), strict=True)) == expected
     for bag, row in pairs:
         assert row_tables[row] == segment_tables[bag % len(segment_tables)]
-    if run.bag_order is not None and run.backward[0].occurrences is not None and run.bags is not None:
-        assert bag_of[run.bag_order.numpy()].tolist() == forward_bags.tolist() == run.bags.tolist()
-        assert bag_of[run.backward[0].occurrences.numpy()].tolist() == run.backward[0].sources.tolist()
+    if group.bag_order is not None and group.backward[0].occurrences is not None and group.bags is not None:
+        assert bag_of[group.bag_order.numpy()].tolist() == forward_bags.tolist() == group.bags.tolist()
+        assert bag_of[group.backward[0].occurrences.numpy()].tolist() == group.backward[0].sources.tolist()
 
 
 def test_plan_of_another_batch() -> None:

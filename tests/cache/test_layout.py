@@ -1,4 +1,4 @@
-"""Grouping tables into runs."""
+"""Grouping tables into groups."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def test_runs() -> None:
         [FeatureRef(feature=number, table=table) for number, table in enumerate(segment_tables)],
         lookups,
     )
-    got = [(r.index, r.dim, r.first_table, r.end_table, r.first_segment, r.end_segment) for r in layout.runs]
+    got = [(r.index, r.dim, r.first_table, r.end_table, r.first_segment, r.end_segment) for r in layout.groups]
     assert got == [
-        # run, dim, tables, segments
+        # group, dim, tables, segments
         (0, 4, 0, 2, 0, 3),
         (1, 8, 2, 3, 3, 4),
         (2, 8, 3, 4, 4, 6),
         (3, 8, 4, 6, 6, 7),
     ]
-    assert [run.index for run in layout.collection_runs(1)] == [3]
+    assert [group.index for group in layout.collection_groups(1)] == [3]
 
 
 def test_refusals() -> None:

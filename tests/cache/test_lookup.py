@@ -1,4 +1,4 @@
-"""Forward and backward of a run against `nn.EmbeddingBag` and indexing, in float64."""
+"""Forward and backward of a group against `nn.EmbeddingBag` and indexing, in float64."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ CASES = {
 SEGMENT_TABLES = (0, 0, 1)
 
 
-def gradient_of(run: ActiveTableGroup) -> Tensor:
+def gradient_of(group: ActiveTableGroup) -> Tensor:
     """All rows' gradients."""
-    return run.kernels.sum(gradient_terms(run, 0))
+    return group.kernels.sum(gradient_terms(group, 0))
 
 
 def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def make_run(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tensor]) -> ActiveTableGroup:
-    """The run of a batch whose rows come from whole tables ``weights[table][id]``."""
+def make_group(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Tensor]) -> ActiveTableGroup:
+    """The group of a batch whose rows come from whole tables ``weights[table][id]``."""
     tables = [RowTable(name="a", dim=DIM), RowTable(name="b", dim=DIM)]
     features = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(SEGMENT_TABLES)]
     layout = build_layout(tables, features, [lookup_of_tables] * 2)
     plan = consumer_plan(batch, layout.features, 2, lambda n: np.arange(n, dtype=np.int32))
-    (run,) = prepare_batch(layout, batch, plan, upload=Uploader(torch.device("cpu"), torch.float64)).runs
-    ids, offsets = torch.from_numpy(run.local.rows.ids), run.local.rows.table_offsets
+    (group,) = prepare_batch(layout, batch, plan, upload=Uploader(torch.device("cpu"), torch.float64)).groups
+    ids, offsets = torch.from_numpy(group.local.rows.ids), group.local.rows.table_offsets
     rows = [weights[table].detach()[ids[offsets[table] : offsets[table + 1]]] for table in range(2)]
     schema = RowSchema(tables=tuple(tables), optimizer="sgd", dtype="float64")
     view = RowView(records=torch.cat(rows), slot_index=None, dim=DIM)
     return ActiveTableGroup(
-        context=run, rows=view, dtype=view.records.dtype, kernels=TorchKernels(schema, torch.device("cpu"))
+        context=group, rows=view, dtype=view.records.dtype, kernels=TorchKernels(schema, torch.device("cpu"))
     )
 
 
@@ -90,22 +90,22 @@ def test_equals_embedding_bag(case: str) -> None:
         rng, num_examples=9, num_ids=[NUM_IDS] * 3, min_length=min_length, max_length=max_length, weighted=mode.weighted
     )
     weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    run = make_run(mode, batch, weights)
+    group = make_group(mode, batch, weights)
     ours = theirs = None
     if batch.weights is not None:
         ours = torch.from_numpy(batch.weights).double().requires_grad_()
         theirs = ours.detach().clone().requires_grad_()
-    vectors = lookup(run, ours)
+    vectors = lookup(group, ours)
     expected = reference(mode, batch, weights, theirs)
     close(vectors, expected)
 
     factor = torch.randn_like(expected)
     (vectors * factor).sum().backward()
     (expected * factor).sum().backward()
-    gradient = gradient_of(run)
-    offsets = run.context.local.rows.table_offsets
+    gradient = gradient_of(group)
+    offsets = group.context.local.rows.table_offsets
     for table, weight in enumerate(weights):
-        ids = torch.from_numpy(run.context.local.rows.ids[offsets[table] : offsets[table + 1]])
+        ids = torch.from_numpy(group.context.local.rows.ids[offsets[table] : offsets[table + 1]])
         assert weight.grad is not None
         close(gradient[offsets[table] : offsets[table + 1]], weight.grad[ids])
     if ours is not None and theirs is not None:
@@ -119,12 +119,12 @@ def test_two_lookups_of_one_run_add_up() -> None:
     weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)]
     gradients = []
     for scales in ([1.0], [2.0], [1.0, 2.0]):
-        run = make_run(TableLookup(weighted=True), batch, weights)
+        group = make_group(TableLookup(weighted=True), batch, weights)
         assert batch.weights is not None
         per_id = torch.from_numpy(batch.weights).double()
-        total = sum((lookup(run, per_id * scale).sum() for scale in scales), torch.zeros(()))
+        total = sum((lookup(group, per_id * scale).sum() for scale in scales), torch.zeros(()))
         total.backward()
-        gradients.append(gradient_of(run))
+        gradients.append(gradient_of(group))
     first, second, both = gradients
     close(both, first + second)
 
@@ -133,9 +133,9 @@ def test_gradient_that_is_not_contiguous() -> None:
     """``sum().backward()`` delivers an expanded scalar; a slice of a wider concatenation has wide rows."""
     batch = random_batch(np.random.default_rng(2), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3)
     weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)]
-    expanded = make_run(TableLookup(), batch, weights)
+    expanded = make_group(TableLookup(), batch, weights)
     lookup(expanded).sum().backward()
-    sliced = make_run(TableLookup(), batch, weights)
+    sliced = make_group(TableLookup(), batch, weights)
     vectors = lookup(sliced)
     wide = torch.cat([torch.zeros(4, 3, dtype=torch.float64), vectors], dim=1)
     (wide * torch.ones_like(wide)).sum().backward()
@@ -145,18 +145,18 @@ def test_gradient_that_is_not_contiguous() -> None:
 
 def test_without_gradients() -> None:
     batch = random_batch(np.random.default_rng(2), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3)
-    run = make_run(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
+    group = make_group(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
     with torch.no_grad():
-        assert not lookup(run).requires_grad
-    assert run.gradients == []
+        assert not lookup(group).requires_grad
+    assert group.gradients == []
     with pytest.raises(JobError, match="backward never reached them"):
-        gradient_of(run)
+        gradient_of(group)
 
 
 def test_late_backward_is_refused() -> None:
     batch = random_batch(np.random.default_rng(2), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3)
-    run = make_run(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
-    vectors = lookup(run)
-    run.closed = True
+    group = make_group(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
+    vectors = lookup(group)
+    group.closed = True
     with pytest.raises(JobError, match="after the batch's rows were updated"):
         vectors.sum().backward()

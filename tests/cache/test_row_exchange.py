@@ -96,7 +96,7 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
     alone = Job(RowCache(SCHEMA, 0), DictStore(SCHEMA), LAYOUT)
     (context,) = alone.steps([batch])
     assert alone.cache.current is not None
-    loss = loss_of([lookup(run) for run in alone.cache.current.runs])
+    loss = loss_of([lookup(group) for group in alone.cache.current.groups])
     loss.backward()
     alone.cache.update(context, STEP)
 
@@ -112,12 +112,12 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
         exchange.begin(context)
         current = caches[rank].current
         assert current is not None
-        loss = loss_of([lookup(run) for run in current.runs])
+        loss = loss_of([lookup(group) for group in current.groups])
         loss.backward()
         losses[rank] = loss.item()
-        runs = exchange.push(context)
+        groups = exchange.push(context)
         exchange.update(context, STEP)
-        exchange.push_late(runs)
+        exchange.push_late(groups)
         exchange.update_late(context, STEP)
 
     assert on_all_ranks(peers, work) == [None] * world_size
@@ -143,8 +143,8 @@ def test_a_run_that_the_loss_ignores_is_an_error_on_its_rank() -> None:
         exchange.begin(context)
         current = caches[rank].current
         assert current is not None
-        used = current.runs if rank == 0 else current.runs[:1]
-        loss_of([lookup(run) for run in used]).backward()
+        used = current.groups if rank == 0 else current.groups[:1]
+        loss_of([lookup(group) for group in used]).backward()
         exchange.push(context)
 
     first, second = on_all_ranks(peers, work)

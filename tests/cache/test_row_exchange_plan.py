@@ -25,7 +25,7 @@ LAYOUT = build_layout(TABLES, FEATURES, [TableLookup()] * 3)
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), num_examples=st.integers(0, 10), world_size=st.integers(1, 5))
 def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: int) -> None:
-    """Rank a's counts for b are b's counts from a, in every part of every run, and no row is left out."""
+    """Rank a's counts for b are b's counts from a, in every part of every group, and no row is left out."""
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, num_examples=num_examples, num_ids=NUM_IDS, max_length=3)
     plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
@@ -33,19 +33,19 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
         prepare_batch(LAYOUT, p.batch, p.consumer, p.exchange, upload=Uploader(torch.device("cpu"), torch.float32))
         for p in plans
     ]
-    for number in range(len(LAYOUT.runs)):
-        runs = [context.runs[number] for context in contexts]
-        exchanges = [run.exchange for run in runs if run.exchange is not None]
+    for number in range(len(LAYOUT.groups)):
+        groups = [context.groups[number] for context in contexts]
+        exchanges = [group.exchange for group in groups if group.exchange is not None]
         assert len(exchanges) == world_size
         for name in ("early", "pull", "push", "late"):
             given_rows = np.array([getattr(exchange, name).given for exchange in exchanges])
             taken_rows = np.array([getattr(exchange, name).taken for exchange in exchanges])
             assert (given_rows == taken_rows.T).all(), name
-        for run, exchange in zip(runs, exchanges, strict=True):
+        for group, exchange in zip(groups, exchanges, strict=True):
             assert exchange.early.first == 0
             assert exchange.early.end == exchange.pull.first
-            assert exchange.pull.end == run.num_rows == sum(exchange.push.given) + sum(exchange.late.given)
-            for part, sums in zip((exchange.push, exchange.late), run.backward, strict=True):
+            assert exchange.pull.end == group.num_rows == sum(exchange.push.given) + sum(exchange.late.given)
+            for part, sums in zip((exchange.push, exchange.late), group.backward, strict=True):
                 assert len(sums) == sum(part.given)
                 assert len(part.sums) == len(part.owned.rows)
                 assert sorted(part.sums.sources.tolist()) == list(range(sum(part.taken)))
@@ -76,17 +76,17 @@ def test_golden() -> None:
     context = prepare_batch(
         layout, batches[0], consumers[0], exchange, upload=Uploader(torch.device("cpu"), torch.float32)
     )
-    run = context.runs[0]
-    parts = run.exchange
+    group = context.groups[0]
+    parts = group.exchange
     assert isinstance(parts, GroupExchange)
     assert parts.early.slot_index.tolist() == [3, 3]  # row 5 for itself and for rank 1
     assert (parts.early.given, parts.early.taken) == ((1, 1), (1, 1))  # it takes 5 from itself, 7 from rank 1
     assert parts.pull.slot_index.tolist() == [1, 1]
     assert (parts.pull.given, parts.pull.taken) == ((1, 1), (1, 0))
-    assert run.inverse.tolist() == [0, 1, 2, 0]  # rows stand as 5, 7, then 9
+    assert group.inverse.tolist() == [0, 1, 2, 0]  # rows stand as 5, 7, then 9
     assert (parts.push.given, parts.push.taken) == ((2, 0), (2, 2))
     assert parts.push.owned.slots.tolist() == [3, 1]
     assert parts.push.sums.sources.tolist() == [0, 2, 1, 3]  # 5: from rank 0, from rank 1; then 9
     assert (parts.late.given, parts.late.taken) == ((0, 1), (0, 0))
-    assert [sums.row_starts.tolist() for sums in run.backward] == [[0, 2, 3], [0, 1]]
-    assert [sums.sources.tolist() for sums in run.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7
+    assert [sums.row_starts.tolist() for sums in group.backward] == [[0, 2, 3], [0, 1]]
+    assert [sums.sources.tolist() for sums in group.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7

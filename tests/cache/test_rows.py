@@ -66,7 +66,7 @@ def train(job: Job, data: Sequence[Batch]) -> list[float]:
     for context in job.steps(data):
         current = job.cache.current
         assert current is not None
-        loss = loss_of([lookup(run) for run in current.runs])
+        loss = loss_of([lookup(group) for group in current.groups])
         loss.backward()
         job.cache.update(context, RowStep(lr=LR, eps=EPS, step=context.batch_index + 1))
         losses.append(loss.item())
@@ -240,7 +240,7 @@ def test_insert_beside_a_batch_that_computes() -> None:
             else:
                 inserting.result()
             assert cache.current is not None
-            loss_of([lookup(run) for run in cache.current.runs]).backward()
+            loss_of([lookup(group) for group in cache.current.groups]).backward()
             cache.update(context, RowStep(lr=LR, eps=EPS, step=1))
             inserting.result()
         cache.slots.check(entering, free)
@@ -325,7 +325,7 @@ def test_evaluation_never_dirties() -> None:
     for _ in job.steps(batches(3)):
         assert job.cache.current is not None
         with torch.no_grad():
-            loss_of([lookup(run) for run in job.cache.current.runs])
+            loss_of([lookup(group) for group in job.cache.current.groups])
     statistics = job.cache.statistics()
     assert (statistics.dirty, statistics.evicted_dirty, statistics.updated) == (0, 0, 0)
     assert job.finish() == {}
@@ -338,7 +338,7 @@ def test_only_what_backward_reached_is_updated() -> None:
     job = new_job("adam")
     (context,) = (step for step in job.steps(batches(1)))
     assert job.cache.current is not None
-    lookup(job.cache.current.runs[0]).sum().backward()
+    lookup(job.cache.current.groups[0]).sum().backward()
     job.cache.update(context, RowStep(lr=LR, eps=EPS, step=1))
     assert {table for table, _ in job.finish()} == {0}
 

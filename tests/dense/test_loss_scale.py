@@ -37,15 +37,15 @@ def test_a_scale_divided_out_leaves_the_same_bits(exponent: int, seed: int, exam
 
 
 def test_gradients_of_rows_are_divided_in_new_memory() -> None:
-    """Two runs may hold one tensor: dividing it in place would do so twice."""
+    """Two groups may hold one tensor: dividing it in place would do so twice."""
     shared = torch.full((2, 3), 8.0)
-    runs = [SimpleNamespace(gradients=[(shared, None)]), SimpleNamespace(gradients=[(shared, torch.ones(2))])]
-    LossScale(value=4).unscale_rows(cast(Any, runs))
+    groups = [SimpleNamespace(gradients=[(shared, None)]), SimpleNamespace(gradients=[(shared, torch.ones(2))])]
+    LossScale(value=4).unscale_rows(cast(Any, groups))
     assert torch.equal(shared, torch.full((2, 3), 8.0))
-    assert all(torch.equal(run.gradients[0][0], torch.full((2, 3), 2.0)) for run in runs)
-    assert runs[1].gradients[0][1] is not None
-    LossScale().unscale_rows(cast(Any, runs))
-    assert all(torch.equal(run.gradients[0][0], torch.full((2, 3), 2.0)) for run in runs)
+    assert all(torch.equal(group.gradients[0][0], torch.full((2, 3), 2.0)) for group in groups)
+    assert groups[1].gradients[0][1] is not None
+    LossScale().unscale_rows(cast(Any, groups))
+    assert all(torch.equal(group.gradients[0][0], torch.full((2, 3), 2.0)) for group in groups)
 
 
 def test_a_scale_is_named_where_it_may_be_the_cause() -> None:

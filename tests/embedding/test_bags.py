@@ -88,12 +88,12 @@ def test_vectors_are_those_of_the_ids(weighted: bool) -> None:
     torch.testing.assert_close(vectors, torch.cat(list(expected(schema, bags, batch)), dim=1))
 
 
-def test_tables_that_are_read_alike_are_one_run() -> None:
+def test_tables_that_are_read_alike_are_one_group() -> None:
     bags = CachedBags(SCHEMA, 8)
     assert [table.name for table in bags.row_tables] == ["A", "B", "C"]
     narrow = dataclasses.replace(SCHEMA, tables=(*SCHEMA.tables[:2], Table(name="C")))
     assert [table.name for table in CachedBags(narrow, 8).row_tables] == ["A", "C", "B"]
-    assert len(CachedBags(narrow, 8).layout.runs) == 2
+    assert len(CachedBags(narrow, 8).layout.groups) == 2
 
 
 def test_a_forward_reads_nothing_but_the_batch_begun() -> None:

@@ -58,7 +58,7 @@ def seq(name: str, features: Sequence[str]) -> EmbeddingConfig:
 
 #: Collections as their constructor's arguments; every oddity of key order, sharing, dims and pooling once.
 BAGS: dict[str, tuple[list[EmbeddingBagConfig], bool]] = {
-    "one run": ([bag("a", 4, ["f0"]), bag("b", 4, ["f1"])], False),
+    "one group": ([bag("a", 4, ["f0"]), bag("b", 4, ["f1"])], False),
     "keys out of batch order": ([bag("a", 4, ["f3", "f0"]), bag("b", 4, ["f2"])], False),
     "feature in two tables": ([bag("a", 4, ["f0", "f1"]), bag("b", 4, ["f1", "f2"])], False),
     "mixed dims": ([bag("a", 4, ["f0"]), bag("b", 3, ["f1", "f2"]), bag("c", 4, ["f3"])], False),

@@ -20,7 +20,7 @@ from tests.cache.plans import DictStore, Job, random_batch
 
 TABLE = RowTable(name="a", dim=4)
 LAYOUT = build_layout([TABLE], [FeatureRef(feature=1, table=0)], [TableLookup()])
-COLUMN = Column(name="y", feature_name="y", feature=1, run=0, segment=0, dim=4)
+COLUMN = Column(name="y", feature_name="y", feature=1, group=0, segment=0, dim=4)
 
 
 @dataclass
@@ -68,7 +68,7 @@ def test_the_batch_is_accepted() -> None:
     assert starts == {0: 0, 1: first}
     only = Jagged(["y"], torch.from_numpy(batch.values[first:]), torch.from_numpy(batch.lengths[1:]))
     assert reader.begin(only)[1] == {1: 0}
-    assert reader.vectors(step, reader.runs[0], only, {1: 0}).shape == (4, 4)
+    assert reader.vectors(step, reader.groups[0], only, {1: 0}).shape == (4, 4)
 
 
 def test_anything_else_is_refused() -> None:

@@ -42,14 +42,14 @@ def plain_tables(trainee: Trainee, batches: list[PlainBatch], dtype: str) -> lis
     layout = trainee.converted.layout
     for number, table in enumerate(trainee.rows.tables):
         features = [names[ref.feature] for ref in layout.features if ref.table == number]
-        (run,) = [run for run in layout.runs if run.first_table <= number < run.end_table]
+        (group,) = [group for group in layout.groups if group.first_table <= number < group.end_table]
         ids = np.unique(np.concatenate([batch.bags[name][0] for batch in batches for name in features]))
         tables.append(
             PlainTable(
                 name=table.name,
                 features=tuple(features),
-                pooling=run.lookup.mode,
-                weighted=run.lookup.weighted,
+                pooling=group.lookup.mode,
+                weighted=group.lookup.weighted,
                 ids=ids,
                 weights=initial_weights(table, ids, seed=trainee.rows.seed, dtype=dtype),
             )

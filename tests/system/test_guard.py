@@ -170,9 +170,9 @@ def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], tor
 
 
 def test_nothing_to_look_at() -> None:
-    runs: tuple[ActiveTableGroup, ...] = ()
+    groups: tuple[ActiveTableGroup, ...] = ()
     guard = NonfiniteGuard(NullStreams(), rank=2, skips=True)
-    assert not guard.is_bad(0, runs=runs)
+    assert not guard.is_bad(0, groups=groups)
     assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])
 
 
