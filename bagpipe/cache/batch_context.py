@@ -179,7 +179,7 @@ class _Pooling:
 
 
 def _pooling(group: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
-    if group.lookup.mode == "none":
+    if group.lookup.pooling == "none":
         return _Pooling(inverse=inverse, sources=order)
     num_segments, num_examples = group.num_segments, batch.num_examples
     features = [ref.feature for ref in layout.features[group.first_segment : group.end_segment]]
@@ -216,7 +216,7 @@ def _multi_hot(group: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: I
     bag_order = np.repeat(shifts, bag_lengths)
     bag_order += np.arange(len(inverse), dtype=np.int32)
     coefficients = None
-    if group.lookup.mode == "mean":
+    if group.lookup.pooling == "mean":
         with np.errstate(divide="ignore"):  # an empty bag has no occurrence that could use its coefficient
             coefficients = np.repeat(1.0 / segment_lengths, segment_lengths)[order]
     weighted = group.lookup.weighted

@@ -18,9 +18,9 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable
 
-__all__ = ["LookupLayout", "Mode", "TableGroup", "TableLookup", "build_layout"]
+__all__ = ["LookupLayout", "Pooling", "TableGroup", "TableLookup", "build_layout"]
 
-Mode = Literal["sum", "mean", "none"]
+Pooling = Literal["sum", "mean", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +29,17 @@ class TableLookup:
 
     Attributes:
         collection: number of the embedding collection that holds the table.
-        mode: how a bag becomes one vector; ``none``: every occurrence keeps its own.
+        pooling: how a bag becomes one vector; ``none``: every occurrence keeps its own.
         weighted: every occurrence is multiplied by a weight (sum only).
     """
 
     collection: int = 0
-    mode: Mode = "sum"
+    pooling: Pooling = "sum"
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        if self.weighted and self.mode != "sum":
-            raise InputError(f"per-id weights need sum pooling, got pooling {self.mode!r}")
+        if self.weighted and self.pooling != "sum":
+            raise InputError(f"per-id weights need sum pooling, got pooling {self.pooling!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,10 +82,10 @@ def _forward(group: ActiveTableGroup, weights: Tensor | None) -> Tensor:
         indices=context.inverse,
         offsets=context.bag_offsets,
         factors=None if weights is None else weights.index_select(0, _present(context.bag_order)),
-        mean=context.tables.lookup.mode == "mean",
+        mean=context.tables.lookup.pooling == "mean",
     )
     vectors = group.kernels.pool(group.rows, bags)
-    if context.tables.lookup.mode == "none":
+    if context.tables.lookup.pooling == "none":
         return vectors
     return vectors.view(-1, context.tables.num_segments * context.tables.dim)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import LookupLayout, Mode, TableLookup, build_layout
+from bagpipe.cache.layout import LookupLayout, Pooling, TableLookup, build_layout
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.reader import BatchReader, Column, JaggedInput
@@ -28,7 +28,7 @@ from bagpipe.types.schema import DataSchema, RowTable, Table
 __all__ = ["CachedBags", "HostBags", "PlainInputs"]
 
 #: Tables without pooling are summed, as by the models of `bagpipe.models.zoo`.
-_MODES: dict[str, Mode] = {"sum": "sum", "mean": "mean", "none": "sum"}
+_POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "none": "sum"}
 
 
 class HostBags:
@@ -114,10 +114,10 @@ class CachedBags(nn.Module):
     def __init__(self, schema: DataSchema, embedding_dim: int) -> None:
         super().__init__()
         weighted = any(feature.weighted for feature in schema.features)
-        groups: dict[tuple[Mode, int], list[Table]] = {}
+        groups: dict[tuple[Pooling, int], list[Table]] = {}
         for table in schema.tables:
-            groups.setdefault((_MODES[table.pooling], table.dim or embedding_dim), []).append(table)
-        members = [(mode, dim, table) for (mode, dim), tables in groups.items() for table in tables]
+            groups.setdefault((_POOLINGS[table.pooling], table.dim or embedding_dim), []).append(table)
+        members = [(pooling, dim, table) for (pooling, dim), tables in groups.items() for table in tables]
         self.row_tables = tuple(_row_table(table, dim) for _, dim, table in members)
         self.features = tuple(
             FeatureRef(feature=position, table=number)
@@ -125,7 +125,7 @@ class CachedBags(nn.Module):
             for position, feature in enumerate(schema.features)
             if feature.table == table.name
         )
-        lookups = [TableLookup(mode=mode, weighted=weighted) for mode, _, _ in members]
+        lookups = [TableLookup(pooling=pooling, weighted=weighted) for pooling, _, _ in members]
         self.layout: LookupLayout = build_layout(self.row_tables, self.features, lookups)
         names = [feature.name for feature in schema.features]
         columns = _columns(self.layout, names)

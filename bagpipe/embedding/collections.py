@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bagpipe.cache.layout import LookupLayout, Mode, TableLookup, build_layout
+from bagpipe.cache.layout import LookupLayout, Pooling, TableLookup, build_layout
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.materialise import materialise
 from bagpipe.embedding.reader import BatchReader, Column
@@ -51,7 +51,7 @@ Untyped: TypeAlias = Any
 #: Initial bound of a table without a vocabulary, where torchrec's sqrt(1 / num_embeddings) means nothing.
 UNBOUNDED_INIT_BOUND = 0.01
 
-_MODES: dict[PoolingType, Mode] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
+_POOLINGS: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
 
 
 class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ignore[misc]
@@ -251,15 +251,15 @@ def _replacement(module: Untyped, reader: BatchReader, device: torch.device) -> 
 
 def _members(number: int, module: Untyped) -> list[_Member]:
     """A collection's tables, those that are read alike side by side, else in their order."""
-    groups: dict[tuple[Mode, int], list[_Member]] = {}
+    groups: dict[tuple[Pooling, int], list[_Member]] = {}
     pooled = isinstance(module, EmbeddingBagCollection)
     weighted = bool(pooled and module.is_weighted())
     for config in _configs(module):
-        mode: Mode = _MODES[config.pooling] if pooled else "none"
-        if weighted and mode != "sum":
-            raise InputError(f"table {config.name!r}: a weighted collection needs sum pooling, got {mode}")
-        lookup = TableLookup(collection=number, mode=mode, weighted=weighted)
-        groups.setdefault((mode, config.embedding_dim), []).append(_Member(config=config, lookup=lookup))
+        pooling: Pooling = _POOLINGS[config.pooling] if pooled else "none"
+        if weighted and pooling != "sum":
+            raise InputError(f"table {config.name!r}: a weighted collection needs sum pooling, got {pooling}")
+        lookup = TableLookup(collection=number, pooling=pooling, weighted=weighted)
+        groups.setdefault((pooling, config.embedding_dim), []).append(_Member(config=config, lookup=lookup))
     return [member for group in groups.values() for member in group]
 
 

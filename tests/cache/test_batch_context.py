@@ -57,7 +57,7 @@ def test_golden_multi_hot() -> None:
     bag           0   0   4   1   3   3        = example * 2 + feature
     """
     batch = make_batch([[2, 0, 1], [1, 2, 0]], [7, 5, 7, 5, 5, 9])
-    group = prepare(batch, layout_of([0, 0], TableLookup(mode="mean")))
+    group = prepare(batch, layout_of([0, 0], TableLookup(pooling="mean")))
     assert group.local.rows.ids.tolist() == [5, 7, 9]
     assert group.inverse.tolist() == [1, 0, 0, 0, 2, 1]  # example by example
     assert group.bag_offsets is not None
@@ -84,7 +84,7 @@ def test_second_run_counts_from_its_own_start() -> None:
     batch = make_batch([[1, 1], [2, 0]], [3, 3, 1, 2])
     tables = [RowTable(name="a", dim=4), RowTable(name="b", dim=8)]
     features = [FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)]
-    layout = build_layout(tables, features, [TableLookup(), TableLookup(mode="none")])
+    layout = build_layout(tables, features, [TableLookup(), TableLookup(pooling="none")])
     plan = consumer_plan(batch, layout.features, 2, slots)
     context = prepare_batch(layout, batch, plan, upload=Uploader(CPU, torch.float32))
     second = context.groups[1]
@@ -102,10 +102,10 @@ def test_second_run_counts_from_its_own_start() -> None:
     segment_tables=st.lists(st.integers(0, 2), min_size=1, max_size=5).map(sorted),
     max_length=st.integers(1, 4),
     min_length=st.integers(0, 1),
-    mode=st.sampled_from(["sum", "mean", "weighted"]),
+    pooling=st.sampled_from(["sum", "mean", "weighted"]),
 )
 def test_definition(
-    seed: int, num_examples: int, segment_tables: list[int], max_length: int, min_length: int, mode: str
+    seed: int, num_examples: int, segment_tables: list[int], max_length: int, min_length: int, pooling: str
 ) -> None:
     """Every (bag, row) pair of the batch appears once in the forward and once in the backward indices."""
     rng = np.random.default_rng(seed)
@@ -116,7 +116,9 @@ def test_definition(
         max_length=max_length,
         min_length=min_length,
     )
-    lookup = TableLookup(weighted=True) if mode == "weighted" else TableLookup(mode=mode)  # type: ignore[arg-type]
+    lookup = TableLookup(weighted=True)
+    if pooling != "weighted":
+        lookup = TableLookup(pooling=pooling)  # type: ignore[arg-type]
     layout = layout_of(segment_tables, lookup)
     group = prepare(batch, layout)
     bag_of = np.repeat(np.arange(batch.lengths.size).reshape(num_examples, -1).T.reshape(-1), batch.lengths.reshape(-1))

@@ -16,7 +16,7 @@ def test_runs() -> None:
         TableLookup(),
         TableLookup(),
         TableLookup(),
-        TableLookup(mode="mean"),
+        TableLookup(pooling="mean"),
         TableLookup(collection=1),
         TableLookup(collection=1),
     ]
@@ -42,4 +42,4 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match=r"sorted by table number, got table numbers \[1, 0\]"):
         build_layout(tables, [FeatureRef(feature=0, table=1), FeatureRef(feature=0, table=0)], [TableLookup()] * 2)
     with pytest.raises(InputError, match="weights need sum pooling, got pooling 'mean'"):
-        TableLookup(mode="mean", weighted=True)
+        TableLookup(pooling="mean", weighted=True)

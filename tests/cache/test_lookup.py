@@ -25,11 +25,11 @@ NUM_IDS, DIM = 11, 6
 CASES = {
     "one-hot": (TableLookup(), 1, 1),
     "sum": (TableLookup(), 0, 4),
-    "mean": (TableLookup(mode="mean"), 0, 4),
-    "mean-one-hot": (TableLookup(mode="mean"), 1, 1),
+    "mean": (TableLookup(pooling="mean"), 0, 4),
+    "mean-one-hot": (TableLookup(pooling="mean"), 1, 1),
     "weighted": (TableLookup(weighted=True), 0, 4),
     "weighted-one-hot": (TableLookup(weighted=True), 1, 1),
-    "sequence": (TableLookup(mode="none"), 0, 4),
+    "sequence": (TableLookup(pooling="none"), 0, 4),
     "all-empty": (TableLookup(), 0, 0),
 }
 SEGMENT_TABLES = (0, 0, 1)
@@ -60,12 +60,12 @@ def make_group(lookup_of_tables: TableLookup, batch: Batch, weights: Sequence[Te
     )
 
 
-def reference(mode: TableLookup, batch: Batch, weights: Sequence[Tensor], per_id: Tensor | None) -> Tensor:
+def reference(table_lookup: TableLookup, batch: Batch, weights: Sequence[Tensor], per_id: Tensor | None) -> Tensor:
     starts = batch.feature_offsets()
     out = []
     for feature, table in enumerate(SEGMENT_TABLES):
         ids = torch.from_numpy(batch.values[starts[feature] : starts[feature + 1]])
-        if mode.mode == "none":
+        if table_lookup.pooling == "none":
             out.append(weights[table][ids])
             continue
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths[feature])]))
@@ -74,29 +74,34 @@ def reference(mode: TableLookup, batch: Batch, weights: Sequence[Tensor], per_id
                 ids,
                 weights[table],
                 offsets,
-                mode=mode.mode,
+                mode=table_lookup.pooling,
                 per_sample_weights=None if per_id is None else per_id[starts[feature] : starts[feature + 1]],
                 include_last_offset=True,
             )
         )
-    return torch.cat(out, dim=0 if mode.mode == "none" else 1)
+    return torch.cat(out, dim=0 if table_lookup.pooling == "none" else 1)
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_equals_embedding_bag(case: str) -> None:
-    mode, min_length, max_length = CASES[case]
+    table_lookup, min_length, max_length = CASES[case]
     rng = np.random.default_rng(5)
     batch = random_batch(
-        rng, num_examples=9, num_ids=[NUM_IDS] * 3, min_length=min_length, max_length=max_length, weighted=mode.weighted
+        rng,
+        num_examples=9,
+        num_ids=[NUM_IDS] * 3,
+        min_length=min_length,
+        max_length=max_length,
+        weighted=table_lookup.weighted,
     )
     weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    group = make_group(mode, batch, weights)
+    group = make_group(table_lookup, batch, weights)
     ours = theirs = None
     if batch.weights is not None:
         ours = torch.from_numpy(batch.weights).double().requires_grad_()
         theirs = ours.detach().clone().requires_grad_()
     vectors = lookup(group, ours)
-    expected = reference(mode, batch, weights, theirs)
+    expected = reference(table_lookup, batch, weights, theirs)
     close(vectors, expected)
 
     factor = torch.randn_like(expected)

@@ -29,7 +29,7 @@ from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
 from tests.cache.rank_plans import RankPlan, rank_plans
 
 TABLES = (RowTable(name="a", dim=4), RowTable(name="b", dim=4), RowTable(name="c", dim=6))
-LOOKUPS = (TableLookup(mode="mean"), TableLookup(mode="mean"), TableLookup(mode="none"))
+LOOKUPS = (TableLookup(pooling="mean"), TableLookup(pooling="mean"), TableLookup(pooling="none"))
 FEATURES = tuple(FeatureRef(feature=f, table=t) for f, t in [(0, 0), (1, 0), (0, 1), (2, 2)])
 NUM_IDS = (9, 9, 5)
 LAYOUT = build_layout(TABLES, FEATURES, LOOKUPS)

@@ -37,7 +37,7 @@ TABLES = (
     RowTable(name="also odd", dim=5, init_bound=0.1),
     RowTable(name="sequence", dim=8),
 )
-LOOKUPS = (TableLookup(), TableLookup(mode="mean"), TableLookup(mode="mean"), TableLookup(mode="none"))
+LOOKUPS = (TableLookup(), TableLookup(pooling="mean"), TableLookup(pooling="mean"), TableLookup(pooling="none"))
 FEATURES = tuple(FeatureRef(feature=f, table=t) for f, t in [(0, 0), (1, 0), (0, 1), (2, 2), (3, 3)])
 NUM_IDS = (6, 6, 9, 5)
 LAYOUT = build_layout(TABLES, FEATURES, LOOKUPS)
@@ -86,13 +86,15 @@ def plain_vectors(weights: Sequence[Tensor], batch: Batch) -> list[Tensor]:
     out = []
     for ref in FEATURES:
         ids = torch.from_numpy(batch.values[starts[ref.feature] : starts[ref.feature + 1]])
-        if LOOKUPS[ref.table].mode == "none":
+        if LOOKUPS[ref.table].pooling == "none":
             out.append(nn.functional.embedding(ids, weights[ref.table], sparse=True))
             continue
         ends = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths[ref.feature])]))
-        mode = LOOKUPS[ref.table].mode
+        pooling = LOOKUPS[ref.table].pooling
         out.append(
-            nn.functional.embedding_bag(ids, weights[ref.table], ends, mode=mode, sparse=True, include_last_offset=True)
+            nn.functional.embedding_bag(
+                ids, weights[ref.table], ends, mode=pooling, sparse=True, include_last_offset=True
+            )
         )
     return out
 
@@ -173,7 +175,7 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
 def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtype: str) -> None:
     """Bit for bit; float16 to the nearest, bfloat16 stochastically; odd dimensions among them."""
     data = batches(3)
-    layout = build_layout(TABLES, FEATURES, (*[TableLookup()] * 3, TableLookup(mode="none")))
+    layout = build_layout(TABLES, FEATURES, (*[TableLookup()] * 3, TableLookup(pooling="none")))
     job = new_job(optimizer, dtype, layout=layout)
     train(job, data)
     rows = {key: record.tobytes() for key, record in job.finish().items()}

@@ -48,7 +48,7 @@ def plain_tables(trainee: Trainee, batches: list[PlainBatch], dtype: str) -> lis
             PlainTable(
                 name=table.name,
                 features=tuple(features),
-                pooling=group.lookup.mode,
+                pooling=group.lookup.pooling,
                 weighted=group.lookup.weighted,
                 ids=ids,
                 weights=initial_weights(table, ids, seed=trainee.rows.seed, dtype=dtype),
