@@ -1,0 +1,51 @@
+"""The pages under test: Markdown files, their code spans, code blocks and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    """The bodies of the fenced code blocks, of one language or of all."""
+    found = [fence.split("\n", 1) for fence in _FENCE.findall(read(page))]
+    return [body.removesuffix("```") for head, body in found if head[3:].startswith(language)]
+
+
+def prose(page: str) -> str:
+    """The page without its code blocks; of the changelog's tables of renamed things only the new names."""
+    text = _FENCE.sub("", read(page))
+    if page != "CHANGELOG.md":
+        return text
+    return "\n".join(line.rsplit("|", 2)[-2] if line.startswith("|") else line for line in text.splitlines())
+
+
+def spans(page: str) -> list[str]:
+    """What stands in backticks, code blocks aside."""
+    return _SPAN.findall(prose(page))
+
+
+def links(page: str) -> list[str]:
+    """Targets of links to other files and headings, not of web addresses."""
+    return [target for target in _LINK.findall(prose(page)) if "://" not in target]
+
+
+def anchors(page: str) -> set[str]:
+    """The headings of a page as GitHub and the site name them in links."""
+    titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", read(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
