@@ -29,8 +29,8 @@ from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.lowering.step import find_schedule, step_program
 from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.split.balance import graph_names
-from bagpipe.split.batch_dependence import mixing_operators
-from bagpipe.split.operators import Parts
+from bagpipe.split.batch_dependence import batch_dependent_operators
+from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
@@ -75,10 +75,10 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         # By comparing numbers: in the parameters' dtype, as autocast's roundings could be taken for mixing.
         full = Precision(device_type=precision.device_type)
         plain = staged if precision == full else _split(model, data, config, full, is_chain=schedule.linear)
-        _check_apart(mixing_operators(plain), pipeline.microbatches)
+        _check_apart(batch_dependent_operators(plain), pipeline.microbatches)
     step = step_program(
         staged.graph(pipeline.microbatches),
-        staged.source_edges,
+        staged.embedding_edges,
         schedule,
         chunks=pipeline.chunks or None,
         num_processes=num_ranks if world_size > 1 else 1,
@@ -153,7 +153,7 @@ def _schedule(pipeline: PipelineConfig) -> DenseSchedule:
     return table_schedule(pipeline.schedule, text)
 
 
-def _partition(parts: Parts, pipeline: PipelineConfig, *, is_chain: bool) -> int | dict[str, int]:
+def _partition(parts: ModelParts, pipeline: PipelineConfig, *, is_chain: bool) -> int | dict[str, int]:
     """A number of stages, which then form a chain, or the stage of each module or operator that is named."""
     if pipeline.partition == "auto":
         if is_chain:

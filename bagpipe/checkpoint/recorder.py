@@ -60,8 +60,8 @@ class NoRecorder:
     def before_forward(self, b: int, loss_sum: Tensor) -> None:
         """Batch b is about to be computed by the whole model; `loss_sum` is that of the batches before."""
 
-    def before_seat(self, stage: int, seat: int, b: int, loss_sum: Tensor) -> None:
-        """A seat is about to begin batch b, in its lane; `loss_sum` is its own of the batches before."""
+    def before_instance(self, stage: int, instance: int, b: int, loss_sum: Tensor) -> None:
+        """A stage instance is about to begin batch b, in its lane; `loss_sum` is its own of the batches before."""
 
     def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
         """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
@@ -90,7 +90,7 @@ class NoRecorder:
         step: int,
         counts: Callable[[], Mapping[str, int]],
         loss_sum: Tensor,
-        seat_sums: Mapping[int, Tensor] = MappingProxyType({}),
+        instance_sums: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         """All rows are written back: make the last checkpoint, return when `on_part` has had it and all before.
 
@@ -118,8 +118,8 @@ class Recorder(NoRecorder):
         stall_s: what it has cost the lanes so far, the last checkpoint left out.
 
     `Part.progress` has ``steps``, ``samples``, ``skipped_batches``, ``loss_sum`` and `LossScale.carried`; with stages
-    ``loss_sums`` by seat; and ``dense``: digests of parameters and optimizer state, by stage (``model`` where there are
-    none), which ranks that hold the same must agree on, buffers left out: each rank's are its own while it trains.
+    ``loss_sums`` by instance; and ``dense``: digests of parameters and optimizer state, by stage (``model`` where there
+    are none), which ranks that hold the same must agree on, buffers left out: each rank's are its own while it trains.
     """
 
     def __init__(
@@ -178,12 +178,12 @@ class Recorder(NoRecorder):
             with self._stall():
                 self._copy_model(self._begin(b), loss_sum)
 
-    def before_seat(self, stage: int, seat: int, b: int, loss_sum: Tensor) -> None:
+    def before_instance(self, stage: int, instance: int, b: int, loss_sum: Tensor) -> None:
         if self.due(b) and self._has_files:
             with self._stall():
                 making = self._begin(b)
                 self._copy_stage(making, stage)
-                self._note_loss(making, seat, loss_sum)
+                self._note_loss(making, instance, loss_sum)
 
     def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
         capture = self._bound.cache.capture
@@ -229,7 +229,7 @@ class Recorder(NoRecorder):
         pipeline = self._bound.pipeline
         if pipeline is None:
             return {"moment", "log", "rows", "dense model"}
-        dense = {f"dense {stage}" for stage in pipeline.stages} | {f"dense loss {seat}" for seat in pipeline.seats}
+        dense = {f"dense {stage}" for stage in pipeline.stages} | {f"dense loss {n}" for n in pipeline.instances}
         return {"moment", "log", "rows", *dense}
 
     def _at(self, step: int) -> PendingCheckpoint | None:
@@ -246,7 +246,7 @@ class Recorder(NoRecorder):
         with self._dense_lock:
             copied = making.dense.get(str(stage))
             if copied is not None:
-                copied.tensors.order()  # another seat of the stage was first: this one begins when it is copied
+                copied.tensors.order()  # another instance of the stage was first: this one begins when it is copied
                 return
             optimizer = pipeline.optimizers.get(stage)
             self._copy_dense(making, str(stage), [optimizer] if optimizer else [], pipeline.names_of(stage))
@@ -263,9 +263,9 @@ class Recorder(NoRecorder):
         self._give(making, f"dense {name}")
         hit("after-dense-copy")
 
-    def _note_loss(self, making: PendingCheckpoint, seat: int, loss_sum: Tensor) -> None:
-        making.seat_sums[seat] = self._sent(loss_sum)
-        self._give(making, f"dense loss {seat}")
+    def _note_loss(self, making: PendingCheckpoint, instance: int, loss_sum: Tensor) -> None:
+        making.instance_sums[instance] = self._sent(loss_sum)
+        self._give(making, f"dense loss {instance}")
 
     def _sent(self, loss_sum: Tensor) -> Arrival:
         from bagpipe.cache.staging import to_host
@@ -341,7 +341,7 @@ class Recorder(NoRecorder):
         step: int,
         counts: Callable[[], Mapping[str, int]],
         loss_sum: Tensor,
-        seat_sums: Mapping[int, Tensor] = MappingProxyType({}),
+        instance_sums: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         stall_s = self.stall_s
         if step > self._first_batch:
@@ -352,8 +352,8 @@ class Recorder(NoRecorder):
             elif self._has_files and pipeline is not None:
                 for stage in pipeline.stages:
                     self._copy_stage(making, stage)
-                for seat, own_sum in seat_sums.items():
-                    self._note_loss(making, seat, own_sum)
+                for instance, own_sum in instance_sums.items():
+                    self._note_loss(making, instance, own_sum)
             self._take_moment(step, counts)
             self.drain()
             self.before_write(self._bound.cache.capture.epoch)

@@ -54,7 +54,7 @@ class PendingCheckpoint:
         step, epoch: of the checkpoint, and of the logs that end with it.
         missing: pieces that lanes still owe.
         dense: copies by name, see `Recorder`; those that are missing are being made.
-        loss_sum: of the batches before; None: `seat_sums` are those of the seats.
+        loss_sum: of the batches before; None: `instance_sums` are those of the instances.
         unshared: names of tensors that ranks with the same dense part may hold different values of.
         names: tables and ids of dirty rows.
         num_groups: groups in this rank's logs.
@@ -67,7 +67,7 @@ class PendingCheckpoint:
     missing: set[str]
     dense: dict[str, DenseCopy] = field(default_factory=dict)
     loss_sum: Arrival | None = None
-    seat_sums: dict[int, Arrival] = field(default_factory=dict)
+    instance_sums: dict[int, Arrival] = field(default_factory=dict)
     unshared: frozenset[str] = frozenset()
     names: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = field(default_factory=list)
     num_groups: tuple[int, ...] = ()
@@ -78,8 +78,8 @@ class PendingCheckpoint:
         """For `progress`. Blocks until they are on the host."""
         if self.loss_sum is not None:
             return {"loss_sum": self.loss_sum.get().item()}
-        sums = {seat: self.seat_sums[seat].get().item() for seat in sorted(self.seat_sums)}
-        return {"loss_sum": sum(sums.values()), "loss_sums": {str(seat): value for seat, value in sums.items()}}
+        sums = {instance: self.instance_sums[instance].get().item() for instance in sorted(self.instance_sums)}
+        return {"loss_sum": sum(sums.values()), "loss_sums": {str(instance): value for instance, value in sums.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """`CudaGraphExecutor`: captures forward, loss and backward of the dense stage once, and replays them.
 
-    source(inputs) ──values──copy──> leaves ──┐                        ┌─> loss, loss sum
+    embedding(inputs) ──values──copy──> leaves ──┐                        ┌─> loss, loss sum
                      labels ──copy──> labels ─┼─ replay: stage, loss, ─┼─> gradients of parameters ──> `grad`
-                 loss scale ──fill──> root ───┘          gradients     └─> gradients of leaves ──> source's backward
+                 loss scale ──fill──> root ───┘          gradients     └─> gradients of leaves ──> embedding's backward
 
 The lookups stay outside, with the kernels of rows. A full batch is replayed, every one, and the last, smaller one goes
 operator by operator: so whether a batch is replayed depends on its size alone. Gradients come from `autograd.grad`,
@@ -96,7 +96,7 @@ class CudaGraphExecutor:
     """See above.
 
     Args:
-        staged: the model as a source and one stage, whose forward draws no random numbers.
+        staged: the model as an embedding stage and one stage, whose forward draws no random numbers.
         precision: what it computes in.
         graphs: of the model's device.
         full_batch: examples of a global batch that is not the last one.

@@ -114,7 +114,7 @@ class SplitExecutor:
     """The lookups apart from a dense stage that takes and gives tensors only, and so may be a compiled one.
 
     Args:
-        staged: the model as a source and one stage.
+        staged: the model as an embedding stage and one stage.
         precision: what it computes in.
     """
 
@@ -128,7 +128,7 @@ class SplitExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitPass:
-    """A pass in two pieces: the stage's begins at leaves, which stand for the source's values."""
+    """A pass in two pieces: the stage's begins at leaves, which stand for the embedding stage's values."""
 
     stage: EagerPass
     values: Sequence[Tensor]
@@ -153,7 +153,7 @@ class SplitPass:
 def split_pass(
     staged: StagedModel, values: Sequence[Tensor], labels: Tensor, num_global_examples: int, loss_scale: LossScale
 ) -> SplitPass:
-    """What the source gave, and labels, as a pass."""
+    """What the embedding stage gave, and labels, as a pass."""
     leaves = _leaves_of(values)
     stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale)
     return SplitPass(stage=stage, values=values, leaves=leaves)
@@ -166,7 +166,7 @@ def _leaves_of(values: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def values_of(staged: StagedModel, inputs: ModelInputs) -> Sequence[Tensor]:
     """What the only stage takes, differentiable towards the rows."""
-    values = dict(zip(staged.source_values, staged.source(inputs.dense, inputs.sparse), strict=True))
+    values = dict(zip(staged.embedding_values, staged.embedding(inputs.dense, inputs.sparse), strict=True))
     return [values[number] for number in staged.stages[0].inputs]
 
 

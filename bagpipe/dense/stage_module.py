@@ -44,7 +44,7 @@ class DenseStage(nn.Module):
 def prepared(staged: StagedModel, precision: Precision, *, compiles: bool = False) -> StagedModel:
     """The same model, its source and stages under autocast, its stages compiled if asked.
 
-    The source is not compiled: what it does is done by the kernels of rows.
+    The embedding stage is not compiled: what it does is done by the kernels of rows.
 
     Args:
         staged: made of the model's graph as it is under this autocast, so that its values' dtypes fit.
@@ -55,7 +55,7 @@ def prepared(staged: StagedModel, precision: Precision, *, compiles: bool = Fals
         return staged
     return dataclasses.replace(
         staged,
-        source=DenseStage(staged.source, precision),
+        embedding=DenseStage(staged.embedding, precision),
         stages=tuple(
             dataclasses.replace(stage, module=DenseStage(stage.module, precision, Compiler() if compiles else None))
             for stage in staged.stages

@@ -15,7 +15,7 @@ from torch import fx
 
 from bagpipe.errors import InputError
 from bagpipe.split.calls import function_name
-from bagpipe.split.operators import Operator, Parts, named_parameters, operands
+from bagpipe.split.operators import ModelParts, Operator, named_parameters, operands
 
 __all__ = ["by_names", "chain_names", "estimate_cost"]
 
@@ -23,7 +23,7 @@ __all__ = ["by_names", "chain_names", "estimate_cost"]
 OPERATIONS_PER_MOVE = 4
 
 
-def by_names(parts: Parts, stages: Mapping[str, int]) -> dict[fx.Node, int]:
+def by_names(parts: ModelParts, stages: Mapping[str, int]) -> dict[fx.Node, int]:
     """Stage of every node of the dense part.
 
     Args:
@@ -44,7 +44,7 @@ def by_names(parts: Parts, stages: Mapping[str, int]) -> dict[fx.Node, int]:
     for node in nodes:
         names = [name for name in stages if covers(name, paths[node])]
         fed = [n for n in operands(node) if n in chosen]
-        loose = [n for n in fed if not parts.facts[n].by_example]
+        loose = [n for n in fed if not parts.shapes[n].by_example]
         if names:
             chosen[node] = stages[max(names, key=len)]
         elif fed:
@@ -64,7 +64,7 @@ def covers(name: str, path: str) -> bool:
     return path == name or path.startswith(f"{name}.")
 
 
-def chain_names(parts: Parts, num_stages: int, costs: Mapping[str, float] | None = None) -> dict[str, int]:
+def chain_names(parts: ModelParts, num_stages: int, costs: Mapping[str, float] | None = None) -> dict[str, int]:
     """Stage by operator name: consecutive operators, the dearest stage as cheap as can be, then the least sent.
 
     Args:
@@ -88,25 +88,25 @@ def chain_names(parts: Parts, num_stages: int, costs: Mapping[str, float] | None
     return {item.name: sum(number >= start for start in starts) - 1 for number, item in enumerate(items)}
 
 
-def estimate_cost(parts: Parts, item: Operator) -> float:
+def estimate_cost(parts: ModelParts, item: Operator) -> float:
     """Operations per example of a forward, by shapes alone: two per weight and use, and those of moving numbers."""
     return sum(_node_cost(parts, node) for node in item.nodes)
 
 
-def _node_cost(parts: Parts, node: fx.Node) -> float:
-    facts = parts.facts
+def _node_cost(parts: ModelParts, node: fx.Node) -> float:
+    shapes = parts.shapes
     taken = operands(node)
-    moved = facts[node].elements + sum(facts[n].elements for n in taken)
+    moved = shapes[node].elements + sum(shapes[n].elements for n in taken)
     weights = sum(p.numel() for p in named_parameters(parts.traced, node).values() if p.dim() > 1)
-    shape = facts[node].shape
-    uses = facts[node].elements // max(1, shape[-1]) if shape else 1
+    shape = shapes[node].shape
+    uses = shapes[node].elements // max(1, shape[-1]) if shape else 1
     products = 0
     if not weights and function_name(node) in ("matmul", "bmm", "einsum", "baddbmm"):
-        products = facts[node].elements * (facts[taken[0]].shape[-1] if facts[taken[0]].shape else 1)
+        products = shapes[node].elements * (shapes[taken[0]].shape[-1] if shapes[taken[0]].shape else 1)
     return float(2 * weights * uses + 2 * products + OPERATIONS_PER_MOVE * moved)
 
 
-def _crossing(parts: Parts) -> list[int]:
+def _crossing(parts: ModelParts) -> list[int]:
     """Numbers per example that cross from operators before a position to those from it on; by position."""
     position = {node: number for number, item in enumerate(parts.operators) for node in item.nodes}
     last: dict[fx.Node, int] = {}
@@ -115,7 +115,7 @@ def _crossing(parts: Parts) -> list[int]:
             if source in position:
                 last[source] = max(last.get(source, 0), number)
     return [
-        sum(parts.facts[node].elements for node, user in last.items() if position[node] < cut <= user)
+        sum(parts.shapes[node].elements for node, user in last.items() if position[node] < cut <= user)
         for cut in range(len(parts.operators))
     ]
 
@@ -147,13 +147,13 @@ def _cut(costs: Sequence[float], crossing: Sequence[int], num_stages: int) -> li
     return list(best[count][1])
 
 
-def _check_names(parts: Parts, stages: Mapping[str, int]) -> None:
+def _check_names(parts: ModelParts, stages: Mapping[str, int]) -> None:
     traced = parts.traced
     dense = [traced.paths[node] for node in parts.dense_nodes]
     for name in stages:
         if any(covers(name, path) for path in dense):
             continue
-        if any(covers(name, traced.paths[node]) for node in parts.source):
+        if any(covers(name, traced.paths[node]) for node in parts.embedding_nodes):
             raise InputError(f"stage name {name!r} is in the embedding source, which is no stage: leave it out")
         if any(covers(name, path) for path in traced.dead_paths):
             raise InputError(f"stage name {name!r} has no path to a loss: no output of the model depends on it")

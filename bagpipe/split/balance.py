@@ -1,6 +1,6 @@
 """`graph_names`: stages of a model as a graph, branch beside branch, the same in every process.
 
-    Parts ──costs by shapes──> OperatorGraph ──partition.find──> layouts ──least (M + depth - 1) · bottleneck──> names
+    ModelParts ──costs by shapes──> OperatorGraph ──partition.find──> layouts ──least (M + depth - 1) · max──> names
 
 Measured costs differ from run to run, and with them the stages, the order of sums and the results' last bits. So a job
 that names no stages goes by shapes; `python -m bagpipe plan` measures, and prints names to give the job.
@@ -13,12 +13,12 @@ from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph, members
 from bagpipe.partition.search import find
 from bagpipe.split.assignment import chain_names, estimate_cost
-from bagpipe.split.operators import Parts
+from bagpipe.split.operators import ModelParts
 
 __all__ = ["graph_names", "shape_graph"]
 
 
-def shape_graph(parts: Parts) -> OperatorGraph:
+def shape_graph(parts: ModelParts) -> OperatorGraph:
     """The operators with costs by shapes, in arithmetic operations instead of seconds; a backward is two forwards."""
     costs = [estimate_cost(parts, item) for item in parts.operators]
     return OperatorGraph(
@@ -30,7 +30,7 @@ def shape_graph(parts: Parts) -> OperatorGraph:
     )
 
 
-def graph_names(parts: Parts, num_stages: int, microbatches: int) -> dict[str, int]:
+def graph_names(parts: ModelParts, num_stages: int, microbatches: int) -> dict[str, int]:
     """Stage by operator name: exactly so many stages, with the least time for a batch on as many devices.
 
     Args:

@@ -1,4 +1,4 @@
-"""`mixing_operators`: does anything in a stage look across examples? Then micro-batches would change the model.
+"""`batch_dependent_operators`: operators whose result for one example depends on others, which micro-batches change.
 
     stage on 4 random examples ──compare, node by node──> the same stage on the first of them, and on the other three
 
@@ -18,7 +18,7 @@ from bagpipe.split.split import RANDOM_FUNCTIONS
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import device_of
 
-__all__ = ["mixing_operators"]
+__all__ = ["batch_dependent_operators"]
 
 #: Examples of a batch and where it is cut.
 SIZE, CUT = 4, 1
@@ -27,16 +27,16 @@ SIZE, CUT = 4, 1
 _TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 5e-2, 1: 2e-1}
 
 
-def mixing_operators(staged: StagedModel) -> tuple[str, ...]:
+def batch_dependent_operators(staged: StagedModel) -> tuple[str, ...]:
     """Per stage that mixes examples, the first node that does, as ``stage: node``. Nothing of the model changes."""
     return tuple(
         f"{stage.name}: {found}"
         for number, stage in enumerate(staged.stages)
-        if (found := _first_mixing(staged, number)) is not None
+        if (found := _first_batch_dependent(staged, number)) is not None
     )
 
 
-def _first_mixing(staged: StagedModel, number: int) -> str | None:
+def _first_batch_dependent(staged: StagedModel, number: int) -> str | None:
     stage = staged.stages[number]
     assert isinstance(stage.module, fx.GraphModule)
     draw = torch.Generator().manual_seed(number)

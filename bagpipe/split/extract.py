@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import fx
 
-from bagpipe.split.operators import Parts, is_glue
+from bagpipe.split.operators import ModelParts, is_glue
 
 __all__ = ["Bundle", "extract"]
 
@@ -22,7 +22,7 @@ Bundle = tuple[fx.Node, ...]
 
 
 def extract(
-    parts: Parts, name: str, nodes: Iterable[fx.Node], inputs: Sequence[Bundle], outputs: Sequence[Bundle]
+    parts: ModelParts, name: str, nodes: Iterable[fx.Node], inputs: Sequence[Bundle], outputs: Sequence[Bundle]
 ) -> fx.GraphModule:
     """A module that takes `inputs` by position and returns the tuple of `outputs`.
 
@@ -48,12 +48,12 @@ def extract(
     return module
 
 
-def _packed(parts: Parts, graph: fx.Graph, bundle: Bundle, tensors: Sequence[fx.Node]) -> fx.Node:
+def _packed(parts: ModelParts, graph: fx.Graph, bundle: Bundle, tensors: Sequence[fx.Node]) -> fx.Node:
     if len(bundle) == 1:
         return tensors[0]
     flat = []
     for node, tensor in zip(bundle, tensors, strict=True):
-        dims = len(parts.facts[node].shape)
+        dims = len(parts.shapes[node].shape)
         if dims == 0:
             tensor = graph.call_method("unsqueeze", (tensor, 1))
         elif dims > 1:
@@ -62,14 +62,14 @@ def _packed(parts: Parts, graph: fx.Graph, bundle: Bundle, tensors: Sequence[fx.
     return graph.call_function(torch.cat, (flat, 1))
 
 
-def _unpacked(parts: Parts, graph: fx.Graph, bundle: Bundle, tensor: fx.Node) -> list[fx.Node]:
+def _unpacked(parts: ModelParts, graph: fx.Graph, bundle: Bundle, tensor: fx.Node) -> list[fx.Node]:
     if len(bundle) == 1:
         return [tensor]
     # One `split` has one backward; slices would each make a gradient of the whole.
-    pieces = graph.call_function(torch.split, (tensor, [parts.facts[node].elements for node in bundle], 1))
+    pieces = graph.call_function(torch.split, (tensor, [parts.shapes[node].elements for node in bundle], 1))
     found = []
     for place, node in enumerate(bundle):
-        shape = parts.facts[node].shape
+        shape = parts.shapes[node].shape
         piece = graph.call_function(operator.getitem, (pieces, place))
         if not shape:
             piece = graph.call_method("squeeze", (piece, 1))

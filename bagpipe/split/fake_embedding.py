@@ -1,4 +1,4 @@
-"""`blank_output`: what an embedding collection would return, with zeros for rows. Only this file here knows torchrec.
+"""`fake_output`: what an embedding collection would return, with zeros for rows. Only this file here knows torchrec.
 
 collection's configs ──> KeyedTensor [num_examples, sum of dims], or {name: JaggedTensor [ids, dim]} if not pooled
 """
@@ -15,7 +15,7 @@ with warnings.catch_warnings():  # importing torchrec warns about parts of its o
     from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, get_embedding_names_by_table
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-__all__ = ["blank_output"]
+__all__ = ["fake_output"]
 
 #: torchrec ships no types.
 Untyped: TypeAlias = Any
@@ -24,7 +24,7 @@ Untyped: TypeAlias = Any
 NUM_IDS = 3
 
 
-def blank_output(collection: Untyped, num_examples: int, dtype: torch.dtype, device: torch.device) -> Any:
+def fake_output(collection: Untyped, num_examples: int, dtype: torch.dtype, device: torch.device) -> Any:
     """The output of a cached collection or of torchrec's own: vectors are zeros that want a gradient."""
     if isinstance(collection, EmbeddingBagCollectionInterface):
         configs = collection.embedding_bag_configs()
@@ -34,13 +34,13 @@ def blank_output(collection: Untyped, num_examples: int, dtype: torch.dtype, dev
         return KeyedTensor(keys=names, length_per_key=widths, values=values)
     configs = collection.embedding_configs()
     return {
-        name: _blank_sequences(num_examples, config.embedding_dim, collection.need_indices(), dtype, device)
+        name: _fake_sequences(num_examples, config.embedding_dim, collection.need_indices(), dtype, device)
         for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
         for name in names
     }
 
 
-def _blank_sequences(
+def _fake_sequences(
     num_examples: int, dim: int, need_indices: bool, dtype: torch.dtype, device: torch.device
 ) -> JaggedTensor:
     num_ids = num_examples * NUM_IDS

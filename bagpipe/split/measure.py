@@ -1,10 +1,10 @@
 """What stages and operators cost on this machine: seconds of F, B, I and W, bytes kept and bytes sent.
 
     StagedModel ──its runtime in one thread, random inputs──> stage_costs: {"0F": seconds, …} for the simulator
-    Parts ──every operator alone, in several sizes──> operator_graph: straight lines for the partitioner
+    ModelParts ──every operator alone, in several sizes──> operator_graph: straight lines for the partitioner
 
-Costs are medians of warm repeats. No store and no rows: the source gives random tensors. Modules are copied to be
-measured, so neither gradients nor buffers of the model change; random numbers are put back.
+Costs are medians of warm repeats. No store and no rows: the embedding stage gives random tensors. Modules are copied
+before they are measured, so neither gradients nor buffers of the model change; random numbers are put back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.registry import DenseSchedule
-from bagpipe.split.operators import Parts
+from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
@@ -83,7 +83,7 @@ def _action_times(
     labels = torch.rand(num_examples, device=device).round().to(dtype)
     inputs = ModelInputs(dense=labels, sparse=None, labels=labels)
     batch = StageBatch(inputs=inputs, num_examples=num_examples, num_global_examples=num_examples)
-    step = step_program(staged.graph(MICROBATCHES), staged.source_edges, _serial(backwards))
+    step = step_program(staged.graph(MICROBATCHES), staged.embedding_edges, _serial(backwards))
     runtime = StageRuntime(
         staged,
         step,
@@ -102,7 +102,7 @@ def _action_times(
         handler(index)
         seconds.append(_now_s(device) - start_s)
 
-    source = step.sources[0].number
+    source = step.embedding_stages[0].number
     handlers: dict[str, Handler] = {
         text: partial(timed, handler, taken.setdefault(text, [])) for text, handler in runtime.handlers().items()
     }
@@ -142,18 +142,18 @@ class _RandomSource(nn.Module):
 
 
 def _without_rows(staged: StagedModel, num_examples: int) -> StagedModel:
-    """The stages, copied, behind a source that looks nothing up."""
+    """The stages, copied, behind an embedding stage that looks nothing up."""
     modules = copy.deepcopy(nn.ModuleList(stage.module for stage in staged.stages))
-    values = [staged.values[n] for n in staged.source_values]
+    values = [staged.values[n] for n in staged.embedding_values]
     return StagedModel(
         model=modules,
-        source=_RandomSource(values, num_examples, device_of(staged.model)),
+        embedding=_RandomSource(values, num_examples, device_of(staged.model)),
         stages=tuple(replace(stage, module=module) for stage, module in zip(staged.stages, modules, strict=True)),
         values=staged.values,
     )
 
 
-def operator_graph(parts: Parts, *, examples: Sequence[int] = (32, 256), repeats: int = 10) -> OperatorGraph:
+def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), repeats: int = 10) -> OperatorGraph:
     """Measured costs of a model's operators.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Parts`: which nodes of a traced model belong to the source, and which operators the dense rest is made of.
+"""`ModelParts`: which nodes of a traced model belong to the source, and which operators the dense rest is made of.
 
     sparse ──collections──> reshaping, selection, concatenation ──> source values ──┐
     dense ──────────────────────────────────────────────────────────────────────────┴──> operators ──> outputs
@@ -19,10 +19,10 @@ from torch import fx, nn
 
 from bagpipe.errors import InputError
 from bagpipe.split.calls import function_name
-from bagpipe.split.shape_propagation import Fact, find_facts, rows_of
+from bagpipe.split.shape_propagation import NodeShape, propagate_shapes, rows_of
 from bagpipe.split.trace import Traced
 
-__all__ = ["Operator", "Parts", "find_parts", "is_glue", "named_parameters", "operands"]
+__all__ = ["ModelParts", "Operator", "find_model_parts", "is_glue", "named_parameters", "operands"]
 
 #: Functions and methods that only move elements.
 _MOVES = frozenset(
@@ -90,12 +90,12 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
+class ModelParts:
     """A traced model, sorted.
 
     Attributes:
         traced: the model; its graph holds tensors and what is made of ids only.
-        facts: per node.
+        shapes: per node.
         dense: the node of the dense input.
         source: nodes of the source, in order, without the inputs.
         operators: of the dense part, in a topological order.
@@ -103,9 +103,9 @@ class Parts:
     """
 
     traced: Traced
-    facts: Mapping[fx.Node, Fact]
+    shapes: Mapping[fx.Node, NodeShape]
     dense: fx.Node
-    source: tuple[fx.Node, ...]
+    embedding_nodes: tuple[fx.Node, ...]
     operators: tuple[Operator, ...]
     heads: tuple[fx.Node, ...]
 
@@ -116,28 +116,30 @@ class Parts:
         return tuple(node for node in self.traced.graph.nodes if node in mine)
 
 
-def find_parts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> Parts:
+def find_model_parts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> ModelParts:
     """Sort a traced model's nodes.
 
     Raises:
-        InputError: it cannot be run on a blank batch; parameters are applied to what is not pooled; an output does not
+        InputError: it cannot be run on a fake batch; parameters are applied to what is not pooled; an output does not
             depend on the dense part, or is not a tensor of the examples.
     """
-    facts = find_facts(traced, num_dense=num_dense, dtype=dtype)
+    shapes = propagate_shapes(traced, num_dense=num_dense, dtype=dtype)
     dense, sparse = (node for node in traced.graph.nodes if node.op == "placeholder")
-    source = _source(traced, facts, dense, sparse)
+    source = _source(traced, shapes, dense, sparse)
     heads = _heads(traced)
     outside = {dense, sparse, *source}
-    operators = _operators(traced, facts, outside)
+    operators = _operators(traced, shapes, outside)
     for number, head in enumerate(heads):
         if head in outside:
             raise InputError(f"output {number} of model {type(traced.model).__name__} depends on no dense operator")
-        if not facts[head].by_example:
+        if not shapes[head].by_example:
             raise InputError(
                 f"output {number} of model {type(traced.model).__name__} must be logits, one or more per example, got "
-                f"shape {facts[head].shape} from {traced.paths[head]}"
+                f"shape {shapes[head].shape} from {traced.paths[head]}"
             )
-    return Parts(traced=traced, facts=facts, dense=dense, source=tuple(source), operators=operators, heads=heads)
+    return ModelParts(
+        traced=traced, shapes=shapes, dense=dense, embedding_nodes=tuple(source), operators=operators, heads=heads
+    )
 
 
 def is_glue(node: fx.Node) -> bool:
@@ -162,14 +164,16 @@ def named_parameters(traced: Traced, node: fx.Node) -> dict[str, nn.Parameter]:
     return found
 
 
-def _source(traced: Traced, facts: Mapping[fx.Node, Fact], dense: fx.Node, sparse: fx.Node) -> tuple[fx.Node, ...]:
+def _source(
+    traced: Traced, shapes: Mapping[fx.Node, NodeShape], dense: fx.Node, sparse: fx.Node
+) -> tuple[fx.Node, ...]:
     source = {sparse}
     for node in traced.graph.nodes:
         inputs = operands(node)
         mine = [n for n in inputs if n in source]
         if node.op in ("placeholder", "output") or is_glue(node) or not mine:
             continue
-        loose = next((n for n in mine if not facts[n].by_example), None)
+        loose = next((n for n in mine if not shapes[n].by_example), None)
         parameters = named_parameters(traced, node)
         late = [n for n in inputs if n not in source and n is not dense]
         if loose is not None and (parameters or late):
@@ -178,17 +182,17 @@ def _source(traced: Traced, facts: Mapping[fx.Node, Fact], dense: fx.Node, spars
                 f"{traced.paths[node]}: combines {why} with {traced.paths.get(loose, loose.name)}, which has not one "
                 "row per example; pool embeddings and make them a tensor first"
             )
-        moves = _is_move(node, facts) or not facts[node].is_tensor
+        moves = _is_move(node, shapes) or not shapes[node].is_tensor
         if loose is not None or (not parameters and len(mine) == len(inputs) and moves):
             source.add(node)
     return tuple(node for node in traced.graph.nodes if node in source and node is not sparse)
 
 
-def _is_move(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
+def _is_move(node: fx.Node, shapes: Mapping[fx.Node, NodeShape]) -> bool:
     """Moves elements, makes a tensor of the examples of them, no larger than what it takes."""
-    fact = facts[node]
-    taken = sum(facts[n].elements for n in operands(node))
-    return function_name(node) in _MOVES and fact.by_example and fact.elements <= taken
+    shape = shapes[node]
+    taken = sum(shapes[n].elements for n in operands(node))
+    return function_name(node) in _MOVES and shape.by_example and shape.elements <= taken
 
 
 def _heads(traced: Traced) -> tuple[fx.Node, ...]:
@@ -201,7 +205,7 @@ def _heads(traced: Traced) -> tuple[fx.Node, ...]:
     return heads
 
 
-def _operators(traced: Traced, facts: Mapping[fx.Node, Fact], outside: set[fx.Node]) -> tuple[Operator, ...]:
+def _operators(traced: Traced, shapes: Mapping[fx.Node, NodeShape], outside: set[fx.Node]) -> tuple[Operator, ...]:
     """Group dense nodes; numbers follow the order of first nodes."""
     owner: dict[fx.Node, int] = {}
     members: dict[int, list[fx.Node]] = {}
@@ -209,13 +213,13 @@ def _operators(traced: Traced, facts: Mapping[fx.Node, Fact], outside: set[fx.No
     for node in traced.graph.nodes:
         if node in outside or node.op == "output" or is_glue(node):
             continue
-        if _goes_with_user(node, facts, outside):
+        if _goes_with_user(node, shapes, outside):
             handed[node] = operands(node)[0]
             continue
         taken = [_behind(source, handed) for source in operands(node)]
         inputs = [source for source in taken if source not in outside]
         fed_by = {owner[source] for source in inputs}
-        loose = sorted({owner[source] for source in inputs if not facts[source].by_example})
+        loose = sorted({owner[source] for source in inputs if not shapes[source].by_example})
         light = not named_parameters(traced, node) and function_name(node) not in _HEAVY
         if loose:
             number = loose[0]
@@ -242,7 +246,7 @@ def _operators(traced: Traced, facts: Mapping[fx.Node, Fact], outside: set[fx.No
     )
 
 
-def _goes_with_user(node: fx.Node, facts: Mapping[fx.Node, Fact], outside: set[fx.Node]) -> bool:
+def _goes_with_user(node: fx.Node, shapes: Mapping[fx.Node, NodeShape], outside: set[fx.Node]) -> bool:
     """A move of what others take too, for one user: sent along with it, the same numbers would travel twice."""
     taken = operands(node)
     users = [user for user in node.users if user.op != "output"]
@@ -251,8 +255,8 @@ def _goes_with_user(node: fx.Node, facts: Mapping[fx.Node, Fact], outside: set[f
         and len(taken) == 1 == len(users) == len(node.users)
         and taken[0] not in outside
         and len(taken[0].users) > 1
-        and facts[node].by_example
-        and facts[taken[0]].by_example
+        and shapes[node].by_example
+        and shapes[taken[0]].by_example
         and not is_glue(users[0])
     )
 

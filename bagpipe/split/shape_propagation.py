@@ -1,4 +1,4 @@
-"""`find_facts`: what every node of a traced model gives, found by running it on blank batches of three sizes.
+"""`propagate_shapes`: what every node of a traced model gives, found by running it on fake batches of three sizes.
 
     Traced ──run on 2, 3, 5 examples──> per node: tensor of the examples | other tensor | number | opaque (ids, lists …)
            ──fold──> numbers become constants, or are read off a tensor of the node that uses them: `rows_of`
@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from bagpipe.errors import InputError
 from bagpipe.split.trace import Traced, device_of
 
-__all__ = ["Fact", "find_facts", "rows_of"]
+__all__ = ["NodeShape", "propagate_shapes", "rows_of"]
 
 #: Numbers of examples: two give a straight line, the third shows that it is one.
 SIZES = (2, 3, 5)
@@ -28,7 +28,7 @@ _CONSTANTS = (bool, float, str, torch.dtype, torch.device, torch.layout, type(No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class NodeShape:
     """What a node gives.
 
     Attributes:
@@ -63,7 +63,7 @@ def rows_of(tensor: Tensor, per_example: int, more: int) -> int:
     return per_example * tensor.size(0) + more
 
 
-def find_facts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> dict[fx.Node, Fact]:
+def propagate_shapes(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> dict[fx.Node, NodeShape]:
     """Facts by node; numbers in the graph are folded on the way.
 
     Args:
@@ -72,17 +72,19 @@ def find_facts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> dict[fx
         dtype: of the dense input and of embeddings.
 
     Raises:
-        InputError: the model fails on a blank batch, or computes with the number of examples.
+        InputError: the model fails on a fake batch, or computes with the number of examples.
     """
     runs = [_run(traced, size, num_dense, dtype) for size in SIZES]
     dense = next(node for node in traced.graph.nodes if node.op == "placeholder")
     _fold(traced, runs, dense)
     traced.module.recompile()
-    return {node: _fact(node, [run.get(node) for run in runs]) for node in traced.graph.nodes if node.op != "output"}
+    return {
+        node: _node_shape(node, [run.get(node) for run in runs]) for node in traced.graph.nodes if node.op != "output"
+    }
 
 
-class _BlankRun(fx.Interpreter):
-    """Runs the graph without ids: collections give blank vectors."""
+class _FakeRun(fx.Interpreter):
+    """Runs the graph without ids: collections give fake vectors."""
 
     def __init__(self, traced: Traced, num_examples: int, dtype: torch.dtype) -> None:
         super().__init__(traced.module, garbage_collect_values=False)
@@ -93,9 +95,9 @@ class _BlankRun(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         if self.traced.is_collection(n):
-            from bagpipe.split.fake_embedding import blank_output
+            from bagpipe.split.fake_embedding import fake_output
 
-            return blank_output(self.traced.called(n), self.num_examples, self.dtype, self.device)
+            return fake_output(self.traced.called(n), self.num_examples, self.dtype, self.device)
         if any(self.env[source] is _OPAQUE for source in n.all_input_nodes):
             return None if n.op == "output" else _OPAQUE
         try:
@@ -103,34 +105,34 @@ class _BlankRun(fx.Interpreter):
         except Exception as error:
             where = self.traced.paths.get(n, n.name)
             raise InputError(
-                f"{where}: cannot run on {self.num_examples} blank examples ({' '.join(str(error).split())})"
+                f"{where}: cannot run on {self.num_examples} fake examples ({' '.join(str(error).split())})"
             ) from error
 
 
 def _run(traced: Traced, size: int, num_dense: int, dtype: torch.dtype) -> dict[fx.Node, Any]:
-    """Value of every node for a blank batch of `size` examples."""
-    run = _BlankRun(traced, size, dtype)
-    blank = torch.zeros(size, num_dense, dtype=dtype, device=run.device)
+    """Value of every node for a fake batch of `size` examples."""
+    run = _FakeRun(traced, size, dtype)
+    fake = torch.zeros(size, num_dense, dtype=dtype, device=run.device)
     modes = {module: module.training for module in traced.module.modules()}
     cuda = [run.device] if run.device.type == "cuda" else []
     try:
         traced.module.eval()
         with torch.random.fork_rng(devices=cuda), torch.enable_grad():
-            run.run(blank, _OPAQUE, enable_io_processing=False)
+            run.run(fake, _OPAQUE, enable_io_processing=False)
     finally:
         for module, mode in modes.items():
             module.training = mode
     return dict(run.env)
 
 
-def _fact(node: fx.Node, values: list[Any]) -> Fact:
+def _node_shape(node: fx.Node, values: list[Any]) -> NodeShape:
     if not all(isinstance(value, Tensor) for value in values):
-        return Fact()
+        return NodeShape()
     shapes = [tuple(value.shape) for value in values]
     by_example = all(
         shape[:1] == (size,) and shape[1:] == shapes[0][1:] for shape, size in zip(shapes, SIZES, strict=True)
     )
-    return Fact(
+    return NodeShape(
         is_tensor=True,
         by_example=by_example,
         shape=shapes[0][1:] if by_example else shapes[0],

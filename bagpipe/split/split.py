@@ -1,9 +1,9 @@
-"""`split`: a model as a `StagedModel`: a source and stages that compute just what the model does, bit for bit.
+"""`split`: cuts a model into a `StagedModel`, an embedding stage and dense stages, bit for bit the same function.
 
-    model ──trace, find_parts──> Parts ──by_names or chain_names──> {node: stage} ──cut──> source and stage modules
+    model ──trace, find_model_parts──> ModelParts ──by_names or chain_names──> {node: stage} ──cut──> StagedModel
 
-A value goes from the stage that computes it to every stage that uses it; what the source gives to the same stages goes
-side by side in one tensor. Modules and parameters are the model's own.
+A value goes from the stage that computes it to every stage that uses it. Values of the embedding stage with the same
+consumers travel side by side in one tensor. Modules and parameters are the model's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.split.assignment import by_names, chain_names
 from bagpipe.split.calls import function_name, is_in_place
 from bagpipe.split.extract import extract
-from bagpipe.split.operators import Parts, find_parts, named_parameters, operands
+from bagpipe.split.operators import ModelParts, find_model_parts, named_parameters, operands
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.split.trace import Traced, trace
 
@@ -89,7 +89,7 @@ def split(
 
 
 def split_parts(
-    parts: Parts, *, stages: int | Mapping[str, int], costs: Mapping[str, float] | None = None
+    parts: ModelParts, *, stages: int | Mapping[str, int], costs: Mapping[str, float] | None = None
 ) -> StagedModel:
     """`split` of a model whose parts are known, from having been measured, say.
 
@@ -102,7 +102,7 @@ def split_parts(
     return cut(parts, by_names(parts, stages), _titles(stages))
 
 
-def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, named: Sequence[str] = ()) -> Parts:
+def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, named: Sequence[str] = ()) -> ModelParts:
     """Source and operators of a model.
 
     Args:
@@ -118,10 +118,10 @@ def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, na
         if not named:
             raise
         traced = trace(model, named)
-    return find_parts(traced, num_dense=num_dense, dtype=dtype)
+    return find_model_parts(traced, num_dense=num_dense, dtype=dtype)
 
 
-def cut(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> StagedModel:
+def cut(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> StagedModel:
     """Modules of the stages.
 
     Args:
@@ -139,7 +139,7 @@ def cut(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) ->
     _, sparse = (node for node in parts.traced.graph.nodes if node.op == "placeholder")
     return StagedModel(
         model=parts.traced.model,
-        source=extract(parts, "Source", parts.source, [(parts.dense,), (sparse,)], from_source),
+        embedding=extract(parts, "Source", parts.embedding_nodes, [(parts.dense,), (sparse,)], from_source),
         stages=tuple(_stage(parts, stage_of, flows, number, title) for number, title in enumerate(titles)),
         values=tuple(_value(parts, flow) for flow in flows),
     )
@@ -147,15 +147,15 @@ def cut(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Flow:
-    """Nodes whose results leave their stage or the source, as one value."""
+    """Nodes whose results leave their stage or the embedding stage, as one value."""
 
     nodes: tuple[fx.Node, ...]
     producer: int
     consumers: tuple[int, ...]
 
 
-def _flows(parts: Parts, stage_of: Mapping[fx.Node, int], num_stages: int) -> list[_Flow]:
-    """Those of the source first, then in the order of the forward."""
+def _flows(parts: ModelParts, stage_of: Mapping[fx.Node, int], num_stages: int) -> list[_Flow]:
+    """Those of the embedding stage first, then in the order of the forward."""
     takers: dict[fx.Node, set[int]] = {}
     for node in parts.dense_nodes:
         for source in operands(node):
@@ -166,8 +166,8 @@ def _flows(parts: Parts, stage_of: Mapping[fx.Node, int], num_stages: int) -> li
     pooled: dict[object, list[fx.Node]] = {}
     made: list[_Flow] = []
     for node in (node for node in parts.traced.graph.nodes if node in takers):
-        fact, consumers = parts.facts[node], tuple(sorted(takers[node]))
-        if not fact.by_example:
+        shape, consumers = parts.shapes[node], tuple(sorted(takers[node]))
+        if not shape.by_example:
             raise InputError(
                 f"{parts.traced.paths[node]}: its result goes to stages {list(consumers)} but is no tensor "
                 "with one row per example; name its users together with it"
@@ -175,7 +175,7 @@ def _flows(parts: Parts, stage_of: Mapping[fx.Node, int], num_stages: int) -> li
         if node in stage_of:
             made.append(_Flow(nodes=(node,), producer=stage_of[node], consumers=consumers))
         else:
-            pooled.setdefault((consumers, fact.dtype, fact.wants_grad), []).append(node)
+            pooled.setdefault((consumers, shape.dtype, shape.wants_grad), []).append(node)
     together = [
         _Flow(nodes=tuple(nodes), producer=num_stages, consumers=tuple(sorted(takers[nodes[0]])))
         for nodes in pooled.values()
@@ -183,8 +183,8 @@ def _flows(parts: Parts, stage_of: Mapping[fx.Node, int], num_stages: int) -> li
     return together + made
 
 
-def _value(parts: Parts, flow: _Flow) -> StageValue:
-    first = parts.facts[flow.nodes[0]]
+def _value(parts: ModelParts, flow: _Flow) -> StageValue:
+    first = parts.shapes[flow.nodes[0]]
     assert first.dtype is not None  # a tensor, by the check of flows
     name = parts.traced.paths.get(flow.nodes[0], flow.nodes[0].name)
     more = len(flow.nodes) - 1
@@ -192,14 +192,14 @@ def _value(parts: Parts, flow: _Flow) -> StageValue:
         name=f"{name} and {more} more" if more else name,
         producer=flow.producer,
         consumers=flow.consumers,
-        shape=(sum(parts.facts[node].elements for node in flow.nodes),) if more else first.shape,
+        shape=(sum(parts.shapes[node].elements for node in flow.nodes),) if more else first.shape,
         dtype=first.dtype,
         wants_grad=first.wants_grad,
     )
 
 
 def _stage(
-    parts: Parts, stage_of: Mapping[fx.Node, int], flows: Sequence[_Flow], number: int, title: str
+    parts: ModelParts, stage_of: Mapping[fx.Node, int], flows: Sequence[_Flow], number: int, title: str
 ) -> StageModule:
     nodes = [node for node in parts.dense_nodes if stage_of[node] == number]
     inputs = [n for n, flow in enumerate(flows) if number in flow.consumers]
@@ -230,7 +230,7 @@ def _dropout_of(module: nn.Module) -> float:
     return found if isinstance(found, float) else 0.0
 
 
-def _check_parameters(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:
+def _check_parameters(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:
     first: dict[int, int] = {}
     for node in parts.dense_nodes:
         for name, parameter in named_parameters(parts.traced, node).items():
@@ -242,7 +242,7 @@ def _check_parameters(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Seq
                 )
 
 
-def _check_order(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:
+def _check_order(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> None:
     edges = {
         (stage_of[source], stage_of[node]): (source, node)
         for node in parts.dense_nodes
@@ -262,7 +262,7 @@ def _check_order(parts: Parts, stage_of: Mapping[fx.Node, int], titles: Sequence
 
 
 def _check_in_place(
-    parts: Parts, stage_of: Mapping[fx.Node, int], nodes: Sequence[fx.Node], inputs: set[fx.Node], title: str
+    parts: ModelParts, stage_of: Mapping[fx.Node, int], nodes: Sequence[fx.Node], inputs: set[fx.Node], title: str
 ) -> None:
     """A value is what it was when it was made, for all who take it."""
     for node in nodes:
@@ -278,7 +278,7 @@ def _check_in_place(
             )
 
 
-def _path(parts: Parts, node: fx.Node) -> str:
+def _path(parts: ModelParts, node: fx.Node) -> str:
     return parts.traced.paths[node]
 
 

@@ -1,6 +1,6 @@
-"""`StagedModel`: a model cut into a source and dense stages. What flows between them are tensors, example by example.
+"""`StagedModel`: a model cut into an embedding stage and dense stages that exchange tensors with one row per example.
 
-    (dense, sparse) ──source──> values ──stage 0, 1, …──> values ──> outputs (logits) of the stages that have a loss
+    (dense, sparse) ──embedding──> values ──stage 0, 1, …──> values ──> outputs (logits) of the stages that have a loss
 
 Rule of this file: *the first dimension of every value is the examples'*, so that a micro-batch is a slice of it.
 """
@@ -21,11 +21,11 @@ __all__ = ["StageModule", "StageValue", "StagedModel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageValue:
-    """One tensor that leaves a stage or the source.
+    """One tensor that leaves a stage or the embedding stage.
 
     Attributes:
         name: as in the traced graph.
-        producer: stage number; the number of stages for the source.
+        producer: stage number; the number of stages for the embedding stage.
         consumers: stages that take it, ascending; empty for a model output that nobody else takes.
         shape: without the examples' dimension.
         dtype: of its elements.
@@ -66,19 +66,19 @@ class StagedModel:
 
     Attributes:
         model: the whole model, called as ``model(dense, sparse)``.
-        source: ``source(dense, sparse)`` returns a tuple: the values whose producer is the source, in order.
+        embedding: ``embedding(dense, sparse)`` returns the tuple of values whose producer is the embedding stage.
         stages: by number.
         values: by number.
     """
 
     model: nn.Module
-    source: nn.Module
+    embedding: nn.Module
     stages: tuple[StageModule, ...]
     values: tuple[StageValue, ...]
 
     @property
-    def source_values(self) -> tuple[int, ...]:
-        """Numbers of the values that the source makes."""
+    def embedding_values(self) -> tuple[int, ...]:
+        """Numbers of the values that the embedding stage makes."""
         return tuple(n for n, value in enumerate(self.values) if value.producer == len(self.stages))
 
     @property
@@ -88,10 +88,10 @@ class StagedModel:
         return tuple(sorted(found))
 
     @property
-    def source_edges(self) -> tuple[tuple[int, bool], ...]:
-        """(stage, whether a gradient comes back) for every stage that the source feeds; losses take labels."""
-        fed = {c for n in self.source_values for c in self.values[n].consumers}
-        graded = {c for n in self.source_values for c in self.values[n].consumers if self.values[n].wants_grad}
+    def embedding_edges(self) -> tuple[tuple[int, bool], ...]:
+        """(stage, whether a gradient comes back) for every stage that the embedding stage feeds; losses take labels."""
+        fed = {c for n in self.embedding_values for c in self.values[n].consumers}
+        graded = {c for n in self.embedding_values for c in self.values[n].consumers if self.values[n].wants_grad}
         with_loss = {number for number, stage in enumerate(self.stages) if stage.heads}
         return tuple((stage, stage in graded) for stage in sorted(fed | with_loss))
 

@@ -1,6 +1,6 @@
 """`trace`: a model's forward as an FX graph, with embedding collections and torch's own modules as single nodes.
 
-    model(dense, sparse) ──Tracer──> Traced: graph module, a path for every node, collections ──> facts, operators
+    model(dense, sparse) ──Tracer──> Traced: graph module, a path for every node, collections ──> shapes, operators
 
 A node's path is where it was called: the module's path for a module, the caller's path and the node's name for a
 function. Tracing patches torch's module call while it runs, so no other thread may call a module meanwhile.

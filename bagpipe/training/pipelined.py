@@ -48,7 +48,7 @@ class PipelinedTraining(Training):
             self.batches.__getitem__,
             self.head_loss,
             before_batch=self.before_batch,
-            loss_sums=self._seat_sums(carried),
+            loss_sums=self._instance_sums(carried),
             loss_scale=self.loss_scale.value,
         )
 
@@ -57,16 +57,16 @@ class PipelinedTraining(Training):
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         step, process = self.pipeline.step, self.pipeline.process
-        source = step.sources[process].number
+        embedding = step.embedding_stages[process].number
         frame = {op: handler for op, handler in super().handlers().items() if op not in _REPLACED}
-        own = {seat.stage: seat.number for seat in reversed(step.seats) if seat.process == process}
+        own = {instance.stage: instance.number for instance in reversed(step.instances) if instance.process == process}
         steps = {f"{number}OPT": partial(self.optimize, stage) for stage, number in own.items()}
         sums = {f"{number}REDUCE_GRAD": partial(self.reduce, stage) for stage, number in own.items()}
         return {
             **frame,
             **self.runtime.handlers(),
-            f"{source}X_EMBED": partial(self.pool, source),
-            f"{source}X_EMBED_GRAD": partial(self.unpool, source),
+            f"{embedding}X_EMBED": partial(self.pool, embedding),
+            f"{embedding}X_EMBED_GRAD": partial(self.unpool, embedding),
             **steps,
             **({name: handler for name, handler in sums.items() if self._has_lane(name)}),
         }
@@ -77,19 +77,19 @@ class PipelinedTraining(Training):
         flight = self.in_flight[b]
         self.batches[b] = self.pipeline.batch(flight.inputs, flight.step.num_global_examples)
 
-    def pool(self, source: int, b: int) -> None:
+    def pool(self, embedding: int, b: int) -> None:
         self.begin(self.in_flight[b].context)
-        self.runtime.pool(source, b)
+        self.runtime.pool(embedding, b)
 
-    def unpool(self, source: int, b: int) -> None:
-        self.runtime.unpool(source, b)
+    def unpool(self, embedding: int, b: int) -> None:
+        self.runtime.unpool(embedding, b)
         current = self.cache.current
         groups = () if current is None else current.groups
         self.loss_scale.unscale_rows(groups)
         self.guard.is_bad(b, groups=groups)
 
-    def before_batch(self, seat: StageInstance, b: int, loss_sum: Tensor) -> None:
-        self.recorder.before_seat(seat.stage, seat.number, b, loss_sum)
+    def before_batch(self, instance: StageInstance, b: int, loss_sum: Tensor) -> None:
+        self.recorder.before_instance(instance.stage, instance.number, b, loss_sum)
 
     def optimize(self, stage: int, b: int) -> None:
         self.guard.is_bad(b, parameters=self.pipeline.staged.parameters_of(stage))
@@ -109,13 +109,13 @@ class PipelinedTraining(Training):
     def total_loss(self) -> Tensor:
         return self.loss_sum + self.runtime.loss_sum()
 
-    def seat_sums(self) -> Mapping[int, Tensor]:
+    def instance_sums(self) -> Mapping[int, Tensor]:
         return self.runtime.loss_sums()
 
-    def _seat_sums(self, carried: Mapping[str, Any]) -> Mapping[int, float]:
-        """What the seats go on counting from: their own sums, where the checkpoint's job had the same seats."""
-        sums = {int(seat): value for seat, value in carried.get("loss_sums", {}).items()}
-        if sums.keys() == set(self.pipeline.seats):
+    def _instance_sums(self, carried: Mapping[str, Any]) -> Mapping[int, float]:
+        """What the instances go on counting from: their own sums, where the checkpoint's job had the same instances."""
+        sums = {int(instance): value for instance, value in carried.get("loss_sums", {}).items()}
+        if sums.keys() == set(self.pipeline.instances):
             self.loss_sum.zero_()
             return sums
         return {}

@@ -187,10 +187,10 @@ class Training(Phase):
         self.recorder.drain()
         for requests in self.cache.flush():
             self.write(requests, self.cache.capture.epoch, self.num_steps)
-        self.recorder.finish(self.num_steps, self.counts, self.loss_sum, self.seat_sums())
+        self.recorder.finish(self.num_steps, self.counts, self.loss_sum, self.instance_sums())
 
-    def seat_sums(self) -> Mapping[int, Tensor]:
-        """Sums of losses by seat, where there are seats."""
+    def instance_sums(self) -> Mapping[int, Tensor]:
+        """Sums of losses by instance, where there are instances."""
         return {}
 
     def stall_s(self) -> float:

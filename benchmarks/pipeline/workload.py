@@ -90,7 +90,7 @@ class Workload:
             value("logits", 1, (), (1,)),
         )
         model = nn.ModuleList([stage.module for stage in stages])
-        return StagedModel(model=model, source=_Dense(), stages=stages, values=values)
+        return StagedModel(model=model, embedding=_Dense(), stages=stages, values=values)
 
 
 class _Tuple(nn.Module):
@@ -103,7 +103,7 @@ class _Tuple(nn.Module):
 
 
 class _Dense(nn.Module):
-    """A source without rows."""
+    """An embedding stage without rows."""
 
     def forward(self, dense: Tensor, sparse: object) -> tuple[Tensor]:
         return (dense,)
@@ -116,7 +116,7 @@ def loss_sum(head: int, logits: Tensor, labels: Tensor) -> Tensor:
 def make_step(workload: Workload, schedule: str, num_processes: int = NUM_STAGES) -> StepProgram:
     staged = workload.staged()
     graph = staged.graph(workload.microbatches)
-    return step_program(graph, staged.source_edges, schedule, num_processes=num_processes)
+    return step_program(graph, staged.embedding_edges, schedule, num_processes=num_processes)
 
 
 class Process:
@@ -142,9 +142,9 @@ class Process:
         self.step = step
         self.process = process
         self.staged = workload.staged()
-        self._source = step.sources[process].number
+        self._source = step.embedding_stages[process].number
         self._on_step = on_step
-        inputs = workload.inputs() if step.sources[process].pipes else None
+        inputs = workload.inputs() if step.embedding_stages[process].pipes else None
         given = StageBatch(inputs=inputs, num_examples=workload.examples, num_global_examples=workload.examples)
         self.runtime = StageRuntime(
             self.staged,
@@ -165,7 +165,7 @@ class Process:
             f"{self._source}X_EMBED": partial(self.runtime.pool, self._source),
             f"{self._source}X_EMBED_GRAD": partial(self.runtime.unpool, self._source),
         }
-        own = {seat.stage for seat in self.step.seats if seat.process == self.process}
+        own = {instance.stage for instance in self.step.instances if instance.process == self.process}
         for stage in own:
             found[f"{stage}OPT"] = partial(self._finish, stage, stage == max(own))
         return found

@@ -34,7 +34,7 @@ def inputs_of(num_examples: int, seed: int = 0) -> ModelInputs:
 
 
 def whole(model: nn.Module, precision: Precision | None = None) -> StagedModel:
-    """The model as a source and one stage."""
+    """The model as an embedding stage and one stage."""
     with (precision or Precision()).autocast():
         parts = find_dense_parts(model, num_dense=NUM_DENSE, dtype=torch.float32)
     return split_parts(parts, stages=1)

@@ -59,7 +59,7 @@ class Rest(nn.Module):
 
 
 def whole(model: Any) -> StagedModel:
-    """A `PlainDLRM` as a source and one stage, without tracing: that needs torchrec."""
+    """A `PlainDLRM` as an embedding stage and one stage, without tracing: that needs torchrec."""
 
     def value(name: str, producer: int, *, wants_grad: bool) -> StageValue:
         consumers = (0,) if producer else ()
@@ -69,7 +69,7 @@ def whole(model: Any) -> StagedModel:
 
     return StagedModel(
         model=model,
-        source=Source(model.bags),
+        embedding=Source(model.bags),
         stages=(StageModule(name="rest", module=Rest(model), inputs=(0, 1), outputs=(2,), heads=((0, 2),)),),
         values=(
             value("dense", 1, wants_grad=False),

@@ -19,7 +19,7 @@ NUM_IDS = 20
 
 
 class Rows(nn.Module):
-    """The source: two pooled vectors per example, and the dense inputs as they are."""
+    """The embedding stage: two pooled vectors per example, and the dense inputs as they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class Reused(nn.Module):
 class Whole(nn.Module):
     """The model in one piece."""
 
-    def __init__(self, source: nn.Module, stages: Sequence[StageModule]) -> None:
+    def __init__(self, embedding: nn.Module, stages: Sequence[StageModule]) -> None:
         super().__init__()
-        self.source = source
+        self.embedding = embedding
         self.modules_by_stage = nn.ModuleList([stage.module for stage in stages])
         self._stages = stages
 
     def forward(self, dense: Tensor, sparse: Tensor) -> tuple[Tensor, ...]:
-        values: dict[int, Tensor] = dict(enumerate(self.source(dense, sparse)))
+        values: dict[int, Tensor] = dict(enumerate(self.embedding(dense, sparse)))
         heads: dict[int, Tensor] = {}
         for stage in self._stages:
             values.update(zip(stage.outputs, stage.module(*(values[n] for n in stage.inputs)), strict=True))
@@ -109,7 +109,7 @@ class Whole(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One stage to be: what it takes and makes. A head is ``logit<n>``; the source makes dense, first, second."""
+    """A stage's inputs and outputs. A head is ``logit<n>``; the embedding stage makes dense, first, second."""
 
     takes: tuple[str, ...]
     makes: tuple[str, ...]
@@ -209,5 +209,5 @@ def _make(plans: Sequence[Plan]) -> StagedModel:
         )
         for stage, plan in enumerate(plans)
     )
-    source = Rows().double()
-    return StagedModel(model=Whole(source, stages), source=source, stages=stages, values=values)
+    embedding = Rows().double()
+    return StagedModel(model=Whole(embedding, stages), embedding=embedding, stages=stages, values=values)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from bagpipe.split import assignment as assign
 from bagpipe.split.assignment import by_names, chain_names, covers, estimate_cost
-from bagpipe.split.operators import Parts
+from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts
 from tests.split.whole_models import NUM_DENSE, library_model
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> ModelParts:
     return find_dense_parts(library_model("towers"), num_dense=NUM_DENSE, dtype=torch.float64)
 
 
@@ -38,7 +38,7 @@ def test_a_chain_is_the_best_of_all(costs: list[int], crossing: list[int], num_s
     assert value(found) == min(map(value, every))
 
 
-def test_the_longest_name_decides_and_the_rest_goes_with_its_inputs(parts: Parts) -> None:
+def test_the_longest_name_decides_and_the_rest_goes_with_its_inputs(parts: ModelParts) -> None:
     stages = {"branches": 0, "branches.6": 1, "top": 2, "top._mlp.1": 3}
     chosen = {parts.traced.paths[node]: stage for node, stage in by_names(parts, stages).items()}
     assert chosen["branches.5._mlp.0._linear"] == 0
@@ -57,7 +57,7 @@ def test_paths_are_covered_step_by_step() -> None:
     assert not covers("a.b", "a.bc")
 
 
-def test_chain_stages_are_consecutive_and_balanced(parts: Parts) -> None:
+def test_chain_stages_are_consecutive_and_balanced(parts: ModelParts) -> None:
     names = chain_names(parts, 4)
     assert list(names) == [item.name for item in parts.operators]
     assert list(names.values()) == sorted(names.values())

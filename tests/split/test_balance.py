@@ -8,7 +8,7 @@ from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import build_model, num_dense_inputs
 from bagpipe.split.balance import graph_names, shape_graph
-from bagpipe.split.operators import Parts
+from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.types.schema import DataSchema, Feature, Table
 
@@ -20,7 +20,7 @@ SCHEMA = DataSchema(
 )
 
 
-def parts_of(name: str) -> Parts:
+def parts_of(name: str) -> ModelParts:
     torch.manual_seed(0)
     config = ModelConfig(name=name, embedding_dim=4, bottom_mlp=(64, 64, 64), top_mlp=(8,))
     converted = convert(build_model(SCHEMA, config), SCHEMA)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bagpipe.split.batch_dependence import mixing_operators
+from bagpipe.split.batch_dependence import batch_dependent_operators
 from bagpipe.split.split import split
 from tests.split.whole_models import MODEL_NAMES, NUM_DENSE, library_model
 
@@ -13,7 +13,7 @@ from tests.split.whole_models import MODEL_NAMES, NUM_DENSE, library_model
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_library_models_keep_examples_apart(name: str) -> None:
     staged = split(library_model(name), stages=2, num_dense=NUM_DENSE, dtype=torch.float64)
-    assert mixing_operators(staged) == ()
+    assert batch_dependent_operators(staged) == ()
 
 
 class Mixing(nn.Module):
@@ -53,6 +53,6 @@ class Mixing(nn.Module):
 def test_what_looks_across_examples_is_found(how: str, found: tuple[str, ...]) -> None:
     staged = split(Mixing(how), stages={"first": 0, "last": 1}, num_dense=3, dtype=torch.float32)
     state = torch.random.get_rng_state()
-    assert mixing_operators(staged) == found
+    assert batch_dependent_operators(staged) == found
     assert staged.model.training
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bagpipe.split.fake_embedding import NUM_IDS, blank_output
+from bagpipe.split.fake_embedding import NUM_IDS, fake_output
 from tests.embedding.test_collections import bag, seq
 
 from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after tests.embedding.test_collections)
@@ -22,19 +22,19 @@ def ids() -> KeyedJaggedTensor:
     )
 
 
-def test_pooled_blanks_look_like_the_collection_s_output() -> None:
+def test_pooled_fake_tensors_look_like_the_collection_s_output() -> None:
     collection = EmbeddingBagCollection(tables=[bag("a", 4, ["f0", "f1"]), bag("b", 3, ["f1"])], device=CPU)
-    blank, real = blank_output(collection, 2, torch.float64, CPU), collection(ids())
+    blank, real = fake_output(collection, 2, torch.float64, CPU), collection(ids())
     assert (blank.keys(), blank.length_per_key()) == (real.keys(), real.length_per_key())
     assert blank.values().shape == real.values().shape
     assert (blank.values().dtype, blank.values().requires_grad) == (torch.float64, True)
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
-def test_unpooled_blanks_look_like_the_collection_s_output(need_indices: bool) -> None:
+def test_unpooled_fake_tensors_look_like_the_collection_s_output(need_indices: bool) -> None:
     tables: list[EmbeddingConfig] = [seq("a", ["f0"]), seq("b", ["f1"])]
     collection = EmbeddingCollection(tables=tables, device=CPU, need_indices=need_indices)
-    blank, real = blank_output(collection, 2, torch.float32, CPU), collection(ids())
+    blank, real = fake_output(collection, 2, torch.float32, CPU), collection(ids())
     assert list(blank) == list(real)
     for name in real:
         assert blank[name].values().shape == real[name].values().shape

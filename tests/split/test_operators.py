@@ -10,7 +10,7 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.zoo import MODELS, build_model
-from bagpipe.split.operators import Parts
+from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts
 from tests.split.whole_models import NUM_DENSE, library_model
 from tests.trainer.schemas import schema_of
@@ -19,15 +19,15 @@ from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (a
 from torchrec.modules.embedding_modules import EmbeddingCollection  # isort: skip
 
 
-def parts_of(model: nn.Module, num_dense: int = NUM_DENSE) -> Parts:
+def parts_of(model: nn.Module, num_dense: int = NUM_DENSE) -> ModelParts:
     return find_dense_parts(model, num_dense=num_dense, dtype=torch.float64)
 
 
 def test_the_source_is_lookups_and_moves() -> None:
     parts = parts_of(library_model("dlrm"))
-    assert parts.source[0].name == "sparse_arch_embedding_bag_collection"
-    assert parts.source[-1].name == "reshape"
-    assert not any(parts.traced.parameters_of(node) for node in parts.source)
+    assert parts.embedding_nodes[0].name == "sparse_arch_embedding_bag_collection"
+    assert parts.embedding_nodes[-1].name == "reshape"
+    assert not any(parts.traced.parameters_of(node) for node in parts.embedding_nodes)
     names = [item.name for item in parts.operators]
     assert names[3:6] == ["inter_arch.cat_1", "inter_arch.bmm", "inter_arch.cat_2"]
     # A transposed or reshaped twin of a tensor goes with its user, a nonlinearity with its layer.
@@ -45,7 +45,7 @@ def test_cached_collections_give_the_parts_of_plain_ones(name: str) -> None:
     assert [(item.name, item.inputs) for item in cached.operators] == [
         (item.name, item.inputs) for item in plain.operators
     ]
-    assert [cached.facts[node] for node in cached.dense_nodes] == [plain.facts[node] for node in plain.dense_nodes]
+    assert [cached.shapes[node] for node in cached.dense_nodes] == [plain.shapes[node] for node in plain.dense_nodes]
 
 
 class Sequences(nn.Module):
@@ -75,8 +75,8 @@ class Sequences(nn.Module):
 @pytest.mark.parametrize(("how", "last"), [("padded", "to_padded_dense"), ("segments", "segment_reduce")])
 def test_unpooled_vectors_are_pooled_in_the_source(how: str, last: str) -> None:
     parts = find_dense_parts(Sequences(how), num_dense=2, dtype=torch.float32)
-    assert parts.source[-1].name == last
-    assert parts.facts[parts.source[-1]].by_example
+    assert parts.embedding_nodes[-1].name == last
+    assert parts.shapes[parts.embedding_nodes[-1]].by_example
 
 
 class Headless(nn.Module):

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.errors import InputError
-from bagpipe.split.shape_propagation import Fact, find_facts, rows_of
+from bagpipe.split.shape_propagation import NodeShape, propagate_shapes, rows_of
 from bagpipe.split.trace import trace
 
 
-def facts_of(model: nn.Module, num_dense: int = 4) -> dict[str, Fact]:
+def shapes_of(model: nn.Module, num_dense: int = 4) -> dict[str, NodeShape]:
     return {
-        node.name: fact for node, fact in find_facts(trace(model), num_dense=num_dense, dtype=torch.float32).items()
+        node.name: shape
+        for node, shape in propagate_shapes(trace(model), num_dense=num_dense, dtype=torch.float32).items()
     }
 
 
@@ -35,21 +36,23 @@ class Shapes(nn.Module):
 def test_every_node_is_described() -> None:
     model = Shapes()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    facts = facts_of(model)
-    assert facts["layer"] == Fact(is_tensor=True, by_example=True, shape=(6,), dtype=torch.float32, wants_grad=True)
-    assert facts["reshape"] == Fact(is_tensor=True, shape=(4, 3), dtype=torch.float32, wants_grad=True)
-    assert facts["chunk"] == Fact()
-    assert not facts["view"].wants_grad
-    assert facts["dense"].elements == 4
-    assert not facts["scale"].by_example
-    assert not any(name.startswith(("getattr", "size", "dim")) for name in facts), "numbers are folded"
+    shapes = shapes_of(model)
+    assert shapes["layer"] == NodeShape(
+        is_tensor=True, by_example=True, shape=(6,), dtype=torch.float32, wants_grad=True
+    )
+    assert shapes["reshape"] == NodeShape(is_tensor=True, shape=(4, 3), dtype=torch.float32, wants_grad=True)
+    assert shapes["chunk"] == NodeShape()
+    assert not shapes["view"].wants_grad
+    assert shapes["dense"].elements == 4
+    assert not shapes["scale"].by_example
+    assert not any(name.startswith(("getattr", "size", "dim")) for name in shapes), "numbers are folded"
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
 def test_folded_numbers_follow_the_batch() -> None:
     model = Shapes().eval()
     traced = trace(model)
-    find_facts(traced, num_dense=4, dtype=torch.float32)
+    propagate_shapes(traced, num_dense=4, dtype=torch.float32)
     assert any(node.target is rows_of for node in traced.graph.nodes)
     dense = torch.randn(7, 4)
     traced.module.eval()
@@ -74,11 +77,11 @@ class Fails(nn.Module):
 @pytest.mark.parametrize(
     ("how", "num_dense", "words"),
     [
-        ("", 4, r"layer: cannot run on 2 blank examples \(mat1 and mat2 shapes"),
+        ("", 4, r"layer: cannot run on 2 fake examples \(mat1 and mat2 shapes"),
         ("square", 3, r"pow.*computes with the number of examples.*got \[4, 9, 25\] for \[2, 3, 5\]"),
         ("inverse", 3, "computes with the number of examples"),
     ],
 )
 def test_what_blank_batches_show_is_refused(how: str, num_dense: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        facts_of(Fails(how), num_dense)
+        shapes_of(Fails(how), num_dense)

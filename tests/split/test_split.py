@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bagpipe.errors import InputError
-from bagpipe.split.operators import Parts
+from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts, split, split_parts
 from bagpipe.split.staged_model import StagedModel
 from tests.split.whole_models import (
@@ -38,11 +38,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=MODEL_NAMES)
-def parts(request: pytest.FixtureRequest) -> Parts:
+def parts(request: pytest.FixtureRequest) -> ModelParts:
     return find_dense_parts(library_model(request.param), num_dense=NUM_DENSE, dtype=torch.float64)
 
 
-def test_chains_of_every_length_equal_the_model_bit_for_bit(parts: Parts) -> None:
+def test_chains_of_every_length_equal_the_model_bit_for_bit(parts: ModelParts) -> None:
     model = parts.traced.model
     dense, sparse = random_batch(6)
     outputs, gradients = outputs_and_gradients(model, [model(dense, sparse)])
@@ -56,7 +56,7 @@ def test_chains_of_every_length_equal_the_model_bit_for_bit(parts: Parts) -> Non
 
 
 @given(data=st.data())
-def test_any_assignment_equals_the_model_or_is_refused(parts: Parts, data: st.DataObject) -> None:
+def test_any_assignment_equals_the_model_or_is_refused(parts: ModelParts, data: st.DataObject) -> None:
     """Stages in any order and shape; the order of sums at a fork may differ, nothing else."""
     model = parts.traced.model
     names = [item.name for item in parts.operators]
@@ -87,7 +87,7 @@ def test_names_of_modules_and_what_goes_with_its_inputs() -> None:
     staged = staged_of(library_model("dlrm"), {"dense_arch": 0, "inter_arch": 1, "over_arch": 2})
     assert [stage.name for stage in staged.stages] == ["dense_arch", "inter_arch", "over_arch"]
     assert staged.edges == ((0, 1), (1, 2))
-    assert staged.source_edges == ((0, False), (1, True), (2, False))
+    assert staged.embedding_edges == ((0, False), (1, True), (2, False))
     assert {name for stage in range(3) for name, _ in staged.parameters_of(stage)} == {
         name for name, _ in staged.model.named_parameters() if not name.startswith("sparse_arch")
     }

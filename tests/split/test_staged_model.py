@@ -17,12 +17,12 @@ def value(name: str, producer: int, consumers: tuple[int, ...], *, wants_grad: b
 
 
 def make_staged() -> StagedModel:
-    """A fork: stage 0 feeds 1 and 2; both have a head, and 2 takes vectors of the source too."""
+    """A fork: stage 0 feeds 1 and 2; both have a head, and 2 takes vectors of the embedding stage too."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].bias.requires_grad_(False)
     return StagedModel(
         model=model,
-        source=nn.Identity(),
+        embedding=nn.Identity(),
         stages=(
             StageModule(name="trunk", module=model[0], inputs=(0,), outputs=(2,)),
             StageModule(name="left", module=model[1], inputs=(2,), outputs=(3,), heads=((1, 3),)),
@@ -40,10 +40,10 @@ def make_staged() -> StagedModel:
 
 def test_edges_come_from_the_values() -> None:
     staged = make_staged()
-    assert staged.source_values == (0, 1)
+    assert staged.embedding_values == (0, 1)
     assert staged.edges == ((0, 1), (0, 2))
     # Labels go to both stages with a loss; gradients come back only from the one that takes vectors.
-    assert staged.source_edges == ((0, False), (1, False), (2, True))
+    assert staged.embedding_edges == ((0, False), (1, False), (2, True))
 
 
 def test_the_graph_has_the_stages_names_and_micro_batches() -> None:

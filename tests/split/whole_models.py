@@ -79,7 +79,7 @@ def random_batch(num_examples: int, seed: int = 0) -> tuple[Tensor, Any]:
 
 def run_staged(staged: StagedModel, dense: Tensor, sparse: Any) -> list[Tensor]:
     """Source and stages one after the other; the model's outputs."""
-    values: dict[int, Tensor] = dict(zip(staged.source_values, staged.source(dense, sparse), strict=True))
+    values: dict[int, Tensor] = dict(zip(staged.embedding_values, staged.embedding(dense, sparse), strict=True))
     heads: dict[int, Tensor] = {}
     for number in staged.graph(1).order:
         stage = staged.stages[number]

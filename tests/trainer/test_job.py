@@ -41,7 +41,7 @@ def test_which_ranks_have_losses_to_show(
         )
         for stage in range(2)
     )
-    staged = StagedModel(model=nn.Identity(), source=nn.Identity(), stages=stages, values=(hidden,))
+    staged = StagedModel(model=nn.Identity(), embedding=nn.Identity(), stages=stages, values=(hidden,))
     step = step_program(
         staged.graph(2),
         [(0, True)],

@@ -1,4 +1,4 @@
-"""`Batches`: what seats and sources need to know of a batch: its examples, and how they are shared out.
+"""`Batches`: a batch's examples, and how stage instances and embedding stages share them.
 
 batch number ──> StageBatch (the caller's) ──num_examples──> Shares: worked out once per size, most batches have one
 """
@@ -60,12 +60,12 @@ class Shares:
 
     Attributes:
         pipes: ``[pipes + 1]``, where the examples of each pipe begin in those of the replica.
-        seats: seat -> where its micro-batches begin, in examples of its pipe.
+        instances: instance -> where its micro-batches begin, in examples of its pipe.
         flows: by number of the channel.
     """
 
     pipes: tuple[int, ...]
-    seats: Mapping[int, tuple[int, ...]]
+    instances: Mapping[int, tuple[int, ...]]
     flows: tuple[Flow, ...]
 
 
@@ -75,7 +75,7 @@ class Batches:
     Args:
         batch: what the caller knows of a batch.
         num_pipes: pipes of the replica.
-        units: seat -> (its pipe, its micro-batches per batch).
+        units: instance -> (its pipe, its micro-batches per batch).
         channels: by number.
     """
 
@@ -106,10 +106,10 @@ class Batches:
     def _share(self, num_examples: int) -> Shares:
         pipes = bounds(num_examples, self._num_pipes)
         counts = [end - start for start, end in pairwise(pipes)]
-        seats = {number: bounds(counts[pipe], units) for number, (pipe, units) in self._units.items()}
+        instances = {number: bounds(counts[pipe], units) for number, (pipe, units) in self._units.items()}
         flows = []
         for channel in self._channels:
             starts = bounds(counts[channel.pipe], channel.units)
             made = pieces(starts, bounds(counts[channel.pipe], channel.receiver_units))
             flows.append(Flow(starts, made, uses(made, channel.units)))
-        return Shares(pipes, seats, tuple(flows))
+        return Shares(pipes, instances, tuple(flows))

@@ -56,7 +56,7 @@ class Channel:
 
     Args:
         number: its own among the channels of the process.
-        sender, receiver: seats or sources.
+        sender, receiver: stage instances or embedding stages.
         pipe: whose examples.
         numbers: of the values, ascending.
         values: the same, described.

@@ -61,7 +61,7 @@ class Mesh:
     @property
     def example_shares(self) -> tuple[int, ...]:
         """By rank, its part of the examples: the pipes that begin there. Empty if all are equal."""
-        shares = tuple(len(source.pipes) for source in self.step.sources) * self.num_replicas
+        shares = tuple(len(embedding.pipes) for embedding in self.step.embedding_stages) * self.num_replicas
         return () if len(set(shares)) == 1 else shares
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class Mesh:
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """The ranks that hold a stage, ascending."""
-        processes = {seat.process for seat in self.step.seats if seat.stage == stage}
+        processes = {instance.process for instance in self.step.instances if instance.stage == stage}
         return tuple(
             replica * self.step.num_processes + process
             for replica in range(self.num_replicas)
@@ -80,7 +80,7 @@ class Mesh:
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages a rank holds, ascending."""
         process = self.place(rank)[1]
-        return tuple(sorted({seat.stage for seat in self.step.seats if seat.process == process}))
+        return tuple(sorted({instance.stage for instance in self.step.instances if instance.process == process}))
 
     def examples(self, replica: int, num_global_examples: int) -> tuple[int, int]:
         """First and end of the examples of a batch that a replica trains on."""
@@ -161,12 +161,12 @@ class DensePipeline:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """The stages held here, ascending."""
-        return tuple(sorted({seat.stage for seat in self.step.seats if seat.process == self.process}))
+        return tuple(sorted({instance.stage for instance in self.step.instances if instance.process == self.process}))
 
     @cached_property
-    def seats(self) -> tuple[int, ...]:
-        """The seats of this process."""
-        return tuple(seat.number for seat in self.step.seats if seat.process == self.process)
+    def instances(self) -> tuple[int, ...]:
+        """The instances of this process."""
+        return tuple(instance.number for instance in self.step.instances if instance.process == self.process)
 
     def names_of(self, stage: int) -> frozenset[str]:
         """Names in the whole model of a stage's parameters and buffers; of the first one held here, those of none."""

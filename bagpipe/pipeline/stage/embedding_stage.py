@@ -1,6 +1,6 @@
 """`EmbeddingStageRunner`: one lookup per batch for the dense stages of a process, and one backward.
 
-    X_EMBED    inputs ──source module──> values of all examples ──slices──> stages (labels to those with a loss)
+    X_EMBED    inputs ──embedding module──> values of all examples ──slices──> stages (labels to those with a loss)
     X_EMBED_GRAD  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
 
 A row's gradient is thus summed once per batch and in the plan's order, whatever the micro-batches are.
@@ -23,10 +23,10 @@ __all__ = ["EmbeddingStageRunner"]
 
 
 class EmbeddingStageRunner:
-    """One source. Its actions come from one thread.
+    """One embedding stage. Its actions come from one thread.
 
     Args:
-        source: which.
+        embedding: which.
         module: ``module(dense, sparse)`` gives the values.
         numbers: of the values, in the module's order.
         labels: the number of the labels.
@@ -37,7 +37,7 @@ class EmbeddingStageRunner:
     def __init__(
         self,
         *,
-        source: EmbeddingStage,
+        embedding: EmbeddingStage,
         module: nn.Module,
         numbers: tuple[int, ...],
         labels: int,
@@ -45,7 +45,7 @@ class EmbeddingStageRunner:
         taken: Mapping[int, Sequence[Channel]],
         batches: Batches,
     ) -> None:
-        self._source = source
+        self._embedding_stage = embedding
         self._module = module
         self._numbers = numbers
         self._labels = labels
@@ -59,16 +59,16 @@ class EmbeddingStageRunner:
         """Look up the batch's examples and give the stages what they take of them.
 
         Raises:
-            JobError: the batch has not the examples of the source's pipes.
+            JobError: the batch has not the examples of the embedding stage's pipes.
         """
         given, shares = self._batches.get(batch)
-        counts = {pipe: shares.pipes[pipe + 1] - shares.pipes[pipe] for pipe in self._source.pipes}
+        counts = {pipe: shares.pipes[pipe + 1] - shares.pipes[pipe] for pipe in self._embedding_stage.pipes}
         inputs = given.inputs
         num_read = 0 if inputs is None else inputs.labels.shape[0]
         if num_read != sum(counts.values()):
             raise JobError(
                 f"batch {batch}: expected {sum(counts.values())} examples of the replica's {given.num_examples} at "
-                f"process {self._source.process}, got {num_read}"
+                f"process {self._embedding_stage.process}, got {num_read}"
             )
         if inputs is None or not num_read:
             return
@@ -100,7 +100,7 @@ class EmbeddingStageRunner:
         """Value -> gradient ``[num_examples, …]``: those of its consumers in their order, pipe after pipe."""
         shares = self._batches.get(batch)[1]
         parts: dict[int, list[Tensor]] = {number: [] for number in self._graded}
-        for pipe in self._source.pipes:
+        for pipe in self._embedding_stage.pipes:
             if shares.pipes[pipe] == shares.pipes[pipe + 1]:
                 continue
             sums: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""`StageRunner`: forwards and backwards of one seat, a stage in one pipe.
+"""`StageRunner`: forwards and backwards of one stage instance, a stage in one pipe.
 
     F    take inputs ──> leaves ──module──> outputs ──> put to consumers; loss of its heads
     B    take gradients, sum those of several consumers ──> backward ──> put the leaves' gradients to producers
@@ -34,13 +34,13 @@ T = TypeVar("T")
 #: (head, logits, labels) -> sum of the losses of the examples.
 LossSum = Callable[[int, Tensor, Tensor], Tensor]
 
-#: (seat, batch, its sum of losses of the batches before).
+#: (instance, batch, its sum of losses of the batches before).
 BeforeBatch = Callable[[StageInstance, int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """The channels of a seat, by ascending number of the other end.
+    """The channels of a stage instance, by ascending number of the other end.
 
     Attributes:
         inputs: from producers.
@@ -65,10 +65,10 @@ class _Live:
 
 
 class StageRunner:
-    """One seat. Its actions come from one thread.
+    """One stage instance. Its actions come from one thread.
 
     Args:
-        seat: which.
+        instance: which.
         stage: its stage.
         module: the stage's module, or a copy with gradients of its own.
         wiring: its channels.
@@ -90,7 +90,7 @@ class StageRunner:
     def __init__(
         self,
         *,
-        seat: StageInstance,
+        instance: StageInstance,
         stage: StageModule,
         module: nn.Module,
         wiring: Wiring,
@@ -105,7 +105,7 @@ class StageRunner:
         before_batch: BeforeBatch | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        self.seat = seat
+        self.instance = instance
         self.module = module
         self.peak_live = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -134,9 +134,9 @@ class StageRunner:
         if batch != self._batch:
             self._batch = batch
             if self._before_batch is not None:
-                self._before_batch(self.seat, batch, self.loss_sum)
+                self._before_batch(self.instance, batch, self.loss_sum)
         given, shares = self._batches.get(batch)
-        starts = shares.seats[self.seat.number]
+        starts = shares.instances[self.instance.number]
         if starts[unit] == starts[unit + 1]:
             return
         torch.get_num_threads()  # a new thread takes over torch.set_num_threads only when asked; MKL does not ask
@@ -207,8 +207,10 @@ class StageRunner:
         stage, leaves = self._stage, live.leaves
         arguments = tuple(leaves[number] for number in stage.inputs)
         if stage.uses_random:
-            first = given.first_example + shares.pipes[self.seat.pipe] + shares.seats[self.seat.number][unit]
-            with seeded(mixed_seed(self._seed, batch, self.seat.stage, first), self._device):
+            first = (
+                given.first_example + shares.pipes[self.instance.pipe] + shares.instances[self.instance.number][unit]
+            )
+            with seeded(mixed_seed(self._seed, batch, self.instance.stage, first), self._device):
                 results = self._call(arguments, buffers)
         else:
             results = self._call(arguments, buffers)

@@ -1,6 +1,6 @@
 """`StageRuntime`: the dense stages of one process, as handlers of a program's actions.
 
-    StepProgram ──> seats and sources of this process, a Channel for every edge that begins or ends here
+    StepProgram ──> stage instances and embedding stage of this process, a Channel per edge that begins or ends here
     X_EMBED, X_EMBED_GRAD ─> EmbeddingStageRunner    F B I W REC ─> StageRunner    SEND RECV ─> Channel
 
 The same handlers serve lanes in threads of one process (the runner), lanes in processes, and one thread that takes all
@@ -36,16 +36,16 @@ from bagpipe.split.staged_model import StagedModel, StageValue
 __all__ = ["StageBatch", "StageRuntime"]
 
 _SEAT_ACTIONS: Mapping[str, Callable[[StageRunner], Handler]] = {
-    "F": lambda seat: seat.forward,
-    "B": lambda seat: seat.backward,
-    "I": lambda seat: seat.backward_inputs,
-    "W": lambda seat: seat.backward_weights,
-    "REC": lambda seat: seat.recompute,
+    "F": lambda instance: instance.forward,
+    "B": lambda instance: instance.backward,
+    "I": lambda instance: instance.backward_inputs,
+    "W": lambda instance: instance.backward_weights,
+    "REC": lambda instance: instance.recompute,
 }
 
 
 class StageRuntime:
-    """Runs the seats and sources of one process. Each lane's handlers are called by one thread.
+    """Runs the stage instances and embedding stages of one process. Each lane's handlers are called by one thread.
 
     Args:
         staged: the model. Its parameters may be changed in place between batches, not exchanged for others.
@@ -57,8 +57,8 @@ class StageRuntime:
         dtype, label_shape: of the labels; the shape without the examples' dimension.
         device: of all tensors.
         seed: of the stages' random numbers.
-        before_batch: see `StageRunner`; called in the seats' lanes.
-        loss_sums: by seat, what to go on counting from.
+        before_batch: see `StageRunner`; called in the instances' lanes.
+        loss_sums: by instance, what to go on counting from.
         loss_scale: what every gradient is multiplied by.
 
     Raises:
@@ -99,28 +99,28 @@ class StageRuntime:
         )
         self._values = (*staged.values, labels)
         self._micro = step.program.micro_per_batch
-        self._seats = {seat.number: seat for seat in step.seats}
+        self._instances = {instance.number: instance for instance in step.instances}
         self._channels = {(c.sender, c.receiver): c for c in self._make_channels(links)}
         self._batches = Batches(
             batch,
             num_pipes=step.num_pipes,
-            units={number: (seat.pipe, self._micro[number]) for number, seat in self._seats.items()},
+            units={number: (instance.pipe, self._micro[number]) for number, instance in self._instances.items()},
             channels=list(self._channels.values()),
         )
         recomputed = {atom.stage for atom in step.program.atoms() if atom.op == "REC"}
         self._runners: dict[int, StageRunner] = {}
         self._parameters: dict[int, list[tuple[Parameter, ...]]] = {}
-        for seat in step.seats:
-            if seat.process == process:
-                self._runners[seat.number] = StageRunner(
-                    seat=seat,
-                    stage=staged.stages[seat.stage],
-                    module=self._module_of(seat),
-                    wiring=self._wiring(seat.number),
-                    units=self._micro[seat.number],
+        for instance in step.instances:
+            if instance.process == process:
+                self._runners[instance.number] = StageRunner(
+                    instance=instance,
+                    stage=staged.stages[instance.stage],
+                    module=self._module_of(instance),
+                    wiring=self._wiring(instance.number),
+                    units=self._micro[instance.number],
                     wanting=frozenset(n for n, value in enumerate(self._values) if value.wants_grad),
                     labels=self._labels,
-                    keeps_inputs_only=seat.number in recomputed,
+                    keeps_inputs_only=instance.number in recomputed,
                     batches=self._batches,
                     loss=loss,
                     device=self._device,
@@ -128,9 +128,11 @@ class StageRuntime:
                     before_batch=before_batch,
                     loss_scale=loss_scale,
                 )
-                self._runners[seat.number].loss_sum += loss_sums.get(seat.number, 0.0)
-        self._sources = {source.number: source for source in step.sources if source.process == process}
-        self._source_runners = {number: self._source_runner(number) for number in self._sources}
+                self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
+        self._embedding_stages = {
+            embedding.number: embedding for embedding in step.embedding_stages if embedding.process == process
+        }
+        self._embedding_runners = {number: self._embedding_runner(number) for number in self._embedding_stages}
 
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers of this process's F, B, I, W, REC, SEND and RECV actions, by the text of their templates."""
@@ -147,19 +149,19 @@ class StageRuntime:
         return found
 
     def pool(self, number: int, batch: int) -> None:
-        """X_EMBED of a source: look up the batch's examples, whose rows are current, for the stages.
+        """X_EMBED of an embedding stage: look up the batch's examples, whose rows are current, for the stages.
 
         Raises:
-            JobError: the batch has not the examples of the source's pipes.
+            JobError: the batch has not the examples of the embedding stage's pipes.
         """
-        self._source_runners[number].pool(batch)
+        self._embedding_runners[number].pool(batch)
 
     def unpool(self, number: int, batch: int) -> None:
-        """X_EMBED_GRAD of a source, the last of the process's actions of a batch that moves tensors between processes.
+        """X_EMBED_GRAD: the process's last action of a batch that moves tensors between processes.
 
         The rows get their gradients. Then waits until everything that this process sent in the batch has left.
         """
-        self._source_runners[number].unpool(batch)
+        self._embedding_runners[number].unpool(batch)
         for channel in self._channels.values():
             if channel.link is not None:
                 channel.settle_all()
@@ -183,25 +185,25 @@ class StageRuntime:
                     twin.grad = None
 
     def loss_sums(self) -> Mapping[int, Tensor]:
-        """Seat -> float64, on the device: sum of the losses of all examples whose heads ran there."""
+        """Stage instance -> float64, on the device: sum of the losses of all examples whose heads ran there."""
         return {number: runner.loss_sum for number, runner in self._runners.items()}
 
     def loss_sum(self) -> Tensor:
-        """float64, on the device: sum of the losses of all examples whose heads ran here, in the order of the seats."""
+        """float64, on the device: sum of the losses of all examples whose heads ran here, in instance order."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for runner in self._runners.values():
             total += runner.loss_sum
         return total
 
     def peak_live(self) -> Mapping[int, int]:
-        """Seat -> most micro-batches that were between their F and their B, or W, at a time."""
+        """Stage instance -> most micro-batches that were between their F and their B, or W, at a time."""
         return {number: runner.peak_live for number, runner in self._runners.items()}
 
     def _make_channels(self, links: StageLinks | None) -> Iterator[Channel]:
         """One per edge and direction with an end in this process, numbered as they come."""
-        processes = {seat.number: seat.process for seat in self._step.seats}
-        processes |= {source.number: source.process for source in self._step.sources}
-        sources = {source.number for source in self._step.sources}
+        processes = {instance.number: instance.process for instance in self._step.instances}
+        processes |= {embedding.number: embedding.process for embedding in self._step.embedding_stages}
+        embedding_stages = {embedding.number for embedding in self._step.embedding_stages}
         number = 0
         for (sender, receiver), (pipe, numbers) in sorted(self._edges().items()):
             ends = (processes[sender], processes[receiver])
@@ -212,7 +214,7 @@ class StageRuntime:
                 assert links is not None, "checked above"
                 link = Link(links, ends[ends[0] == self._process], sender * len(processes) + receiver)
             # A batch as a whole, of which takers copy their shares: values that stay here, and labels, which are small.
-            whole = sender in sources and (link is None or numbers == (self._labels,))
+            whole = sender in embedding_stages and (link is None or numbers == (self._labels,))
             yield Channel(
                 number=number,
                 sender=sender,
@@ -221,7 +223,7 @@ class StageRuntime:
                 numbers=numbers,
                 values=tuple(self._values[n] for n in numbers),
                 units=1 if whole else self._micro[sender],
-                receiver_units=1 if receiver in sources else self._micro[receiver],
+                receiver_units=1 if receiver in embedding_stages else self._micro[receiver],
                 copies=whole,
                 link=link,
                 device=self._device,
@@ -232,27 +234,27 @@ class StageRuntime:
         """(sender, receiver) -> pipe and the values, or those whose gradients, pass."""
         found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
         num_stages = len(self._staged.stages)
-        for seat in self._step.seats:
-            stage = self._staged.stages[seat.stage]
+        for instance in self._step.instances:
+            stage = self._staged.stages[instance.stage]
             by_producer: dict[int, set[int]] = {}
             for value in (*stage.inputs, *((self._labels,) if stage.heads else ())):
                 by_producer.setdefault(self._values[value].producer, set()).add(value)
             for producer, values in by_producer.items():
                 if producer == num_stages:
-                    sender = self._step.source_of(seat.pipe).number
+                    sender = self._step.embedding_stage_of(instance.pipe).number
                 else:
-                    sender = seat.pipe * num_stages + producer
-                found[sender, seat.number] = (seat.pipe, tuple(sorted(values)))
+                    sender = instance.pipe * num_stages + producer
+                found[sender, instance.number] = (instance.pipe, tuple(sorted(values)))
                 graded = tuple(value for value in sorted(values) if self._values[value].wants_grad)
                 if graded:
-                    found[seat.number, sender] = (seat.pipe, graded)
+                    found[instance.number, sender] = (instance.pipe, graded)
         return found
 
-    def _module_of(self, seat: StageInstance) -> nn.Module:
-        """The stage's module, or a copy that shares parameters' values and buffers if another seat here has that."""
-        module = self._staged.stages[seat.stage].module
-        own = tuple(parameter for _, parameter in self._staged.parameters_of(seat.stage))
-        known = self._parameters.setdefault(seat.stage, [])
+    def _module_of(self, instance: StageInstance) -> nn.Module:
+        """The stage's module; for its second instance here a copy that shares parameter values and buffers."""
+        module = self._staged.stages[instance.stage].module
+        own = tuple(parameter for _, parameter in self._staged.parameters_of(instance.stage))
+        known = self._parameters.setdefault(instance.stage, [])
         if not known:
             known.append(own)
             return module
@@ -264,8 +266,8 @@ class StageRuntime:
 
     def _is_forward(self, sender: int, receiver: int) -> bool:
         """Whether the channel carries values; otherwise gradients."""
-        place = self._seats.get(sender)
-        taker = self._seats.get(receiver)
+        place = self._instances.get(sender)
+        taker = self._instances.get(receiver)
         if place is None or taker is None:
             return place is None
         return (place.stage, taker.stage) in self._staged.edges
@@ -280,16 +282,16 @@ class StageRuntime:
             given=tuple(c for c in out if not self._is_forward(number, c.receiver)),
         )
 
-    def _source_runner(self, number: int) -> EmbeddingStageRunner:
-        source = self._sources[number]
+    def _embedding_runner(self, number: int) -> EmbeddingStageRunner:
+        embedding = self._embedding_stages[number]
         own = sorted(self._channels.items())
         return EmbeddingStageRunner(
-            source=source,
-            module=self._staged.source,
-            numbers=self._staged.source_values,
+            embedding=embedding,
+            module=self._staged.embedding,
+            numbers=self._staged.embedding_values,
             labels=self._labels,
-            outputs={p: [c for (sender, _), c in own if sender == number and c.pipe == p] for p in source.pipes},
-            taken={p: [c for (_, receiver), c in own if receiver == number and c.pipe == p] for p in source.pipes},
+            outputs={p: [c for (sender, _), c in own if sender == number and c.pipe == p] for p in embedding.pipes},
+            taken={p: [c for (_, receiver), c in own if receiver == number and c.pipe == p] for p in embedding.pipes},
             batches=self._batches,
         )
 

@@ -1,10 +1,10 @@
-"""`StepProgram`: one batch of dense stages as it is executed: every (stage, pipe) a seat with a number of its own.
+"""`StepProgram`: one batch of dense stages as executed. Every (stage, pipe) is a numbered stage instance.
 
     StageGraph, schedule ──builder──> Program ──step_program──> StepProgram ──pipelined──> Loop of one process
 
-Every process has a source. It holds the embedding rows of the examples that the process reads: it gives dense stages
-their inputs and the loss its labels, and takes back the gradients of the pooled vectors. Where no pipe begins there are
-no examples, and the source only takes part in the exchange of rows.
+Every process has an embedding stage. It holds the embedding rows of the examples that the process reads, hands inputs
+to dense stages and labels to the loss, and takes back the gradients of the pooled vectors. A process where no pipe
+begins reads no examples; its embedding stage only takes part in the row exchange.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class StepProgram:
         graph: the stages.
         schedule: its name.
         program: lanes ``compute0``, ``compute1``, … by pipeline rank, ``reduce0``, … by process where stages are held
-            more than once; actions name seats and sources by number.
-        seats: by number: seat ``pipe * num_stages + stage``.
-        sources: by process, numbered after the seats.
+            more than once; actions name stage instances and embedding stages by number.
+        instances: by number: instance ``pipe * num_stages + stage``.
+        embedding_stages: by process, numbered after the instances.
         num_processes: of a replica: 1, or the number of lanes.
         num_pipes: pipes; pipe k of K takes the examples [n k / K, n (k + 1) / K) of a replica's n.
     """
@@ -71,15 +71,17 @@ class StepProgram:
     graph: StageGraph
     schedule: str
     program: Program
-    seats: tuple[StageInstance, ...]
-    sources: tuple[EmbeddingStage, ...]
+    instances: tuple[StageInstance, ...]
+    embedding_stages: tuple[EmbeddingStage, ...]
     num_processes: int
     num_pipes: int
 
-    def source_of(self, pipe: int) -> EmbeddingStage:
-        """The source of a pipe's examples."""
-        return next(source for source in self.sources if pipe in source.pipes)
+    def embedding_stage_of(self, pipe: int) -> EmbeddingStage:
+        """The embedding stage of a pipe's examples."""
+        return next(embedding for embedding in self.embedding_stages if pipe in embedding.pipes)
 
     def lanes_of(self, process: int) -> tuple[str, ...]:
         """The compute lanes of a process."""
-        return tuple(dict.fromkeys(f"compute{seat.position}" for seat in self.seats if seat.process == process))
+        return tuple(
+            dict.fromkeys(f"compute{instance.position}" for instance in self.instances if instance.process == process)
+        )

@@ -37,8 +37,8 @@ def pipelined(frame: Loop, step: StepProgram, process: int, *, read_ahead: int) 
         read_ahead: batches read and not yet trained, at most: as the frame's.
     """
     own = step.lanes_of(process)
-    source = step.sources[process]
-    first = f"compute{source.position}"
+    embedding = step.embedding_stages[process]
+    first = f"compute{embedding.position}"
     dense = {lane: lane_templates(step, lane) for lane in own}
     dense[first] += tuple(t for t in frame.lanes["compute"] if t.op not in _DENSE)
     reduces = {lane: lane_templates(step, lane) for lane in step.program.lanes if lane == f"reduce{process}"}
@@ -52,7 +52,7 @@ def pipelined(frame: Loop, step: StepProgram, process: int, *, read_ahead: int) 
     capacities = [Edge(src=op, src_stage=stage, dst="X_READ", delay=read_ahead, kind="capacity") for stage, op in ends]
     return Loop(
         lanes=lanes,
-        edges=(*_opened(frame, source), *edges, *capacities),
+        edges=(*_opened(frame, embedding), *edges, *capacities),
         source=frame.source,
         sink=_SINK,
         stages=step.program.stages,
@@ -80,14 +80,14 @@ def lane_templates(step: StepProgram, lane: str) -> tuple[Template, ...]:
     return tuple(found)
 
 
-def _opened(frame: Loop, source: EmbeddingStage) -> list[Edge]:
-    """The frame's edges, from and to the source instead of the one dense stage."""
+def _opened(frame: Loop, embedding: EmbeddingStage) -> list[Edge]:
+    """The frame's edges, from and to the embedding stage instead of the one dense stage."""
     found: list[Edge] = []
     for edge in frame.edges:
         if edge.dst == "F":
-            found.append(replace(edge, dst="X_EMBED", dst_stage=source.number))
+            found.append(replace(edge, dst="X_EMBED", dst_stage=embedding.number))
         elif edge.src == "B" and edge.dst not in _DENSE:
-            found.append(replace(edge, src="X_EMBED_GRAD", src_stage=source.number))
+            found.append(replace(edge, src="X_EMBED_GRAD", src_stage=embedding.number))
         elif edge.src not in _DENSE and edge.dst not in _DENSE and not _bounds_reading(edge, frame):
             found.append(edge)
     return found

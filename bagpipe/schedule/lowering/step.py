@@ -1,6 +1,6 @@
 """From a schedule to what runs: `step_program` adds to a builder's rows all that a training step is besides them.
 
-compute0: X_EMBED  F0 F1 B0 …  X_EMBED_GRAD  OPT     the source first and last on the lane where its pipe begins
+compute0: X_EMBED  F0 F1 B0 …  X_EMBED_GRAD  OPT     embedding stage on the lane where its pipe begins
 compute1:         F0 B0 …               OPT     SEND and RECV between lanes of different processes
 reduce:                       REDUCE_GRAD       sums over the ranks that hold the same stage, on a lane of its own
 """
@@ -25,7 +25,7 @@ __all__ = ["find_schedule", "step_program"]
 
 def step_program(
     graph: StageGraph,
-    source_edges: Sequence[tuple[int, bool]],
+    embedding_edges: Sequence[tuple[int, bool]],
     schedule: str | DenseSchedule,
     *,
     chunks: int | None = None,
@@ -37,7 +37,7 @@ def step_program(
 
     Args:
         graph: the stages.
-        source_edges: (stage, whether it gives a gradient back) of the stages that take values of the source.
+        embedding_edges: (stage, whether it gives a gradient back) of the stages that the embedding stage feeds.
         schedule: a dense schedule, or the name of one.
         chunks: stages per rank; None: the schedule's own number.
         num_processes: of a replica: 1, which runs all lanes, or one per pipeline rank.
@@ -56,20 +56,22 @@ def step_program(
     dense = found.build(graph, chunks)
     check(dense)
     home = {f"compute{rank}": rank if num_processes > 1 else 0 for rank in range(num_ranks)}
-    seats = _seats(dense, graph, home)
+    instances = _instances(dense, graph, home)
     if recompute:
         dense = add_recompute(dense, range(graph.num_stages))
     flat = flatten_pipes(dense)
-    sources = _sources(graph, seats, found.num_pipes)
-    program = _with_optimizer(_with_sources(flat, sources, seats, source_edges), seats, replicas)
+    embedding_stages = _embedding_stages(graph, instances, found.num_pipes)
+    program = _with_optimizer(
+        _with_embedding_stages(flat, embedding_stages, instances, embedding_edges), instances, replicas
+    )
     program = _pools_first(add_sends(program, {**home, **{_reduce_lane(p): p for p in set(home.values())}}))
     check(program)
     return StepProgram(
         graph=graph,
         schedule=found.name,
         program=program,
-        seats=seats,
-        sources=sources,
+        instances=instances,
+        embedding_stages=embedding_stages,
         num_processes=num_processes,
         num_pipes=found.num_pipes,
     )
@@ -86,7 +88,7 @@ def find_schedule(name: str) -> DenseSchedule:
     return DENSE_SCHEDULES[name]
 
 
-def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[StageInstance, ...]:
+def _instances(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[StageInstance, ...]:
     """Where every (pipe, stage) runs, by its number ``pipe * num_stages + stage``."""
     positions = {
         (atom.pipe, atom.stage): position
@@ -106,16 +108,18 @@ def _seats(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[Sta
     )
 
 
-def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int) -> tuple[EmbeddingStage, ...]:
-    """One source per process, at the first stage of its first pipe; without pipes where none begins."""
-    first = {seat.pipe: seat for seat in seats if seat.stage == graph.order[0]}
+def _embedding_stages(
+    graph: StageGraph, instances: tuple[StageInstance, ...], num_pipes: int
+) -> tuple[EmbeddingStage, ...]:
+    """One embedding stage per process, at the first stage of its first pipe; without pipes where none begins."""
+    first = {instance.pipe: instance for instance in instances if instance.stage == graph.order[0]}
     found = []
-    for process in range(1 + max(seat.process for seat in seats)):
+    for process in range(1 + max(instance.process for instance in instances)):
         pipes = tuple(pipe for pipe in range(num_pipes) if first[pipe].process == process)
-        own = min(seat.position for seat in seats if seat.process == process)
+        own = min(instance.position for instance in instances if instance.process == process)
         found.append(
             EmbeddingStage(
-                number=len(seats) + process,
+                number=len(instances) + process,
                 pipes=pipes,
                 process=process,
                 position=first[pipes[0]].position if pipes else own,
@@ -124,25 +128,31 @@ def _sources(graph: StageGraph, seats: tuple[StageInstance, ...], num_pipes: int
     return tuple(found)
 
 
-def _with_sources(
+def _with_embedding_stages(
     flat: Program,
-    sources: tuple[EmbeddingStage, ...],
-    seats: tuple[StageInstance, ...],
-    source_edges: Sequence[tuple[int, bool]],
+    embedding_stages: tuple[EmbeddingStage, ...],
+    instances: tuple[StageInstance, ...],
+    embedding_edges: Sequence[tuple[int, bool]],
 ) -> Program:
     lanes = {f"compute{number}": actions for number, actions in enumerate(flat.lanes.values())}
     edges, stages = list(flat.edges), list(flat.stages)
     micro = max(stage.micro_per_batch for stage in stages)
-    for source in sources:
-        stages.append(Stage(number=source.number, name="source", micro_per_batch=micro))
-        lane = f"compute{source.position}"
-        lanes[lane] = (Action(source.number, "X_EMBED", 0), *lanes[lane], Action(source.number, "X_EMBED_GRAD", 0))
-        for seat in seats:
-            for stage, wants_grad in source_edges:
-                if seat.pipe in source.pipes and seat.stage == stage:
-                    edges.append(Edge(src="X_EMBED", src_stage=source.number, dst="F", dst_stage=seat.number))
+    for embedding in embedding_stages:
+        stages.append(Stage(number=embedding.number, name="embedding", micro_per_batch=micro))
+        lane = f"compute{embedding.position}"
+        lanes[lane] = (
+            Action(embedding.number, "X_EMBED", 0),
+            *lanes[lane],
+            Action(embedding.number, "X_EMBED_GRAD", 0),
+        )
+        for instance in instances:
+            for stage, wants_grad in embedding_edges:
+                if instance.pipe in embedding.pipes and instance.stage == stage:
+                    edges.append(Edge(src="X_EMBED", src_stage=embedding.number, dst="F", dst_stage=instance.number))
                     if wants_grad:
-                        edges.append(Edge(src="I", src_stage=seat.number, dst="X_EMBED_GRAD", dst_stage=source.number))
+                        edges.append(
+                            Edge(src="I", src_stage=instance.number, dst="X_EMBED_GRAD", dst_stage=embedding.number)
+                        )
     return Program(
         lanes=lanes,
         edges=tuple(edges),
@@ -151,14 +161,14 @@ def _with_sources(
     )
 
 
-def _with_optimizer(program: Program, seats: tuple[StageInstance, ...], replicas: int) -> Program:
+def _with_optimizer(program: Program, instances: tuple[StageInstance, ...], replicas: int) -> Program:
     """OPT once per stage and process; where others hold the stage too, REDUCE_GRAD before it."""
     lanes, edges = dict(program.lanes), list(program.edges)
     reduces: dict[str, list[Action]] = {}
     holders: dict[tuple[int, int], list[StageInstance]] = {}
-    for seat in seats:
-        holders.setdefault((seat.process, seat.stage), []).append(seat)
-    num_pipes = 1 + max(seat.pipe for seat in seats)
+    for instance in instances:
+        holders.setdefault((instance.process, instance.stage), []).append(instance)
+    num_pipes = 1 + max(instance.pipe for instance in instances)
     for (process, _), own in sorted(holders.items(), key=lambda holder: (holder[0][0], holder[1][0].stage)):
         first = own[0]
         taker = "OPT"
@@ -167,10 +177,10 @@ def _with_optimizer(program: Program, seats: tuple[StageInstance, ...], replicas
             reduces.setdefault(_reduce_lane(process), []).append(Action(first.number, taker, 0))
             edges.append(Edge(src=taker, src_stage=first.number, dst="OPT", dst_stage=first.number))
         # A full backward counts as W.
-        edges += [Edge(src="W", src_stage=seat.number, dst=taker, dst_stage=first.number) for seat in own]
+        edges += [Edge(src="W", src_stage=instance.number, dst=taker, dst_stage=first.number) for instance in own]
         lane = f"compute{first.position}"
         lanes[lane] = (*lanes[lane], Action(first.number, "OPT", 0))
-        for other in own[1:]:  # the other pipe's seat, in another lane of this process, uses the same weights
+        for other in own[1:]:  # the other pipe's instance, in another lane of this process, uses the same weights
             edges.append(Edge(src="OPT", src_stage=first.number, dst="F", dst_stage=other.number, delay=1))
     return Program(
         lanes={**lanes, **{lane: tuple(actions) for lane, actions in reduces.items()}},

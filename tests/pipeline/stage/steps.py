@@ -39,7 +39,7 @@ from tests.split.models import NUM_DENSE, NUM_IDS, make
 __all__ = ["Case", "Result", "Worker", "batch_of", "loss_sum", "merge", "reference", "run_in_process", "run_ranks_of"]
 
 LR = 0.1
-ROWS = "source.rows.weight"
+ROWS = "embedding.rows.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Case:
         micro = self.micro if isinstance(self.micro, tuple) else (self.micro,) * len(staged.stages)
         return step_program(
             StageGraph(micro_per_batch=micro, edges=edges),
-            staged.source_edges,
+            staged.embedding_edges,
             self.schedule,
             num_processes=num_processes,
             replicas=replicas,
@@ -171,7 +171,7 @@ class Worker:
         self._peers = peers
         self._num_replicas = num_replicas
         self._replica, self.process = divmod(0 if peers is None else peers.rank, step.num_processes)
-        self._source = step.sources[self.process]
+        self._embedding_stage = step.embedding_stages[self.process]
         self._sums: StageSums | None = None
         links = None
         if peers is not None:
@@ -195,7 +195,7 @@ class Worker:
         )
 
     def _holders(self, stage: int) -> tuple[int, ...]:
-        own = [seat.process for seat in self._step.seats if seat.stage == stage]
+        own = [instance.process for instance in self._step.instances if instance.stage == stage]
         count = self._step.num_processes
         return tuple(dict.fromkeys(replica * count + p for replica in range(self._num_replicas) for p in own))
 
@@ -204,14 +204,16 @@ class Worker:
         replicas = bounds(size, self._num_replicas)
         first, end = replicas[self._replica : self._replica + 2]
         pipes, inputs = bounds(end - first, self._step.num_pipes), None
-        if self._source.pipes:
-            share = slice(first + pipes[self._source.pipes[0]], first + pipes[self._source.pipes[-1] + 1])
+        if self._embedding_stage.pipes:
+            share = slice(
+                first + pipes[self._embedding_stage.pipes[0]], first + pipes[self._embedding_stage.pipes[-1] + 1]
+            )
             whole = batch_of(number, size)
             inputs = ModelInputs(dense=whole.dense[share], sparse=whole.sparse[share], labels=whole.labels[share])
         return StageBatch(inputs=inputs, num_examples=end - first, num_global_examples=size, first_example=first)
 
     def handlers(self) -> dict[str, Callable[[int], None]]:
-        number = self._source.number
+        number = self._embedding_stage.number
         found = {**self.runtime.handlers(), f"{number}X_EMBED": self._pool, f"{number}X_EMBED_GRAD": self._unpool}
         for template in (t for templates in self._templates().values() for t in templates):
             stage = template.stage % self._step.graph.num_stages
@@ -222,13 +224,13 @@ class Worker:
         return found
 
     def _pool(self, batch: int) -> None:
-        self.staged.source.zero_grad()
-        self.runtime.pool(self._source.number, batch)
+        self.staged.embedding.zero_grad()
+        self.runtime.pool(self._embedding_stage.number, batch)
 
     def _unpool(self, batch: int) -> None:
-        self.runtime.unpool(self._source.number, batch)
-        rows = next(self.staged.source.parameters())
-        graded = any(self.staged.values[n].wants_grad for n in self.staged.source_values)
+        self.runtime.unpool(self._embedding_stage.number, batch)
+        rows = next(self.staged.embedding.parameters())
+        graded = any(self.staged.values[n].wants_grad for n in self.staged.embedding_values)
         if graded and self._peers is not None:  # every rank's part to every rank, added up in their order
             own = torch.zeros_like(rows) if rows.grad is None else rows.grad
             count, each = self._peers.world_size, len(own)
@@ -265,7 +267,7 @@ class Worker:
 
     def loop(self) -> Loop:
         """Own lanes, and one that reads."""
-        lanes, read = self._templates(), (self._source.number, "X_READ")
+        lanes, read = self._templates(), (self._embedding_stage.number, "X_READ")
         ops = {(t.stage, op) for ts in lanes.values() for t in ts for op in (t.op, *OPS[t.op].provides)}
         edges = [e for e in self._step.program.edges if e.src_key in ops and e.dst_key in ops]
         edges.append(Edge(src="X_READ", src_stage=read[0], dst="X_EMBED", dst_stage=read[0]))
@@ -315,7 +317,7 @@ def merge(case: Case, parts: Sequence[Result], num_processes: int) -> Result:
     """What the ranks hold, put together: every parameter from the first that has it, all replicas' losses."""
     step, staged = case.step(num_processes), make(case.model)
     owner = {
-        name: next(seat.process for seat in step.seats if seat.stage == stage)
+        name: next(instance.process for instance in step.instances if instance.stage == stage)
         for stage in range(step.graph.num_stages)
         for name, _ in staged.parameters_of(stage)
     }
@@ -324,5 +326,5 @@ def merge(case: Case, parts: Sequence[Result], num_processes: int) -> Result:
         parameters={name: parts[rank].parameters[name] for name, rank in owner.items()},
         gradients={name: parts[rank].gradients[name] for name, rank in owner.items()},
         loss_sum=sum(part.loss_sum for part in parts),
-        peak_live={seat: peak for part in parts[:num_processes] for seat, peak in part.peak_live.items()},
+        peak_live={instance: peak for part in parts[:num_processes] for instance, peak in part.peak_live.items()},
     )

@@ -35,7 +35,7 @@ def test_pipes_share_the_replicas_examples_and_micro_batches_their_pipes() -> No
     given, shares = batches([9]).get(0)
     assert given.num_global_examples == 100
     assert shares.pipes == (0, 4, 9)
-    assert shares.seats == {0: (0, 2, 4), 1: (0, 1, 2, 3, 5)}
+    assert shares.instances == {0: (0, 2, 4), 1: (0, 1, 2, 3, 5)}
     flow = shares.flows[0]
     assert flow.starts == (0, 1, 2, 3, 5)
     assert [[piece.unit for piece in made] for made in flow.made] == [[0, 1], [2, 3]]

@@ -1,4 +1,4 @@
-"""The source by itself: two values of a small lookup, two consumers, gradients that come back in micro-batches."""
+"""The embedding stage by itself: two values of a small lookup, two consumers, gradients in micro-batches."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Bench:
                 dense=torch.rand(num_read, WIDTH), sparse=torch.arange(num_read) % 4, labels=torch.rand(num_read)
             )
         given = StageBatch(inputs=self.inputs, num_examples=SIZE, num_global_examples=SIZE)
-        self.source = EmbeddingStageRunner(
-            source=EmbeddingStage(number=2, pipes=(0,), process=0, position=0),
+        self.runner = EmbeddingStageRunner(
+            embedding=EmbeddingStage(number=2, pipes=(0,), process=0, position=0),
             module=self.module,
             numbers=(POOLED, DENSE),
             labels=LABELS,
@@ -83,7 +83,7 @@ class Bench:
 
 def test_stages_get_their_share_of_what_they_take() -> None:
     bench = Bench()
-    bench.source.pool(4)
+    bench.runner.pool(4)
     assert bench.inputs is not None
     first = bench.outputs[0].take(4, [Piece(0, 0, 2, False)])
     second = bench.outputs[0].take(4, [Piece(0, 2, 5, False)])
@@ -96,11 +96,11 @@ def test_stages_get_their_share_of_what_they_take() -> None:
 
 def test_one_backward_takes_the_gradients_of_all() -> None:
     bench = Bench()
-    bench.source.pool(0)
+    bench.runner.pool(0)
     bench.taken[0].put(0, [torch.full((2, WIDTH), 1.0)], 1)
     bench.taken[0].put(1, [torch.full((3, WIDTH), 2.0)], 1)
     bench.taken[1].put(0, [torch.full((SIZE, WIDTH), 10.0)], 1)
-    bench.source.unpool(0)
+    bench.runner.unpool(0)
     gradient = bench.module.rows.weight.grad
     assert gradient is not None
     assert gradient[:, 0].tolist() == [11 + 12, 11, 12, 12]
@@ -110,13 +110,13 @@ def test_one_backward_takes_the_gradients_of_all() -> None:
 @pytest.mark.parametrize("num_read", [None, 4])
 def test_a_batch_without_the_sources_examples_is_an_error(num_read: int | None) -> None:
     with pytest.raises(JobError, match=rf"batch 3: expected 5 examples of the replica's 5 .* got {num_read or 0}"):
-        Bench(num_read).source.pool(3)
+        Bench(num_read).runner.pool(3)
 
 
 def test_no_examples_no_work() -> None:
     given = StageBatch(inputs=None, num_examples=SIZE, num_global_examples=SIZE)
-    source = EmbeddingStageRunner(
-        source=EmbeddingStage(number=2, pipes=(), process=1, position=1),
+    runner = EmbeddingStageRunner(
+        embedding=EmbeddingStage(number=2, pipes=(), process=1, position=1),
         module=Lookup(),
         numbers=(POOLED, DENSE),
         labels=LABELS,
@@ -124,5 +124,5 @@ def test_no_examples_no_work() -> None:
         taken={},
         batches=Batches(lambda number: given, num_pipes=1, units={}, channels=[]),
     )
-    source.pool(0)
-    source.unpool(0)
+    runner.pool(0)
+    runner.unpool(0)

@@ -1,4 +1,4 @@
-"""One seat with its channels, by itself: a stage that puts two inputs side by side and gives one output."""
+"""One stage instance with its channels, by itself: a stage that puts two inputs side by side and gives one output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = [Piece(0, 0, SIZE // MICRO, True)]
 
 
 class Bench:
-    """Seat 1 between two producers (0 and 3) and two consumers (2 and 4); gradients of the first go over a link."""
+    """Instance 1 between two producers (0 and 3) and two consumers (2 and 4); gradients of the first go over a link."""
 
     def __init__(
         self, *, dropout: float = 0.0, keeps_inputs_only: bool = False, size: int = SIZE, seed: int = 0
@@ -38,8 +38,8 @@ class Bench:
         channels = [*self.inputs, *self.outputs, *self.taken, *self.given]
         for number, channel in enumerate(channels):
             channel.number = number
-        self.seat = StageRunner(
-            seat=StageInstance(number=1, stage=1, pipe=0, position=0, process=0),
+        self.runner = StageRunner(
+            instance=StageInstance(number=1, stage=1, pipe=0, position=0, process=0),
             stage=StageModule(name="node", module=self.module, inputs=(0, 1), outputs=(2,), uses_random=dropout > 0),
             module=self.module,
             wiring=Wiring(
@@ -86,7 +86,7 @@ class Bench:
         """What the two consumers get."""
         for number, channel in enumerate(self.inputs):
             channel.put(index, [torch.full((3, WIDTH), index + number / 2, dtype=torch.float64)], 1)
-        self.seat.forward(index)
+        self.runner.forward(index)
         first, second = (channel.take(index, WHOLE)[0] for channel in self.outputs)
         return first, second
 
@@ -106,7 +106,7 @@ def test_gradients_of_consumers_add_up() -> None:
         first, second = bench.forward(0)
         assert torch.equal(first, second)
         bench.give(0, *factors)
-        bench.seat.backward(0)
+        bench.runner.backward(0)
     assert torch.equal(once.weight_grad(), twice.weight_grad())
     assert torch.equal(once.given[1].take(0, WHOLE)[0], twice.given[1].take(0, WHOLE)[0])
 
@@ -116,7 +116,7 @@ def test_a_gradient_that_is_a_slice_is_sent_contiguous() -> None:
     bench = Bench()
     bench.forward(0)
     bench.give(0, 1.0, 1.0)
-    bench.seat.backward(0)
+    bench.runner.backward(0)
     sent = bench.given[0]._outbox[0][0]
     assert sent.is_contiguous()
     assert sent.storage_offset() == 0
@@ -133,8 +133,8 @@ def test_recomputing_draws_the_same_numbers() -> None:
         torch.rand(7)  # whatever others draw meanwhile
         bench.give(1, 1.0, 2.0)
         if bench is again:
-            bench.seat.recompute(1)
-        bench.seat.backward(1)
+            bench.runner.recompute(1)
+        bench.runner.backward(1)
     assert torch.equal(*outputs)
     assert torch.equal(kept.weight_grad(), again.weight_grad())
 
@@ -146,8 +146,8 @@ def test_recomputing_moves_running_means_once() -> None:
         bench.forward(0)
         bench.give(0, 1.0, 2.0)
         if bench is again:
-            bench.seat.recompute(0)
-        bench.seat.backward(0)
+            bench.runner.recompute(0)
+        bench.runner.backward(0)
     buffers = dict(kept.module.named_buffers())
     assert len(buffers) == 3
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in again.module.named_buffers())
@@ -169,22 +169,27 @@ def test_live_micro_batches_are_counted_and_given_up() -> None:
     for index in range(2):
         bench.forward(index)
         bench.give(index, 1.0, 1.0)
-    assert bench.seat.peak_live == 2
+    assert bench.runner.peak_live == 2
     for index in range(2):
-        bench.seat.backward_inputs(index)
-        assert len(bench.seat._live) == 2 - index
-        bench.seat.backward_weights(index)
-    assert not bench.seat._live
+        bench.runner.backward_inputs(index)
+        assert len(bench.runner._live) == 2 - index
+        bench.runner.backward_weights(index)
+    assert not bench.runner._live
     bench.forward(2)
-    assert bench.seat.peak_live == 2
+    assert bench.runner.peak_live == 2
 
 
 def test_an_empty_micro_batch_does_nothing() -> None:
     bench = Bench(size=1)
-    for action in (bench.seat.forward, bench.seat.recompute, bench.seat.backward_inputs, bench.seat.backward_weights):
+    for action in (
+        bench.runner.forward,
+        bench.runner.recompute,
+        bench.runner.backward_inputs,
+        bench.runner.backward_weights,
+    ):
         action(0)
-    bench.seat.backward(0)
-    assert bench.seat.peak_live == 0
+    bench.runner.backward(0)
+    assert bench.runner.peak_live == 0
     assert bench.module.layer.weight.grad is None
 
 
@@ -192,4 +197,4 @@ def test_a_backward_needs_its_activations() -> None:
     bench = Bench(keeps_inputs_only=True)
     bench.forward(0)
     with pytest.raises(JobError, match="a backward came before its forward"):
-        bench.seat.backward(0)
+        bench.runner.backward(0)

@@ -64,9 +64,9 @@ def test_live_activations_are_those_of_the_schedule(schedule: str) -> None:
     case = Case(model="chain4", schedule=schedule, micro=8, sizes=(16,))
     result, step = run_in_process(case), case.step()
     for number, actions in enumerate(step.program.lanes[lane] for lane in step.lanes_of(0)):
-        own = {seat.number for seat in step.seats if seat.position == number}
-        assert max(result.peak_live[seat] for seat in own) <= in_flight(actions)
-        assert sum(result.peak_live[seat] for seat in own) >= in_flight(actions)
+        own = {instance.number for instance in step.instances if instance.position == number}
+        assert max(result.peak_live[instance] for instance in own) <= in_flight(actions)
+        assert sum(result.peak_live[instance] for instance in own) >= in_flight(actions)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

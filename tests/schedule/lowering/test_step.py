@@ -33,9 +33,11 @@ def program_of(name: str, *, processes: bool = False, replicas: int = 1, recompu
 def test_every_schedule_runs_in_one_process_and_in_many(name: str, processes: bool, replicas: int) -> None:
     step = program_of(name, processes=processes, replicas=replicas)
     check(step.program)
-    assert [seat.number for seat in step.seats] == list(range(4 * step.num_pipes))
-    assert len(step.sources) == step.num_processes
-    assert sorted(pipe for source in step.sources for pipe in source.pipes) == list(range(step.num_pipes))
+    assert [instance.number for instance in step.instances] == list(range(4 * step.num_pipes))
+    assert len(step.embedding_stages) == step.num_processes
+    assert sorted(pipe for embedding in step.embedding_stages for pipe in embedding.pipes) == list(
+        range(step.num_pipes)
+    )
     sends = [atom for atom in step.program.atoms() if OPS[atom.op].role == "send"]
     assert bool(sends) == processes
 
@@ -48,7 +50,7 @@ def test_a_lane_pools_first_and_optimizes_last(name: str) -> None:
         assert ops[0] == "X_EMBED"
         last = ops.index("X_EMBED_GRAD")
         assert set(ops[last + 1 :]) == {"OPT"}
-        held = {seat.stage for seat in step.seats if f"compute{seat.position}" == lane}
+        held = {instance.stage for instance in step.instances if f"compute{instance.position}" == lane}
         assert ops.count("OPT") == len(held)
 
 
@@ -65,7 +67,7 @@ def test_two_pipes_in_one_process_share_the_optimizer_step() -> None:
 def test_both_holders_of_a_stage_reduce_it_in_the_same_order() -> None:
     step = program_of("chimera", processes=True)
     orders = {
-        lane: [step.seats[action.stage].stage for action in actions]
+        lane: [step.instances[action.stage].stage for action in actions]
         for lane, actions in step.program.lanes.items()
         if lane.startswith("reduce")
     }
@@ -90,9 +92,9 @@ def test_any_graph_of_stages_becomes_a_program_for_one_process_and_for_many(data
     edges = tuple(pair for pair in pairs if data.draw(st.booleans()))
     micro = tuple(data.draw(st.sampled_from([1, 2, 3, 4])) for _ in range(size))
     graph = StageGraph(micro_per_batch=micro, edges=edges)
-    sources = [(stage, data.draw(st.booleans())) for stage in range(size) if not graph.producers[stage]]
+    embedding_stages = [(stage, data.draw(st.booleans())) for stage in range(size) if not graph.producers[stage]]
     for processes in {1, size}:
-        check(step_program(graph, sources, "graph", num_processes=processes).program)
+        check(step_program(graph, embedding_stages, "graph", num_processes=processes).program)
 
 
 def test_wrong_requests_are_named() -> None:
