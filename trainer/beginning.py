@@ -70,9 +70,9 @@ class Beginning:
     folder: CheckpointFolder | None = field(default=None, compare=False)
 
     @property
-    def mark(self) -> str:
+    def checkpoint_id(self) -> str:
         """What the store's buckets say once its rows are those of the beginning."""
-        return self.checkpoint.manifest.mark if self.checkpoint is not None else ""
+        return self.checkpoint.manifest.checkpoint_id if self.checkpoint is not None else ""
 
     @property
     def first_batch(self) -> int:
@@ -179,7 +179,7 @@ def _nothing(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
         lineage=lineage,
         generation=start.generation,
         step=0,
-        parent_mark="",
+        parent_checkpoint_id="",
         token=start.token,
         epoch=0,
         world_size=0,

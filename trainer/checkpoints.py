@@ -1,9 +1,9 @@
-"""`Checkpoints`: a job's checkpoints and fence on one rank: what it resumes, records, publishes and condemns.
+"""`Checkpoints`: a job's checkpoints and fence on one rank: what it resumes, records, publishes and invalidates.
 
     begin ──> Beginning ──restore──> model, optimizer, random state      before the first batch
               claim: every rank has its first batch ──> rank 0 recovers the store's rows ──> every rank writes fenced
     Recorder ──Part──> Publisher ──> folder, store                       while training
-    an error that says that rows are not to be trusted ──> condemn       at the end
+    an error that says that rows are not to be trusted ──> invalidate       at the end
 
 A job without `checkpoint.dir` is fenced too, and closes its logs now and then so that they stay bounded.
 """
@@ -30,7 +30,7 @@ from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.store.fencing.fence import Fence, Ledger, condemned
+from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.training.engine import Engine
 from trainer.beginning import Beginning, JobFacts, begin, note, place_of
@@ -47,7 +47,7 @@ _SAY_EVERY_S = 5.0
 
 
 class Checkpoints:
-    """One rank's. Context manager: leaving it gives up what is not published, and condemns rows that an error tells of.
+    """One rank's. Context manager: leaving it drops unpublished checkpoints, and invalidates the rows after an error.
 
     Args:
         config: the job.
@@ -96,9 +96,9 @@ class Checkpoints:
         if self._publisher is not None:
             self._publisher.close()
         is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
-        if is_suspect and self._has_claimed and self.beginning.mark:
+        if is_suspect and self._has_claimed and self.beginning.checkpoint_id:
             with suppress(StoreError), self._store.ledger() as ledger:
-                ledger.condemn(condemned(self.beginning.mark))
+                ledger.invalidate(invalidated(self.beginning.checkpoint_id))
         self._stack.close()
 
     @property
@@ -274,7 +274,7 @@ class Checkpoints:
             lineage=lineage,
             generation=self.beginning.generation,
             step=0,
-            parent_mark="",
+            parent_checkpoint_id="",
             token=self.beginning.token,
             epoch=0,
             world_size=facts.world_size,

@@ -169,8 +169,8 @@ class CheckpointFolder:
         folder = self.step_folder(generation, manifest.step)
         for entry in manifest.files:
             link_or_copy(checkpoint.folder / entry.name, folder / entry.name)
-        # No parent: a store that is not marked with it is loaded from files.
-        return self.publish(dataclasses.replace(manifest, generation=generation, parent_mark=""))
+        # No parent: a store with its id is loaded from files.
+        return self.publish(dataclasses.replace(manifest, generation=generation, parent_checkpoint_id=""))
 
     def positions(self) -> tuple[tuple[int, int], ...]:
         """(generation, step) of what is published, whole or not; the newest first."""

@@ -87,7 +87,7 @@ class Manifest:
         lineage: 32 hexadecimal digits, drawn when the job began from nothing; kept by all that resume from it.
         generation: how often jobs have been started on this folder; orders checkpoints before their step does.
         step: batches trained; the next to be trained has this number.
-        parent_mark: mark of the checkpoint that the logs of the interval before are relative to.
+        parent_checkpoint_id: id of the checkpoint that the logs of the interval before are relative to.
         token, epoch: of those logs.
         world_size: ranks.
         settings: configuration that results depend on, by key; JSON values.
@@ -102,7 +102,7 @@ class Manifest:
     lineage: str
     generation: int
     step: int
-    parent_mark: str
+    parent_checkpoint_id: str
     token: str
     epoch: int
     world_size: int
@@ -114,7 +114,7 @@ class Manifest:
     base: tuple[RowFile, ...] = ()
 
     @property
-    def mark(self) -> str:
+    def checkpoint_id(self) -> str:
         """What a store's buckets say once the checkpoint is committed there.
 
         By token, not by generation: a folder and its copy count their generations alike.

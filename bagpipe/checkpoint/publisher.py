@@ -1,7 +1,7 @@
 """`Publisher`: all ranks' parts become one checkpoint, and the store learns of it.
 
     every rank: Part ──write_part──> folder          rank 0: ──read_parts──> replicas agree? ──> Manifest ──publish──>
-                                                             ──commit──> marks of the store, logs gone ──> prune
+                                                             ──commit──> new ids in the store, logs gone ──> prune
 
 Called by each rank's background thread, one checkpoint after the other: when `Publisher` returns at rank 0, the
 checkpoint is what a restart finds; at another rank, its part is safe.
@@ -103,14 +103,14 @@ class Publisher:
         manifest = dataclasses.replace(
             self._template,
             step=step,
-            parent_mark=parent.manifest.mark,
+            parent_checkpoint_id=parent.manifest.checkpoint_id,
             epoch=epoch,
             reader_state=self._bookmark(step),
             parts=parts,
             base=self._base(parent, self._folder.step_folder(generation, step)),
         )
         self.newest = self._folder.publish(manifest, sources=[parent.folder])
-        self._ledger.commit(manifest.mark, manifest.epoch, [part.num_groups for part in parts])
+        self._ledger.commit(manifest.checkpoint_id, manifest.epoch, [part.num_groups for part in parts])
         hit("after-commit")
         self._folder.prune(self._keep, self.newest)
 

@@ -1,14 +1,14 @@
 """`recover`: makes a store's rows those of a checkpoint, whatever has happened to the store since.
 
-    ledger.state ──check_namespace──> ours?  ──seize──> nobody else writes any more
-    bucket by bucket:   its mark and logs say which rows may differ ──> write those, delete what was not there
+    ledger.state ──check_namespace──> ours?  ──acquire──> nobody else writes any more
+    bucket by bucket:   its checkpoint id and logs say which rows may differ ──> write those, delete what was not there
                         they say nothing, or of another checkpoint, ──> drop the bucket, write all its rows
                         or it has not as many rows as it must have then
     ledger.begin: the rows are those of the checkpoint; if the store has forgotten none of this
 
-A bucket's logs name every row written since its mark was set. So a bucket marked with the checkpoint needs only its
-logged rows and those that were dirty in a cache; and so does one marked with the checkpoint before, if the store has
-kept every group of the interval between them (a crash between a manifest and its commit). All writes go through the
+A bucket's logs name every row written since its checkpoint id was set. So a bucket with the checkpoint's id needs only
+its logged rows and those that were dirty in a cache; and so does one with the id of the checkpoint before, if the store
+has kept every group of the interval between them (a crash between a manifest and its commit). All writes go through the
 fence, so a recovery that is cut short is recovered from by the next one. A server that is replaced in the middle of
 a recovery may come back with a part of it: `begin` compares what was written with the log of it, and counts the rows.
 """
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
-from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, condemned
+from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, invalidated
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.util.failpoints import hit
@@ -68,7 +68,7 @@ def check_namespace(states: Sequence[BucketState], place: str, lineage: str) -> 
         InputError: rows of another lineage, or rows of no lineage where there are checkpoints.
     """
     for state in states:
-        theirs = state.mark.partition(":")[0]
+        theirs = state.checkpoint_id.partition(":")[0]
         if theirs == lineage:
             continue
         if theirs:
@@ -91,11 +91,11 @@ def is_empty(states: Sequence[BucketState]) -> bool:
 
 def is_usable(state: BucketState, bucket: int, checkpoint: Manifest) -> bool:
     """Whether a bucket's logs name every row that may differ from the checkpoint's."""
-    if not state.mark:
+    if not state.checkpoint_id:
         return False
-    if state.mark == checkpoint.mark:
+    if state.checkpoint_id == checkpoint.checkpoint_id:
         return True
-    if state.mark != checkpoint.parent_mark:
+    if state.checkpoint_id != checkpoint.parent_checkpoint_id:
         return False
     kept = {
         log.writer: log.num_groups
@@ -111,7 +111,7 @@ def take_over(ledger: Ledger, *, token: str, num_writers: int, place: str = _PLA
     Raises:
         InputError, FencedError, StoreError: as `recover`.
     """
-    ledger.seize(token)
+    ledger.acquire(token)
     states = ledger.state()
     check_namespace(states, place, "")
     ledger.begin("", num_writers)
@@ -145,8 +145,8 @@ def recover(
         InputError: a job of another lineage began while this one did; its rows are untouched.
     """
     start_s = time.monotonic()
-    ledger.seize(token)
-    hit("after-seize")
+    ledger.acquire(token)
+    hit("after-acquire")
     # Only now: until then, others could write.
     states = ledger.state()
     check_namespace(states, place, checkpoint.lineage)
@@ -166,8 +166,8 @@ def recover(
     found = np.array([state.num_rows for state in states])
     lost = np.flatnonzero((found != wanted) | ~usable & (wanted > 0)).tolist()
     if lost:
-        # Rows are put where no mark says whose they are, and some are dropped that a mark vouches for.
-        ledger.condemn(condemned(checkpoint.mark))
+        # From here on the rows are those of no checkpoint.
+        ledger.invalidate(invalidated(checkpoint.checkpoint_id))
         for bucket in lost:
             if found[bucket]:
                 ledger.drop(bucket)
@@ -175,7 +175,7 @@ def recover(
             writer.write(requests)
     hit("before-begin")
     num_groups = store.rotate()
-    ledger.begin(checkpoint.mark, num_writers, num_groups=num_groups.tolist(), num_rows=wanted.tolist())
+    ledger.begin(checkpoint.checkpoint_id, num_writers, num_groups=num_groups.tolist(), num_rows=wanted.tolist())
     hit("after-begin")
     return Recovered(
         buckets_reloaded=len(lost),

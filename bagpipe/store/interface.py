@@ -120,7 +120,7 @@ class Store(Protocol):
         """From now on write as this writer: every group is logged, and refused once another job owns its bucket.
 
         A store that was given no fence writes without, and logs nothing. The writer's logs exist and are empty
-        (`Ledger.seize` or `begin`). Then `write_many` also raises `FencedError`, and `RolledBackError` if the store
+        (`Ledger.acquire` or `begin`). Then `write_many` also raises `FencedError`, and `RolledBackError` if the store
         has lost groups of this writer that it had acknowledged.
         """
         ...
@@ -140,7 +140,7 @@ class Store(Protocol):
     def ledger(self) -> Ledger:
         """Administration of this namespace's fence, with connections of its own; not entered yet.
 
-        It acts for the token that this store was fenced with, if it was, until it seizes the buckets for another.
+        It acts for the token that this store was fenced with, if it was, until it acquires the buckets for another.
         """
         ...
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.fencing.fence import Fence, LogState, condemned
+from bagpipe.store.fencing.fence import Fence, LogState, invalidated
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.testing.fence_jobs import (
@@ -54,7 +54,7 @@ def check_a_zombie_changes_nothing(make_store: MakeStore) -> None:
     name, old, new = new_name(), ids_of((0, 40)), ids_of((1_000, 1_400))
     with play_job(make_store, name, 1) as zombie:
         zombie.write(old, 1.0)
-        with play_job(make_store, name, 2, mark="m:1") as job:
+        with play_job(make_store, name, 2, checkpoint_id="m:1") as job:
             before = job.ledger.state()
             for _ in range(2):
                 raises(FencedError, lambda: zombie.write(old, 9.0))
@@ -77,12 +77,12 @@ def check_a_zombie_may_not_administer(make_store: MakeStore) -> None:
     name, ids = new_name(), ids_of((0, 40))
     with play_job(make_store, name, 1) as zombie:
         zombie.write(ids, 1.0)
-        with play_job(make_store, name, 2, mark="m:1") as job:
+        with play_job(make_store, name, 2, checkpoint_id="m:1") as job:
             job.write(ids[:5], 2.0)
             before = job.ledger.state()
             raises(FencedError, lambda: zombie.ledger.commit("m:9", 5))
             raises(FencedError, lambda: zombie.ledger.begin("m:9", 1))
-            raises(FencedError, lambda: zombie.ledger.condemn("x"))
+            raises(FencedError, lambda: zombie.ledger.invalidate("x"))
             raises(FencedError, zombie.ledger.inspect)
             raises(FencedError, lambda: zombie.ledger.delete(np.zeros(len(ids), np.uint32), ids))
             raises(FencedError, lambda: drop_all(zombie.ledger))
@@ -90,19 +90,19 @@ def check_a_zombie_may_not_administer(make_store: MakeStore) -> None:
             job.ledger.inspect()
 
 
-def check_a_ledger_that_seized_nothing(make_store: MakeStore) -> None:
+def check_a_ledger_that_acquired_nothing(make_store: MakeStore) -> None:
     """It may look, and acts for its store's writer if that has a fence."""
     name = new_name()
     with play_job(make_store, name, 1, writers=2) as job:
         with look_at(make_store, name) as (_, ledger):
-            raises(StoreError, lambda: ledger.condemn("x"))
+            raises(StoreError, lambda: ledger.invalidate("x"))
             raises(StoreError, lambda: ledger.commit("m:1", 1))
             ledger.inspect()
-        assert {state.mark for state in job.ledger.state()} == {"m:0"}
+        assert {state.checkpoint_id for state in job.ledger.state()} == {"m:0"}
         with job.stores[1].ledger() as ledger:
             ledger.inspect()
-            ledger.condemn("x")
-        assert {state.mark for state in job.ledger.state()} == {"x"}
+            ledger.invalidate("x")
+        assert {state.checkpoint_id for state in job.ledger.state()} == {"x"}
 
 
 def check_the_state_tells_and_changes_nothing(make_store: MakeStore) -> None:
@@ -111,17 +111,19 @@ def check_the_state_tells_and_changes_nothing(make_store: MakeStore) -> None:
         for _ in range(2):
             states = ledger.state()
             assert len(states) == ledger.num_buckets
-            assert {(state.owner, state.mark, state.logs, state.num_rows) for state in states} == {("", "", (), 0)}
+            assert {(state.owner, state.checkpoint_id, state.logs, state.num_rows) for state in states} == {
+                ("", "", (), 0)
+            }
         assert len(touched_ids(ledger)) == 0
         assert store.check() is False
-    with play_job(make_store, name, 7, mark="m:3", writers=2) as job:
+    with play_job(make_store, name, 7, checkpoint_id="m:3", writers=2) as job:
         ids = ids_of((0, 300))
         job.write(ids, 1.0)
         job.write(ids, 1.0, table=1, writer=1)
         with look_at(make_store, name) as (_, ledger):
             states = ledger.state()
             assert states == ledger.state() == job.ledger.state()
-        assert {(state.owner, state.mark) for state in states} == {(job.token, "m:3")}
+        assert {(state.owner, state.checkpoint_id) for state in states} == {(job.token, "m:3")}
         num_rows = np.zeros(job.ledger.num_buckets, np.int64)
         for table in (0, 1):
             buckets = bucket_of(np.full(1, table, np.uint32), ids, job.ledger.num_buckets)
@@ -166,12 +168,12 @@ def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) ->
         job.write(ids_of((90, 120)), 2.0)
         job.ledger.commit("m:1", 1)
         assert (touched_ids(job.ledger) == ids_of((90, 120))).all()
-        assert {state.mark for state in job.ledger.state()} == {"m:1"}
+        assert {state.checkpoint_id for state in job.ledger.state()} == {"m:1"}
         job.rotate()
         job.write(ids_of((110, 130)), 3.0)
         job.write(ids_of((7, 8)), 3.0, table=1)
     with look_at(make_store, name) as (store, ledger):
-        ledger.seize(new_token(2))
+        ledger.acquire(new_token(2))
         assert (touched_ids(ledger) == ids_of((90, 130))).all()
         token = ledger.state()[0].owner
         store.fence(Fence(token=token, writer=0, epoch=0))
@@ -180,10 +182,10 @@ def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) ->
         assert (touched_ids(ledger) == ids_of((90, 130), (500, 510))).all()
     token = new_token(3)
     with look_at(make_store, name) as (store, ledger):
-        ledger.seize(token)
+        ledger.acquire(token)
         assert (touched_ids(ledger) == ids_of((90, 130), (500, 510))).all()
         assert (touched_ids(ledger, table=1) == [7]).all()
-        assert {state.mark for state in ledger.state()} == {"m:1"}
+        assert {state.checkpoint_id for state in ledger.state()} == {"m:1"}
         ledger.begin("m:1", 2)
         assert len(touched_ids(ledger)) == 0
         for state in ledger.state():
@@ -202,10 +204,10 @@ def check_logs_of_another_job_keep_their_length(make_store: MakeStore) -> None:
     with look_at(make_store, name) as (_, ledger):
         before = ledger.state()
         for _ in range(2):
-            ledger.seize(token)
+            ledger.acquire(token)
         for bucket, (was, state) in enumerate(zip(before, ledger.state(), strict=True)):
             assert state.owner == token
-            assert state.mark == "m:0"
+            assert state.checkpoint_id == "m:0"
             assert state.num_rows == was.num_rows
             found = {(log.token, log.epoch, log.writer): log.num_groups for log in state.logs}
             assert found == {
@@ -237,11 +239,11 @@ def check_calls_may_be_repeated(make_store: MakeStore) -> None:
     name, token, ids = new_name(), new_token(3), ids_of((0, 50))
     with look_at(make_store, name) as (store, ledger):
         for _ in range(2):
-            ledger.seize(token)
+            ledger.acquire(token)
         store.fence(Fence(token=token, writer=0, epoch=0))
         store.write(0, ids, rows_of(0, ids, 1.0))
-        ledger.seize(token)
-        assert (touched_ids(ledger) == ids).all(), "seizing again forgot what was written since"
+        ledger.acquire(token)
+        assert (touched_ids(ledger) == ids).all(), "acquiring again forgot what was written since"
         for _ in range(2):
             ledger.delete(np.zeros(3, np.uint32), ids[:3])
         num_groups = store.rotate()
@@ -252,8 +254,8 @@ def check_calls_may_be_repeated(make_store: MakeStore) -> None:
         ledger.begin("m:1", 1, num_groups=num_groups.tolist())
         assert (touched_ids(ledger) == ids[5:9]).all(), "what came after the beginning is gone"
         for _ in range(2):
-            ledger.condemn("x")
-        assert {state.mark for state in ledger.state()} == {"x"}
+            ledger.invalidate("x")
+        assert {state.checkpoint_id for state in ledger.state()} == {"x"}
         assert (store.ids(0) == ids[3:]).all()
 
 
@@ -261,7 +263,7 @@ def check_a_beginning_that_does_not_tally(make_store: MakeStore) -> None:
     """With what was written since the namespace was taken over, or with the rows that there must be."""
     name, token, ids = new_name(), new_token(3), ids_of((0, 50))
     with look_at(make_store, name) as (store, ledger):
-        ledger.seize(token)
+        ledger.acquire(token)
         store.fence(Fence(token=token, writer=0, epoch=0))
         store.write(0, ids, rows_of(0, ids, 1.0))
         num_rows = [state.num_rows for state in ledger.state()]
@@ -271,9 +273,9 @@ def check_a_beginning_that_does_not_tally(make_store: MakeStore) -> None:
         raises(RolledBackError, lambda: ledger.begin("m:1", 1, num_groups=more, num_rows=num_rows))
         more = [number + 1 for number in num_rows]
         raises(RolledBackError, lambda: ledger.begin("m:1", 1, num_groups=num_groups, num_rows=more))
-        assert all(state.mark == "" for state in ledger.state() if state.num_rows)
+        assert all(state.checkpoint_id == "" for state in ledger.state() if state.num_rows)
         ledger.begin("m:1", 1, num_groups=num_groups, num_rows=num_rows)
-        assert {state.mark for state in ledger.state()} == {"m:1"}
+        assert {state.checkpoint_id for state in ledger.state()} == {"m:1"}
 
 
 def check_a_commit_vouches_for_what_is_there(make_store: MakeStore) -> None:
@@ -285,22 +287,22 @@ def check_a_commit_vouches_for_what_is_there(make_store: MakeStore) -> None:
         counts = [groups.tolist() for groups in job.rotate()]
         more = [counts[0], [number + 1 for number in counts[1]]]
         raises(RolledBackError, lambda: job.ledger.commit("m:1", 1, more))
-        assert {state.mark for state in job.ledger.state()} == {"m:0"}
+        assert {state.checkpoint_id for state in job.ledger.state()} == {"m:0"}
         for _ in range(2):
             job.ledger.commit("m:1", 1, counts)
-        assert {state.mark for state in job.ledger.state()} == {"m:1"}
+        assert {state.checkpoint_id for state in job.ledger.state()} == {"m:1"}
         raises(RolledBackError, lambda: job.ledger.commit("m:2", 1, counts))
 
 
-def check_what_is_condemned_stays_so(make_store: MakeStore) -> None:
+def check_what_is_invalidated_stays_so(make_store: MakeStore) -> None:
     """A checkpoint may still be on its way when a rank finds that rows are lost."""
     name = new_name()
     with play_job(make_store, name, 1) as job:
         job.write(ids_of((0, 100)), 1.0)
         counts = [groups.tolist() for groups in job.rotate()]
-        job.ledger.condemn(condemned("m:0"))
+        job.ledger.invalidate(invalidated("m:0"))
         job.ledger.commit("m:1", 1, counts)
-        assert {state.mark for state in job.ledger.state()} == {condemned("m:0")}
+        assert {state.checkpoint_id for state in job.ledger.state()} == {invalidated("m:0")}
 
 
 def check_deleting_and_dropping(make_store: MakeStore) -> None:
@@ -366,8 +368,8 @@ def check_what_no_job_is_called(make_store: MakeStore) -> None:
     with look_at(make_store, new_name()) as (store, ledger):
         raises(ValueError, store.rotate)
         for token in ("", "1", "1-xyz", f"-{'0' * 32}", f"1-{'0' * 32} "):
-            raises(ValueError, partial(ledger.seize, token))
-        ledger.seize(new_token(1))
+            raises(ValueError, partial(ledger.acquire, token))
+        ledger.acquire(new_token(1))
         raises(ValueError, lambda: ledger.begin("x" * 201, 1))
         raises(ValueError, lambda: ledger.commit("x" * 201, 1))
 
@@ -378,11 +380,11 @@ def check_a_namespace_without_owner(make_store: MakeStore) -> None:
     with make_store(SCHEMA, name) as store:
         store.fence(Fence(token=new_token(1), writer=0, epoch=1))
         with store.ledger() as ledger:
-            raises(RolledBackError, lambda: ledger.condemn("x"))
+            raises(RolledBackError, lambda: ledger.invalidate("x"))
             raises(RolledBackError, lambda: ledger.commit("m:1", 1))
             raises(RolledBackError, lambda: ledger.begin("m:1", 1))
             raises(RolledBackError, ledger.inspect)
-            assert {(state.owner, state.mark) for state in ledger.state()} == {("", "")}
+            assert {(state.owner, state.checkpoint_id) for state in ledger.state()} == {("", "")}
 
 
 #: Every check, in the order of this file.

@@ -1,4 +1,4 @@
-"""Jobs played in conformance checks: a token that seizes a namespace, a fenced store per writer, what they leave."""
+"""Jobs played in conformance checks: a token that acquires a namespace, a fenced store per writer, what they leave."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ class Job:
 
 @contextmanager
 def play_job(
-    make_store: MakeStore, name: str, generation: int, *, mark: str = "m:0", writers: int = 1
+    make_store: MakeStore, name: str, generation: int, *, checkpoint_id: str = "m:0", writers: int = 1
 ) -> Iterator[Job]:
     """A job that has taken the namespace over; its writers have begun."""
     token = new_token(generation)
     with ExitStack() as stack:
         stores = tuple(stack.enter_context(make_store(SCHEMA, name)) for _ in range(writers))
         ledger = stack.enter_context(stores[0].ledger())
-        ledger.seize(token)
-        ledger.begin(mark, writers)
+        ledger.acquire(token)
+        ledger.begin(checkpoint_id, writers)
         for writer, store in enumerate(stores):
             store.fence(Fence(token=token, writer=writer, epoch=1))
         yield Job(token=token, ledger=ledger, stores=stores)
 
 
 def take_over(store: Store, *, generation: int = 1, writer: int = 0, num_writers: int = 1) -> Fence:
-    """Let an open store write as the trainer does: a writer of a job that has just seized its namespace, in epoch 1."""
+    """Fence an open store as the trainer does: one writer of a job that has just acquired the namespace, in epoch 1."""
     fence = Fence(token=new_token(generation), writer=writer, epoch=1)
     with store.ledger() as ledger:
-        ledger.seize(fence.token)
+        ledger.acquire(fence.token)
         ledger.begin("test:0", num_writers)
     store.fence(fence)
     return fence
@@ -80,7 +80,7 @@ def take_over(store: Store, *, generation: int = 1, writer: int = 0, num_writers
 
 @contextmanager
 def look_at(make_store: MakeStore, name: str) -> Iterator[tuple[Store, Ledger]]:
-    """A store without a fence, and a ledger that has seized nothing."""
+    """A store without a fence, and a ledger that has acquired nothing."""
     with make_store(SCHEMA, name) as store, store.ledger() as ledger:
         yield store, ledger
 

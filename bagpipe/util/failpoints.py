@@ -24,7 +24,7 @@ POINTS = (
     "after-manifest",
     "mid-commit",
     "after-commit",
-    "after-seize",
+    "after-acquire",
     "mid-recovery",
     "before-begin",
     "after-begin",

@@ -151,7 +151,7 @@ def _publish(
         lineage="0" * 32,
         generation=generation,
         step=step,
-        parent_mark="",
+        parent_checkpoint_id="",
         token=f"{generation}-{'0' * 32}",
         epoch=1,
         world_size=1,

@@ -203,7 +203,7 @@ class FencedWriter:
         self._store = store
         self._ledger = ledger
         token = f"1-{uuid.uuid4().hex}"
-        ledger.seize(token)
+        ledger.acquire(token)
         ledger.begin("bench:0", 1)
         self._epoch = 1
         store.fence(Fence(token=token, writer=0, epoch=self._epoch))

@@ -30,7 +30,7 @@ def nothing(folder: CheckpointFolder, generation: int, token: str) -> Checkpoint
         lineage=LINEAGE,
         generation=generation,
         step=0,
-        parent_mark="",
+        parent_checkpoint_id="",
         token=token,
         epoch=0,
         world_size=0,
@@ -60,7 +60,7 @@ class RowsOfJob:
         stores: by rank, entered.
         newest: what is in the cache or was: all rows as they are.
         dirty: rows newer than the store's, and which rank has them.
-        committed: by checkpoint's mark: all rows as they were.
+        committed: by checkpoint id: all rows as they were.
     """
 
     folder: CheckpointFolder
@@ -92,7 +92,7 @@ class RowsOfJob:
         token = f"{generation}-{secrets.token_hex(16)}"
         if found is None:
             found = nothing(folder, generation, token)
-            committed[found.manifest.mark] = {}
+            committed[found.manifest.checkpoint_id] = {}
         rows = CheckpointRows(found.folder, found.manifest, SCHEMA)
         done = recover(stores[0], ledger, token=token, checkpoint=found.manifest, rows=rows, num_writers=len(stores))
         for rank, store in enumerate(stores):
@@ -101,7 +101,7 @@ class RowsOfJob:
             lineage=LINEAGE,
             generation=generation,
             step=0,
-            parent_mark="",
+            parent_checkpoint_id="",
             token=token,
             epoch=0,
             world_size=len(stores),
@@ -120,7 +120,7 @@ class RowsOfJob:
             token=token,
             recovered=done,
             publishers=publishers,
-            newest=dict(committed[found.manifest.mark]),
+            newest=dict(committed[found.manifest.checkpoint_id]),
             committed=committed,
             step=found.manifest.step,
         )

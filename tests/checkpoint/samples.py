@@ -128,7 +128,7 @@ def manifest_of(
         lineage=LINEAGE,
         generation=generation,
         step=step,
-        parent_mark="" if before is None else before.manifest.mark,
+        parent_checkpoint_id="" if before is None else before.manifest.checkpoint_id,
         token=f"{generation}-{LINEAGE}",
         epoch=1,
         world_size=len(parts),

@@ -57,7 +57,7 @@ def test_records_read_back():
     assert decode_manifest(encode(MANIFEST), "x") == MANIFEST
     assert decode_part(encode(PART), "x") == PART
     assert decode_part(encode(dataclasses.replace(PART, dirty=None)), "x").dirty is None
-    assert (MANIFEST.mark, [file.name for file in MANIFEST.files]) == (
+    assert (MANIFEST.checkpoint_id, [file.name for file in MANIFEST.files]) == (
         f"{LINEAGE}:{MANIFEST.token}:5",
         ["dense-0000.safetensors", "dirty.npy", "rows-0.npy", "rows-a.npy"],
     )

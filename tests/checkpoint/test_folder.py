@@ -68,7 +68,7 @@ def test_an_older_one_becomes_the_newest(tmp_path):
     folder, checkpoints, models = three_checkpoints(tmp_path)
     assert [folder.has_newer(each) for each in checkpoints] == [True, True, False]
     adopted = folder.adopt(checkpoints[1], folder.new_generation())
-    assert (adopted.position, adopted.manifest.parent_mark) == ((2, 20), "")
+    assert (adopted.position, adopted.manifest.parent_checkpoint_id) == ((2, 20), "")
     assert CheckpointFolder(tmp_path).newest(no_warnings) == adopted
     name = adopted.manifest.files[0].name
     assert (adopted.folder / name).samefile(checkpoints[1].folder / name)

@@ -54,7 +54,7 @@ def test_the_store_learns_of_it(tmp_path: Path, stack: ExitStack) -> None:
         job.write_back(0.5, np.random.default_rng(3))
         job.publish(job.step, job.snapshot())
         states = job.ledger.state()
-        assert {state.mark for state in states} == {f"{LINEAGE}:{job.token}:{job.step}"}
+        assert {state.checkpoint_id for state in states} == {f"{LINEAGE}:{job.token}:{job.step}"}
         assert {log.epoch for state in states for log in state.logs if log.epoch} == {job.epoch}
     assert job.publishers[0].num_published == 3
 

@@ -20,7 +20,7 @@ from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recovery import check_namespace, is_usable, recover
 from bagpipe.errors import FencedError, InputError
-from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, condemned
+from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
@@ -64,7 +64,7 @@ def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: i
                 name = uuid.uuid4().hex  # the store is back empty
             stores = open_memory(stack, name, ranks)
             ledger = stores[0].ledger()
-            dying = random.choice(["", "seize", "touched", "delete", "condemn", "drop", "begin", "commit"])
+            dying = random.choice(["", "acquire", "touched", "delete", "invalidate", "drop", "begin", "commit"])
             try:
                 job = RowsOfJob.start(
                     stack,
@@ -77,7 +77,7 @@ def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: i
                 )
                 found = folder.newest(no_warning)
                 assert found is not None
-                assert stored(stores[0]) == committed[found.manifest.mark] == job.newest
+                assert stored(stores[0]) == committed[found.manifest.checkpoint_id] == job.newest
                 work(job, random)
             except Interrupted:
                 continue
@@ -141,7 +141,7 @@ def test_the_job_before_writes_no_more(started: tuple[RowsOfJob, str]) -> None:
 
 def test_rows_not_to_be_trusted_are_all_loaded(started: tuple[RowsOfJob, str]) -> None:
     job, name = started
-    job.ledger.condemn(condemned(job.publishers[0].newest.manifest.mark))
+    job.ledger.invalidate(invalidated(job.publishers[0].newest.manifest.checkpoint_id))
     job.stores[0].write_many([])
     with ExitStack() as stack:
         later = again(job, name, stack)
@@ -151,7 +151,7 @@ def test_rows_not_to_be_trusted_are_all_loaded(started: tuple[RowsOfJob, str]) -
 
 
 def test_a_bucket_that_has_other_rows_than_it_must_is_loaded(started: tuple[RowsOfJob, str]) -> None:
-    """Its mark and logs are as they should be, but somebody has deleted a row that no log names."""
+    """Its checkpoint id and logs are as they should be, but somebody has deleted a row that no log names."""
     job, name = started
     job.ledger.delete(np.array([1], np.uint32), np.array([2], np.int64))
     with ExitStack() as stack:
@@ -211,30 +211,32 @@ def test_a_bucket_is_usable_if_its_logs_tell_all(tmp_path: Path) -> None:
     _, checkpoints, _ = three_checkpoints(tmp_path)
     checkpoint = checkpoints[-1].manifest
 
-    def state(mark: str, *groups: int, token: str = checkpoint.token, epoch: int = 1) -> BucketState:
+    def state(checkpoint_id: str, *groups: int, token: str = checkpoint.token, epoch: int = 1) -> BucketState:
         logs = (LogState(token=token, epoch=epoch, writer=rank, num_groups=n) for rank, n in enumerate(groups))
-        return BucketState(owner=token, mark=mark, logs=tuple(logs))
+        return BucketState(owner=token, checkpoint_id=checkpoint_id, logs=tuple(logs))
 
-    assert is_usable(state(checkpoint.mark), 0, checkpoint)
-    assert is_usable(state(checkpoint.parent_mark, 1, 1), 0, checkpoint)
-    assert is_usable(state(checkpoint.parent_mark, 4, 4), 3, checkpoint)
+    assert is_usable(state(checkpoint.checkpoint_id), 0, checkpoint)
+    assert is_usable(state(checkpoint.parent_checkpoint_id, 1, 1), 0, checkpoint)
+    assert is_usable(state(checkpoint.parent_checkpoint_id, 4, 4), 3, checkpoint)
     for lost in (
         state(""),
-        state(condemned(checkpoint.mark)),
+        state(invalidated(checkpoint.checkpoint_id)),
         state(f"{LINEAGE}:1:999"),
-        state(checkpoint.parent_mark),
-        state(checkpoint.parent_mark, 1),
-        state(checkpoint.parent_mark, 1, 0),
-        state(checkpoint.parent_mark, 1, 2),
-        state(checkpoint.parent_mark, 1, 1, epoch=2),
-        state(checkpoint.parent_mark, 1, 1, token=f"9-{secrets.token_hex(16)}"),
+        state(checkpoint.parent_checkpoint_id),
+        state(checkpoint.parent_checkpoint_id, 1),
+        state(checkpoint.parent_checkpoint_id, 1, 0),
+        state(checkpoint.parent_checkpoint_id, 1, 2),
+        state(checkpoint.parent_checkpoint_id, 1, 1, epoch=2),
+        state(checkpoint.parent_checkpoint_id, 1, 1, token=f"9-{secrets.token_hex(16)}"),
     ):
         assert not is_usable(lost, 0, checkpoint), lost
 
 
 def test_a_namespace_of_nobody_or_of_this_lineage_is_taken() -> None:
-    empty, ours = BucketState(), BucketState(mark=f"{LINEAGE}:3:400", num_rows=5)
-    check_namespace([empty, ours, BucketState(mark=condemned(ours.mark), num_rows=1)], PLACE, LINEAGE)
+    empty, ours = BucketState(), BucketState(checkpoint_id=f"{LINEAGE}:3:400", num_rows=5)
+    check_namespace(
+        [empty, ours, BucketState(checkpoint_id=invalidated(ours.checkpoint_id), num_rows=1)], PLACE, LINEAGE
+    )
     check_namespace([empty, BucketState(num_rows=5)], PLACE, "")
 
 
@@ -242,12 +244,12 @@ def test_a_namespace_of_nobody_or_of_this_lineage_is_taken() -> None:
     ("state", "lineage", "words"),
     [
         (
-            BucketState(mark=f"{OTHER}:3:400"),
+            BucketState(checkpoint_id=f"{OTHER}:3:400"),
             LINEAGE,
             r"belongs to a job's checkpoints \(fedcba98\), not those of this",
         ),
-        (BucketState(mark=condemned(f"{OTHER}:3:400")), LINEAGE, "belongs to a job's checkpoints"),
-        (BucketState(mark=f"{OTHER}:3:400"), "", "and checkpoint.dir is not set"),
+        (BucketState(checkpoint_id=invalidated(f"{OTHER}:3:400")), LINEAGE, "belongs to a job's checkpoints"),
+        (BucketState(checkpoint_id=f"{OTHER}:3:400"), "", "and checkpoint.dir is not set"),
         (BucketState(num_rows=1), LINEAGE, "holds rows that belong to no checkpoint"),
     ],
 )

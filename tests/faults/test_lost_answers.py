@@ -52,7 +52,7 @@ def test_every_answer_in_turn(name: str, redis_server: EmbeddedServer, tmp_path:
         for at in itertools.count(1):
             namespace, token, log = new_name(), new_token(1), list[float]()
             with look_at(make, namespace) as (store, ledger):
-                ledger.seize(token)
+                ledger.acquire(token)
                 ledger.begin("m:0", 1)
                 fired = proxy.num_fired
                 proxy.upset(Upset(how=upset.how, at=at, num_bytes=upset.num_bytes))

@@ -21,7 +21,7 @@ MAX_FAULTS = 3
 
 #: How often a point may be passed before it strikes: batches, checkpoints, or once in a recovery.
 _BATCH_POINTS = frozenset({"after-fetch", "before-write-back", "mid-write-back", "after-write-back"})
-_RECOVERY_POINTS = frozenset({"after-seize", "mid-recovery", "before-begin", "after-begin"})
+_RECOVERY_POINTS = frozenset({"after-acquire", "mid-recovery", "before-begin", "after-begin"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

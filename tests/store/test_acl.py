@@ -65,7 +65,7 @@ def run_a_job(url: str, namespace: str = "bagpipe") -> None:
 
 def play(store: RedisStore, ledger: Ledger, token: str) -> None:
     ledger.state()
-    ledger.seize(token)
+    ledger.acquire(token)
     for bucket in range(ledger.num_buckets):
         ledger.touched(bucket)
     ledger.drop(0)

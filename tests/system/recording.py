@@ -286,7 +286,7 @@ def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, trai
             lineage=f"{generation:032x}",
             generation=generation,
             step=0,
-            parent_mark="",
+            parent_checkpoint_id="",
             token=token,
             epoch=0,
             world_size=0,

@@ -77,7 +77,7 @@ def test_a_killed_job_with_half_rows_goes_on(server: EmbeddedServer, tmp_path: P
     assert job.resumed_from() == 10
 
 
-@pytest.mark.parametrize("point", ["after-seize", "mid-recovery", "before-begin", "after-begin"])
+@pytest.mark.parametrize("point", ["after-acquire", "mid-recovery", "before-begin", "after-begin"])
 def test_a_job_killed_in_its_recovery_goes_on(point: str, job: Resumed, expected: object) -> None:
     job.run(dies_at="after-checkpoint-data:3")
     assert job.run(dies_at=point).code == -signal.SIGKILL
@@ -86,16 +86,20 @@ def test_a_job_killed_in_its_recovery_goes_on(point: str, job: Resumed, expected
     assert digests(job.result) == expected
 
 
-@pytest.mark.parametrize("keys", ["all", "a bucket", "marks"])
+@pytest.mark.parametrize("keys", ["all", "a bucket", "checkpoint ids"])
 def test_a_store_that_lost_something_is_loaded_from_files(
     keys: str, server: EmbeddedServer, job: Resumed, expected: object
 ) -> None:
     job.run(dies_at="after-commit:3")
     with closing(client_of(server.url)) as client:
-        names = {"all": "*", "a bucket": f"{job.namespace}:{{3}}*", "marks": f"{job.namespace}:*:mark"}[keys]
+        names = {
+            "all": "*",
+            "a bucket": f"{job.namespace}:{{3}}*",
+            "checkpoint ids": f"{job.namespace}:*:checkpoint_id",
+        }[keys]
         client.delete(*client.keys(names))
     done = job.run()
-    if keys == "marks":  # rows that nobody vouches for
+    if keys == "checkpoint ids":  # rows that nobody vouches for
         assert done.code == 2
         assert "holds rows that belong to no checkpoint" in done.error_line
         return
@@ -311,7 +315,9 @@ def test_beginning_anew(server: EmbeddedServer, job: Resumed, expected: object) 
     assert digests(job.result) == expected
 
 
-def test_a_lost_row_condemns_the_store(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+def test_a_lost_row_invalidates_the_store(
+    server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
+) -> None:
     """Rows go while the job runs: it ends, and the next one trusts no row."""
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
     with Program(job.line("--checkpoint.every", "40"), forked=tmp_path) as program:
@@ -328,7 +334,7 @@ def test_a_lost_row_condemns_the_store(server: EmbeddedServer, writes: Writes, n
 def test_rows_lost_between_two_starts_are_loaded_from_files(
     server: EmbeddedServer, job: Resumed, expected: object
 ) -> None:
-    """The marks are right, and the logs; but a recovery counts the rows."""
+    """The checkpoint ids and the logs are right; but a recovery counts the rows."""
     assert job.run("--run.steps", "11").code == 0
     delete_rows(server, job)
     done = job.run()

@@ -50,11 +50,11 @@ def test_a_first_start_has_a_checkpoint_of_nothing(tmp_path: Path) -> None:
         first = begin(config_of(tmp_path), Rank(), FACTS, store)
         assert (first.generation, first.first_batch, first.parts) == (1, 0, ())
         second = begin(config_of(tmp_path), Rank(), FACTS, store)
-        assert (second.generation, second.mark, second.first_batch) == (2, first.mark, 0)
+        assert (second.generation, second.checkpoint_id, second.first_batch) == (2, first.checkpoint_id, 0)
         assert second.token != first.token
         anew = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
         assert anew.generation == 3
-        assert anew.mark.partition(":")[0] != first.mark.partition(":")[0]
+        assert anew.checkpoint_id.partition(":")[0] != first.checkpoint_id.partition(":")[0]
 
 
 def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch:
         begin(config_of(tmp_path), Rank(), FACTS, store)
         first = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-        assert begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store).mark == first.mark
+        assert begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store).checkpoint_id == first.checkpoint_id
 
 
 def test_a_job_that_went_back_is_restarted_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_job_that_went_back_is_restarted_where_it_went(tmp_path: Path, monkeyp
         for resume in ("0", "auto"):
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
             again = begin(config_of(tmp_path, resume=resume), Rank(), FACTS, store)
-            assert again.mark == back.mark
+            assert again.checkpoint_id == back.checkpoint_id
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
         assert begin(config_of(tmp_path, resume="8"), Rank(), FACTS, store).first_batch == later.manifest.step
 
@@ -135,7 +135,7 @@ def test_ranks_need_one_folder(tmp_path: Path) -> None:
 def test_without_a_folder_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         beginning = begin(Config(), Rank(), FACTS, store)
-        assert (beginning.mark, beginning.first_batch, beginning.generation) == ("", 0, 0)
+        assert (beginning.checkpoint_id, beginning.first_batch, beginning.generation) == ("", 0, 0)
         assert beginning.token.startswith("0-")
 
 

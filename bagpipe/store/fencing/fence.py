@@ -4,16 +4,15 @@ Beside the rows of each bucket, all under its hash tag:
 
     <ns>:{b}                                 hash    rows
     <ns>:{b}:owner                           string  token of the job that took the bucket over last
-    <ns>:{b}:mark                            string  the checkpoint that rows and logs are relative to
+    <ns>:{b}:checkpoint_id                   string  the checkpoint that rows and logs are relative to
     <ns>:{b}:logs                            set     <token>:<epoch>:<writer> of every log that exists
     <ns>:{b}:log:<token>:<epoch>:<writer>    list    "", then one element per group: the fields it wrote
-    <ns>:{b}:seized:<token>:<epoch>:<writer> list    a log, once another job has taken the bucket over
+    <ns>:{b}:fenced:<token>:<epoch>:<writer> list    a log, once another job has taken the bucket over
     <ns>:{b}:open                            hash    the rows, while a group is written (never seen from outside)
 
 A *writer* is a rank; an *epoch* is what lies between two checkpoints (0: recovery). A *group* is what one command
 sequence writes into one bucket: it is logged first, then written, atomically. So, at any moment, and after any loss
-of the latest commands: every row that differs from the checkpoint `mark` is named in a log, or was not written back
-by then.
+of the latest commands: every row that differs from the checkpoint is named in a log, or was not written back by then.
 A log lives only as long as its writer owns the bucket: taking over renames it away, and a group without its log is
 refused. A group carries the length its log must have, so one sent twice is written once, and one lost is noticed.
 """
@@ -31,33 +30,33 @@ from numpy.typing import NDArray
 from bagpipe.store.keys import FIELD_DTYPE
 
 __all__ = [
-    "CONDEMNED",
-    "MAX_MARK_BYTES",
+    "INVALIDATED",
+    "MAX_CHECKPOINT_ID_BYTES",
     "BucketState",
     "Fence",
     "Ledger",
     "LogState",
-    "check_mark",
+    "check_checkpoint_id",
     "check_token",
-    "condemned",
+    "checkpoint_id_key",
     "distinct_fields",
+    "fenced_log_key",
+    "invalidated",
     "log_key",
     "log_name",
     "logs_key",
-    "mark_key",
     "open_key",
     "owner_key",
     "parse_log_name",
-    "seized_key",
 ]
 
 #: A token: generation in decimal, a dash, a nonce of 128 bits in hexadecimal.
 _TOKEN = re.compile(r"\d{1,18}-[0-9a-f]{32}")
 
-MAX_MARK_BYTES = 200
+MAX_CHECKPOINT_ID_BYTES = 200
 
-#: How the mark of rows that are not to be trusted ends.
-CONDEMNED = ":condemned"
+#: How the checkpoint id of rows that are not to be trusted ends.
+INVALIDATED = ":invalidated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +90,13 @@ class BucketState:
 
     Attributes:
         owner: token.
-        mark: checkpoint; `condemned` too where a log that is named is gone.
+        checkpoint_id: checkpoint; `invalidated` too where a log that is named is gone.
         logs: by token, epoch, writer.
         num_rows: rows in the bucket.
     """
 
     owner: str = ""
-    mark: str = ""
+    checkpoint_id: str = ""
     logs: tuple[LogState, ...] = ()
     num_rows: int = 0
 
@@ -106,7 +105,7 @@ class Ledger(Protocol):
     """Administration of a namespace's fence, by one process and one thread at a time. Context manager.
 
     Every call may be repeated after a doubtful answer. All raise `StoreError` if the server fails, and those that
-    change anything `FencedError` once another token has seized a bucket, `RolledBackError` if there is no owner.
+    change anything `FencedError` once another token has acquired a bucket, `RolledBackError` if there is no owner.
     """
 
     num_buckets: int
@@ -119,11 +118,11 @@ class Ledger(Protocol):
         """By bucket; changes nothing."""
         ...
 
-    def seize(self, token: str) -> None:
+    def acquire(self, token: str) -> None:
         """Make `token` the owner of every bucket, and open an empty log of epoch 0 for its writer 0.
 
         From then on no group of any earlier token is written. Logs of other tokens keep their names in the `state`.
-        A mark beside which nobody knows of any log is condemned: one always has logs.
+        A checkpoint id beside which nobody knows of any log is invalidated: one always has logs.
         """
         ...
 
@@ -141,38 +140,42 @@ class Ledger(Protocol):
 
     def begin(
         self,
-        mark: str,
+        checkpoint_id: str,
         num_writers: int,
         *,
         num_groups: Sequence[int] | None = None,
         num_rows: Sequence[int] | None = None,
     ) -> None:
-        """Recovery is over: remove all logs, set the mark, open empty logs of epoch 1 for writers 0 … n - 1.
+        """Recovery is over: remove all logs, set the checkpoint id, open empty logs of epoch 1 for writers 0 … n - 1.
 
         Args:
             num_groups: by bucket, groups in the log of epoch 0; None: nothing was written.
             num_rows: by bucket, the rows it must hold; None: any number.
 
         Raises:
-            RolledBackError: a bucket has not what it must have: what was acknowledged since `seize` is lost. Its mark
+            RolledBackError: a bucket has not what it must have: what was acknowledged since `acquire` is lost. Its
+                checkpoint id stays as it is.
+        """
+        ...
+
+    def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
+        """A checkpoint is safe: set the checkpoint id and remove the owner's logs up to this epoch.
+
+        An invalidated checkpoint id stays invalidated.
+
+        Args:
+            num_groups: by writer and bucket, groups in its log of this epoch: what the checkpoint id vouches for.
+
+        Raises:
+            RolledBackError: a bucket's log has another length: what was acknowledged is lost. Its checkpoint id
                 stays as it is.
         """
         ...
 
-    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
-        """A checkpoint is safe: set the mark and remove the owner's logs up to this epoch. What is condemned stays so.
+    def invalidate(self, checkpoint_id: str) -> None:
+        """Set every checkpoint id to one that no checkpoint has, so that the next recovery loads all rows from files.
 
-        Args:
-            num_groups: by writer and bucket, groups in its log of this epoch: what the mark vouches for.
-
-        Raises:
-            RolledBackError: a bucket's log has another length: what was acknowledged is lost. Its mark stays as it is.
-        """
-        ...
-
-    def condemn(self, mark: str) -> None:
-        """Set every mark to one that no checkpoint has: the rows are not to be trusted, so that the next recovery loads
-        all of them from files. For the owner.
+        For the owner.
         """
         ...
 
@@ -189,10 +192,11 @@ def check_token(token: str) -> None:
         raise ValueError(f"expected a token <generation>-<32 hexadecimal digits>, got {token!r}")
 
 
-def check_mark(mark: str) -> None:
+def check_checkpoint_id(checkpoint_id: str) -> None:
     """ValueError if it is too long."""
-    if len(mark.encode()) > MAX_MARK_BYTES:
-        raise ValueError(f"expected a mark of at most {MAX_MARK_BYTES} bytes, got {len(mark.encode())}")
+    if len(checkpoint_id.encode()) > MAX_CHECKPOINT_ID_BYTES:
+        num_bytes = len(checkpoint_id.encode())
+        raise ValueError(f"expected a checkpoint id of at most {MAX_CHECKPOINT_ID_BYTES} bytes, got {num_bytes}")
 
 
 def distinct_fields(fields: NDArray[np.void]) -> NDArray[np.void]:
@@ -209,8 +213,8 @@ def owner_key(bucket_key: bytes) -> bytes:
     return bucket_key + b":owner"
 
 
-def mark_key(bucket_key: bytes) -> bytes:
-    return bucket_key + b":mark"
+def checkpoint_id_key(bucket_key: bytes) -> bytes:
+    return bucket_key + b":checkpoint_id"
 
 
 def logs_key(bucket_key: bytes) -> bytes:
@@ -230,14 +234,14 @@ def log_key(bucket_key: bytes, fence: Fence) -> bytes:
     return b"%b:log:%b" % (bucket_key, log_name(fence))
 
 
-def seized_key(bucket_key: bytes, fence: Fence) -> bytes:
+def fenced_log_key(bucket_key: bytes, fence: Fence) -> bytes:
     """Where a log lies once its job has lost the bucket."""
-    return b"%b:seized:%b" % (bucket_key, log_name(fence))
+    return b"%b:fenced:%b" % (bucket_key, log_name(fence))
 
 
-def condemned(mark: str) -> str:
-    """A mark that is no checkpoint's any more, but still tells whose rows these are; "" stays "". Repeatable."""
-    return mark if not mark or mark.endswith(CONDEMNED) else mark + CONDEMNED
+def invalidated(checkpoint_id: str) -> str:
+    """An id that no checkpoint has, but that still names the job of the rows; "" stays "". Idempotent."""
+    return checkpoint_id if not checkpoint_id or checkpoint_id.endswith(INVALIDATED) else checkpoint_id + INVALIDATED
 
 
 def parse_log_name(name: bytes) -> Fence:

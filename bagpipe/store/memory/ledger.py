@@ -12,10 +12,10 @@ from bagpipe.store.fencing.fence import (
     BucketState,
     Fence,
     LogState,
-    check_mark,
+    check_checkpoint_id,
     check_token,
-    condemned,
     distinct_fields,
+    invalidated,
 )
 from bagpipe.store.keys import FIELD_DTYPE, bucket_of
 from bagpipe.store.memory.space import Log, Space
@@ -30,7 +30,7 @@ class MemoryLedger:
         space: what it administers.
         num_buckets: of the namespace.
         place: for messages.
-        token: in whose name it acts until `seize`; empty: nobody's.
+        token: in whose name it acts until `acquire`; empty: nobody's.
     """
 
     def __init__(self, space: Space, *, num_buckets: int, place: str, token: str = "") -> None:
@@ -53,7 +53,7 @@ class MemoryLedger:
             return tuple(
                 BucketState(
                     owner=self._space.owner,
-                    mark=self._space.mark,
+                    checkpoint_id=self._space.checkpoint_id,
                     logs=tuple(
                         LogState(
                             token=fence.token,
@@ -68,8 +68,8 @@ class MemoryLedger:
                 for bucket in range(self.num_buckets)
             )
 
-    def seize(self, token: str) -> None:
-        """See `Ledger.seize`."""
+    def acquire(self, token: str) -> None:
+        """See `Ledger.acquire`."""
         check_token(token)
         with self._space.lock:
             self._space.owner = self._token = token
@@ -99,14 +99,14 @@ class MemoryLedger:
 
     def begin(
         self,
-        mark: str,
+        checkpoint_id: str,
         num_writers: int,
         *,
         num_groups: Sequence[int] | None = None,
         num_rows: Sequence[int] | None = None,
     ) -> None:
         """See `Ledger.begin`."""
-        check_mark(mark)
+        check_checkpoint_id(checkpoint_id)
         groups = np.zeros(self.num_buckets, np.int64) if num_groups is None else np.asarray(num_groups)
         with self._space.lock:
             self._check_owner()
@@ -116,34 +116,37 @@ class MemoryLedger:
             self._check_same("groups", recovery.num_groups, groups)
             if num_rows is not None:
                 self._check_same("rows", self._num_rows(), np.asarray(num_rows))
-            self._space.mark = mark
+            self._space.checkpoint_id = checkpoint_id
             self._space.logs = {
                 Fence(token=self._token, writer=writer, epoch=1): Log(self.num_buckets) for writer in range(num_writers)
             }
 
-    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
+    def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
-        check_mark(mark)
+        check_checkpoint_id(checkpoint_id)
         with self._space.lock:
             self._check_owner()
-            if self._space.mark and self._space.mark in (mark, condemned(self._space.mark)):
+            if self._space.checkpoint_id and self._space.checkpoint_id in (
+                checkpoint_id,
+                invalidated(self._space.checkpoint_id),
+            ):
                 return
             for writer, groups in enumerate(num_groups):
                 log = self._space.logs.get(Fence(token=self._token, writer=writer, epoch=epoch))
                 self._check_same("groups", log.num_groups if log is not None else None, np.asarray(groups))
-            self._space.mark = mark
+            self._space.checkpoint_id = checkpoint_id
             self._space.logs = {
                 fence: log
                 for fence, log in self._space.logs.items()
                 if fence.token != self._token or fence.epoch > epoch
             }
 
-    def condemn(self, mark: str) -> None:
-        """See `Ledger.condemn`."""
-        check_mark(mark)
+    def invalidate(self, checkpoint_id: str) -> None:
+        """See `Ledger.invalidate`."""
+        check_checkpoint_id(checkpoint_id)
         with self._space.lock:
             self._check_owner()
-            self._space.mark = mark
+            self._space.checkpoint_id = checkpoint_id
 
     def inspect(self) -> None:
         """See `Ledger.inspect`."""

@@ -141,7 +141,7 @@ class Space:
     Attributes:
         record: its schema record; empty: none.
         tables: by number; made as they are used.
-        owner, mark: of all buckets alike, for one lock covers them all.
+        owner, checkpoint_id: of all buckets alike, for one lock covers them all.
         logs: by writer and epoch.
     """
 
@@ -150,7 +150,7 @@ class Space:
         self.record: dict[str, str] = {}
         self.tables: list[Table] = []
         self.owner = ""
-        self.mark = ""
+        self.checkpoint_id = ""
         self.logs: dict[Fence, Log] = {}
 
 

@@ -1,13 +1,13 @@
 """`RedisLedger`: the administration of a namespace's fence on servers. One small script per bucket and call.
 
-    state, seize, begin, commit, condemn   a script per bucket, many at a time to each server; each is all or nothing
-    touched                                state of one bucket, then its logs in parts
-    delete, drop                           scripts too: the owner is checked where the rows are
+    state, acquire, begin, commit, invalidate   one script per bucket, many at a time to each server; all or nothing
+    touched                                     state of one bucket, then its logs in parts
+    delete, drop                                scripts too: the owner is checked where the rows are
 
 Every script first compares the owner, so one who has lost a bucket changes nothing there; and every script may run
 twice. So an answer that got lost is no trouble: the call is repeated until the deadline. By then another process may
-answer, which has forgotten what was acknowledged. So a script that sets a mark first looks whether all that the mark
-vouches for is there.
+answer, which has forgotten what was acknowledged. So a script that sets a checkpoint id first looks whether all that
+the id vouches for is there.
 
 Keys: `bagpipe.store.fencing.fence`. All keys of a bucket are in one hash slot, so a script may reach them all.
 """
@@ -26,20 +26,20 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import (
-    CONDEMNED,
+    INVALIDATED,
     BucketState,
     LogState,
-    check_mark,
+    check_checkpoint_id,
     check_token,
-    condemned,
+    checkpoint_id_key,
     distinct_fields,
+    fenced_log_key,
+    invalidated,
     log_key,
     logs_key,
-    mark_key,
     open_key,
     owner_key,
     parse_log_name,
-    seized_key,
 )
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
 from bagpipe.store.redis.durability import needs_fsync
@@ -62,28 +62,28 @@ _INSPECT_BUCKETS = 64
 #: Pause before a call is repeated.
 _PAUSE_S = 0.05
 
-# KEYS: bucket, owner, mark, logs, open. The last does not exist, so that while a slot moves a cluster's nodes refuse
-# the command (TRYAGAIN): else a script could meet a bucket whose logs have not come yet, or have gone.
+# KEYS: bucket, owner, checkpoint id, logs, open. The last does not exist, so that while a slot moves a cluster's nodes
+# refuse the command (TRYAGAIN): else a script could meet a bucket whose logs have not come yet, or have gone.
 # ARGV[1]: token. Answers OK, LOST (see `_check`), or whose the bucket is.
 _STATE = """
 local found = {redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or '', redis.call('HLEN', KEYS[1])}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   local length = redis.call('LLEN', KEYS[1] .. ':log:' .. name)
-  if length == 0 then length = redis.call('LLEN', KEYS[1] .. ':seized:' .. name) end
+  if length == 0 then length = redis.call('LLEN', KEYS[1] .. ':fenced:' .. name) end
   table.insert(found, name)
   table.insert(found, length)
 end
 return found
 """
-_SEIZE = """
-local mark = redis.call('GET', KEYS[3]) or ''
-if mark ~= '' and redis.call('EXISTS', KEYS[4]) == 0 and string.sub(mark, -#ARGV[2]) ~= ARGV[2] then
-  redis.call('SET', KEYS[3], mark .. ARGV[2])
+_ACQUIRE = """
+local checkpoint_id = redis.call('GET', KEYS[3]) or ''
+if checkpoint_id ~= '' and redis.call('EXISTS', KEYS[4]) == 0 and string.sub(checkpoint_id, -#ARGV[2]) ~= ARGV[2] then
+  redis.call('SET', KEYS[3], checkpoint_id .. ARGV[2])
 end
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   local log = KEYS[1] .. ':log:' .. name
   if string.sub(name, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' and redis.call('EXISTS', log) == 1 then
-    redis.call('RENAME', log, KEYS[1] .. ':seized:' .. name)
+    redis.call('RENAME', log, KEYS[1] .. ':fenced:' .. name)
   end
 end
 local name = ARGV[1] .. ':0:0'
@@ -104,7 +104,7 @@ if has_begun then return 'OK' end
 if redis.call('LLEN', KEYS[1] .. ':log:' .. recovery) ~= tonumber(ARGV[4]) + 1 then return 'LOST' end
 if ARGV[5] ~= '-1' and redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[5]) then return 'LOST' end
 for _, name in ipairs(names) do
-  redis.call('UNLINK', KEYS[1] .. ':log:' .. name, KEYS[1] .. ':seized:' .. name)
+  redis.call('UNLINK', KEYS[1] .. ':log:' .. name, KEYS[1] .. ':fenced:' .. name)
 end
 redis.call('DEL', KEYS[4])
 redis.call('SET', KEYS[3], ARGV[2])
@@ -119,8 +119,9 @@ return 'OK'
 _COMMIT = (
     _CHECK_OWNER
     + """
-local mark = redis.call('GET', KEYS[3]) or ''
-if mark ~= '' and (mark == ARGV[2] or string.sub(mark, -#ARGV[4]) == ARGV[4]) then return 'OK' end
+local checkpoint_id = redis.call('GET', KEYS[3]) or ''
+local is_invalid = string.sub(checkpoint_id, -#ARGV[4]) == ARGV[4]
+if checkpoint_id ~= '' and (checkpoint_id == ARGV[2] or is_invalid) then return 'OK' end
 for number = 5, #ARGV do
   local log = string.format('%s:log:%s:%s:%d', KEYS[1], ARGV[1], ARGV[3], number - 5)
   if redis.call('LLEN', log) ~= tonumber(ARGV[number]) + 1 then return 'LOST' end
@@ -136,7 +137,7 @@ redis.call('SET', KEYS[3], ARGV[2])
 return 'OK'
 """
 )
-_CONDEMN = _CHECK_OWNER + "redis.call('SET', KEYS[3], ARGV[2]) return 'OK'"
+_INVALIDATE = _CHECK_OWNER + "redis.call('SET', KEYS[3], ARGV[2]) return 'OK'"
 _DROP = _CHECK_OWNER + "redis.call('UNLINK', KEYS[1]) return 'OK'"
 _DELETE = _CHECK_OWNER + "redis.call('HDEL', KEYS[1], unpack(ARGV, 2)) return 'OK'"
 
@@ -146,7 +147,7 @@ class RedisLedger:
 
     Args:
         namespace: what it administers.
-        token: in whose name it acts until `seize`; empty: nobody's.
+        token: in whose name it acts until `acquire`; empty: nobody's.
     """
 
     def __init__(self, namespace: Namespace, *, token: str = "") -> None:
@@ -177,11 +178,11 @@ class RedisLedger:
         answers = self._ask([self._script(bucket, _STATE) for bucket in range(self.num_buckets)])
         return tuple(_bucket_state(answer) for answer in answers)
 
-    def seize(self, token: str) -> None:
-        """See `Ledger.seize`."""
+    def acquire(self, token: str) -> None:
+        """See `Ledger.acquire`."""
         check_token(token)
         self._token = token
-        self._act(range(self.num_buckets), _SEIZE, CONDEMNED)
+        self._act(range(self.num_buckets), _ACQUIRE, INVALIDATED)
 
     def touched(self, bucket: int) -> NDArray[np.void]:
         """See `Ledger.touched`. Memory: the distinct rows, and a million more."""
@@ -190,7 +191,7 @@ class RedisLedger:
         parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
         for name, length in zip(answer[3::2], answer[4::2], strict=True):
             fence = parse_log_name(name)
-            log = log_key(key, fence) if fence.token == owner else seized_key(key, fence)
+            log = log_key(key, fence) if fence.token == owner else fenced_log_key(key, fence)
             if not length:
                 raise RolledBackError(f"{self._place(bucket)} has lost the log {name.decode()} of bucket {bucket}")
             for start in range(1, length, _LOG_GROUPS):
@@ -231,31 +232,31 @@ class RedisLedger:
 
     def begin(
         self,
-        mark: str,
+        checkpoint_id: str,
         num_writers: int,
         *,
         num_groups: Sequence[int] | None = None,
         num_rows: Sequence[int] | None = None,
     ) -> None:
         """See `Ledger.begin`."""
-        check_mark(mark)
+        check_checkpoint_id(checkpoint_id)
         groups = [0] * self.num_buckets if num_groups is None else num_groups
         rows = [-1] * self.num_buckets if num_rows is None else num_rows
         proofs = list(zip(groups, rows, strict=True))
-        self._act(range(self.num_buckets), _BEGIN, mark, num_writers, proofs=proofs)
+        self._act(range(self.num_buckets), _BEGIN, checkpoint_id, num_writers, proofs=proofs)
 
-    def commit(self, mark: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
+    def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
-        check_mark(mark)
+        check_checkpoint_id(checkpoint_id)
         proofs = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
-        self._act([0], _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
+        self._act([0], _COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
         hit("mid-commit")
-        self._act(range(1, self.num_buckets), _COMMIT, mark, epoch, CONDEMNED, proofs=proofs)
+        self._act(range(1, self.num_buckets), _COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
 
-    def condemn(self, mark: str) -> None:
-        """See `Ledger.condemn`."""
-        check_mark(mark)
-        self._act(range(self.num_buckets), _CONDEMN, mark)
+    def invalidate(self, checkpoint_id: str) -> None:
+        """See `Ledger.invalidate`."""
+        check_checkpoint_id(checkpoint_id)
+        self._act(range(self.num_buckets), _INVALIDATE, checkpoint_id)
 
     def inspect(self) -> None:
         """See `Ledger.inspect`. One INFO per server, and the owners of up to 64 buckets."""
@@ -277,7 +278,7 @@ class RedisLedger:
         Raises:
             StoreError: one of ours did, or will.
         """
-        kinds: tuple[Callable[[bytes], bytes], ...] = (lambda key: key, owner_key, mark_key, logs_key)
+        kinds: tuple[Callable[[bytes], bytes], ...] = (lambda key: key, owner_key, checkpoint_id_key, logs_key)
         wanted = [
             (bucket, kind(self._keys[bucket]))
             for bucket in range(self.num_buckets)
@@ -306,7 +307,7 @@ class RedisLedger:
 
     def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> Command:
         key = self._keys[bucket]
-        keys = (key, owner_key(key), mark_key(key), logs_key(key), open_key(key))
+        keys = (key, owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key))
         return Command(key, ("EVAL", script, len(keys), *keys, *arguments))
 
     def _act(
@@ -389,11 +390,11 @@ class RedisLedger:
 
 
 def _bucket_state(answer: list[Any]) -> BucketState:
-    owner, mark, num_rows = answer[0].decode(), answer[1].decode(), int(answer[2])
+    owner, checkpoint_id, num_rows = answer[0].decode(), answer[1].decode(), int(answer[2])
     logs = []
     for name, length in zip(answer[3::2], answer[4::2], strict=True):
         fence = parse_log_name(name)
         logs.append(LogState(token=fence.token, epoch=fence.epoch, writer=fence.writer, num_groups=length - 1))
-        mark = mark if length else condemned(mark)
+        checkpoint_id = checkpoint_id if length else invalidated(checkpoint_id)
     logs.sort(key=lambda log: (log.token, log.epoch, log.writer))
-    return BucketState(owner=owner, mark=mark, logs=tuple(logs), num_rows=num_rows)
+    return BucketState(owner=owner, checkpoint_id=checkpoint_id, logs=tuple(logs), num_rows=num_rows)

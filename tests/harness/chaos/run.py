@@ -38,7 +38,7 @@ START_TIMEOUT_S = 60.0
 #: Ranks that lose their launcher notice it at once, or after `run.peer_timeout_s`.
 LEFT_TIMEOUT_S = 180.0
 _POLL_S = 0.01
-#: What a job says of rows whose marks were evicted, every one of them, or whose schema record was: they may be
+#: What a job says of rows whose checkpoint ids were evicted, every one of them, or whose schema record was: they may be
 #: anybody's. A person has to remove them, and so does the harness.
 _ORPHANED = "use another store.namespace"
 #: What must be equal.

@@ -6,20 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.store.fencing.fence import (
-    MAX_MARK_BYTES,
+    MAX_CHECKPOINT_ID_BYTES,
     Fence,
-    check_mark,
+    check_checkpoint_id,
     check_token,
-    condemned,
+    checkpoint_id_key,
     distinct_fields,
+    fenced_log_key,
+    invalidated,
     log_key,
     log_name,
     logs_key,
-    mark_key,
     open_key,
     owner_key,
     parse_log_name,
-    seized_key,
 )
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, key_slot
 
@@ -30,12 +30,19 @@ FENCE = Fence(token=f"7-{NONCE}", writer=3, epoch=12)
 def test_the_names_in_the_store() -> None:
     key = bucket_key("job", 5)
     assert log_name(FENCE) == f"7-{NONCE}:12:3".encode()
-    assert [owner_key(key), mark_key(key), logs_key(key), open_key(key)] == [
-        b"job:{5}:owner", b"job:{5}:mark", b"job:{5}:logs", b"job:{5}:open",
+    assert [owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key)] == [
+        b"job:{5}:owner", b"job:{5}:checkpoint_id", b"job:{5}:logs", b"job:{5}:open",
     ]  # fmt: skip
     assert log_key(key, FENCE) == f"job:{{5}}:log:7-{NONCE}:12:3".encode()
-    assert seized_key(key, FENCE) == f"job:{{5}}:seized:7-{NONCE}:12:3".encode()
-    keys = (owner_key(key), mark_key(key), logs_key(key), open_key(key), log_key(key, FENCE), seized_key(key, FENCE))
+    assert fenced_log_key(key, FENCE) == f"job:{{5}}:fenced:7-{NONCE}:12:3".encode()
+    keys = (
+        owner_key(key),
+        checkpoint_id_key(key),
+        logs_key(key),
+        open_key(key),
+        log_key(key, FENCE),
+        fenced_log_key(key, FENCE),
+    )
     assert len({key_slot(name) for name in (key, *keys)}) == 1, "one hash slot"
 
 
@@ -59,15 +66,15 @@ def test_no_token(token: str) -> None:
         check_token(token)
 
 
-def test_how_long_a_mark_may_be() -> None:
-    check_mark("x" * MAX_MARK_BYTES)
+def test_how_long_a_checkpoint_id_may_be() -> None:
+    check_checkpoint_id("x" * MAX_CHECKPOINT_ID_BYTES)
     with pytest.raises(ValueError, match="at most 200 bytes, got 202"):
-        check_mark("é" * 101)
+        check_checkpoint_id("é" * 101)
 
 
-def test_a_mark_is_condemned_once() -> None:
-    assert condemned("a:1:2") == condemned(condemned("a:1:2")) == "a:1:2:condemned"
-    assert condemned("") == ""
+def test_a_checkpoint_id_is_invalidated_once() -> None:
+    assert invalidated("a:1:2") == invalidated(invalidated("a:1:2")) == "a:1:2:invalidated"
+    assert invalidated("") == ""
 
 
 ROWS = st.tuples(st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1))

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.fencing.fence import Fence, Ledger, condemned, log_key, logs_key, mark_key, owner_key
+from bagpipe.store.fencing.fence import Fence, Ledger, checkpoint_id_key, invalidated, log_key, logs_key, owner_key
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, key_slot
 from bagpipe.store.redis.servers import Command
 from bagpipe.store.redis.store import RedisStore
@@ -43,7 +43,7 @@ class Playground:
             RedisStore(server.url, schema=SCHEMA, namespace="job", num_buckets=num_buckets, timeout_s=10.0)
         )
         self.ledger: Ledger = stack.enter_context(self.store.ledger())
-        self.ledger.seize(self.token)
+        self.ledger.acquire(self.token)
         self.ledger.begin("m:0", 1)
         self.store.fence(Fence(token=self.token, writer=0, epoch=1))
         self.store.write(0, IDS, rows_of(0, IDS, 1.0))
@@ -110,7 +110,7 @@ def test_a_server_that_syncs_less_often_than_it_did(tmp_path: Path) -> None:
 def test_flushall_is_seen(job: Playground) -> None:
     job.client.flushall()
     inspected(job.ledger, "has forgotten its owner, expected '1-.*rows may be lost", RolledBackError)
-    for change in (lambda: job.ledger.commit("m:1", 1), lambda: job.ledger.condemn("x")):
+    for change in (lambda: job.ledger.commit("m:1", 1), lambda: job.ledger.invalidate("x")):
         with pytest.raises(RolledBackError):
             change()
     with pytest.raises(RolledBackError):
@@ -126,7 +126,7 @@ def test_a_server_that_was_started_again(tmp_path: Path) -> None:
         with lose_power(job, folder, {}):
             inspected(job.ledger, "was started again while the job ran: run_id was .*, is .*; rows may be lost")
             assert (touched_ids(job.ledger) == IDS).all()
-            assert {state.mark for state in job.ledger.state()} == {"m:0"}
+            assert {state.checkpoint_id for state in job.ledger.state()} == {"m:0"}
 
 
 def test_a_call_is_repeated_until_the_server_is_back(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_call_is_repeated_until_the_server_is_back(tmp_path: Path) -> None:
         socket_path.symlink_to(again.url.removeprefix("unix://"))
         thread.join()
         assert not errors, errors
-        assert {state.mark for state in job.ledger.state()} == {"m:1"}
+        assert {state.checkpoint_id for state in job.ledger.state()} == {"m:1"}
 
 
 def lengths_of_aof(folder: Path) -> dict[Path, int]:
@@ -181,14 +181,14 @@ def test_a_commit_at_a_server_that_forgot_groups(tmp_path: Path) -> None:
         with lose_power(job, folder, lengths):
             with pytest.raises(RolledBackError, match="bucket 0 has lost rows that were written"):
                 job.ledger.commit("m:1", 1, [num_groups])
-            assert {state.mark for state in job.ledger.state()} == {"m:0"}
+            assert {state.checkpoint_id for state in job.ledger.state()} == {"m:0"}
 
 
 def test_a_recovery_at_a_server_that_forgot_what_was_recovered(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with playing(folder, durability="always") as job:
         token = new_token(2)
-        job.ledger.seize(token)
+        job.ledger.acquire(token)
         lengths = lengths_of_aof(folder)
         job.store.fence(Fence(token=token, writer=0, epoch=0))
         job.store.write(0, IDS, rows_of(0, IDS, 2.0))
@@ -196,7 +196,7 @@ def test_a_recovery_at_a_server_that_forgot_what_was_recovered(tmp_path: Path) -
         with lose_power(job, folder, lengths):
             with pytest.raises(RolledBackError, match="bucket 0 has lost rows that were written"):
                 job.ledger.begin("m:1", 1, num_groups=num_groups)
-            assert {state.mark for state in job.ledger.state()} == {"m:0"}
+            assert {state.checkpoint_id for state in job.ledger.state()} == {"m:0"}
 
 
 def aof_of(folder: Path) -> dict[str, str]:
@@ -243,7 +243,7 @@ def test_others_may_let_their_keys_expire(job: Playground) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [lambda key: key, owner_key, mark_key, logs_key], ids=["rows", "owner", "mark", "logs"]
+    "kind", [lambda key: key, owner_key, checkpoint_id_key, logs_key], ids=["rows", "owner", "checkpoint_id", "logs"]
 )
 def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
     key: bytes = kind(job.keys[2])
@@ -258,17 +258,17 @@ def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
         inspected(ledger, f"the key {key.decode()} has expired; rows must not expire".replace("{", r"\{"))
 
 
-def test_a_log_that_is_gone_spoils_the_mark(job: Playground) -> None:
+def test_a_log_that_is_gone_spoils_the_checkpoint_id(job: Playground) -> None:
     """The rows that it named are not known any more."""
     fence = Fence(token=job.token, writer=0, epoch=1)
     job.client.delete(log_key(job.keys[1], fence))
-    assert [state.mark for state in job.ledger.state()] == ["m:0", condemned("m:0"), "m:0", "m:0"]
+    assert [state.checkpoint_id for state in job.ledger.state()] == ["m:0", invalidated("m:0"), "m:0", "m:0"]
     with pytest.raises(RolledBackError, match=r"has lost the log 1-.*:1:0 of bucket 1"):
         job.ledger.touched(1)
-    job.ledger.seize(new_token(2))
-    assert [state.mark for state in job.ledger.state()] == ["m:0", condemned("m:0"), "m:0", "m:0"]
+    job.ledger.acquire(new_token(2))
+    assert [state.checkpoint_id for state in job.ledger.state()] == ["m:0", invalidated("m:0"), "m:0", "m:0"]
     job.ledger.begin("m:1", 1)
-    assert {state.mark for state in job.ledger.state()} == {"m:1"}
+    assert {state.checkpoint_id for state in job.ledger.state()} == {"m:1"}
 
 
 def test_the_list_of_logs_is_gone(job: Playground) -> None:
@@ -277,8 +277,8 @@ def test_the_list_of_logs_is_gone(job: Playground) -> None:
     with pytest.raises(RolledBackError, match=r"job:.1.: the store has lost the log of this job"):
         job.store.rotate()
     for generation in (2, 3):
-        job.ledger.seize(new_token(generation))
-        assert [state.mark for state in job.ledger.state()] == ["m:0", condemned("m:0"), "m:0", "m:0"]
+        job.ledger.acquire(new_token(generation))
+        assert [state.checkpoint_id for state in job.ledger.state()] == ["m:0", invalidated("m:0"), "m:0", "m:0"]
 
 
 def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_fields_of_the_logs_are_those_of_the_rows(job: Playground) -> None:
 
 
 def test_killed_in_the_middle_of_a_commit(tmp_path: Path) -> None:
-    """Some buckets have the new mark, some the old one; each has the logs that go with it."""
+    """Some buckets have the new checkpoint id, some the old one; each has the logs that go with it."""
     with playing(tmp_path / "store") as job:
         job.store.rotate()
         late = ids_of((1_000, 1_100))
@@ -350,7 +350,7 @@ def test_killed_in_the_middle_of_a_commit(tmp_path: Path) -> None:
         )
         assert done.returncode == -signal.SIGKILL
         states = job.ledger.state()
-        assert [state.mark for state in states] == ["m:1", "m:0", "m:0", "m:0"]
+        assert [state.checkpoint_id for state in states] == ["m:1", "m:0", "m:0", "m:0"]
         assert [[log.epoch for log in state.logs] for state in states] == [[2], [1, 2], [1, 2], [1, 2]]
         job.ledger.commit("m:1", 1)
         assert (touched_ids(job.ledger) == late).all()
@@ -385,12 +385,12 @@ def test_a_slot_on_the_move_is_not_taken_over_by_halves(redis_cluster: ClusterNo
             keys = set(source.cluster("GETKEYSINSLOT", slot, 100)) - {log}
             for key in keys:
                 source.client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 10_000)
-            for call in (ledger.state, partial(ledger.seize, new_token(2))):
+            for call in (ledger.state, partial(ledger.acquire, new_token(2))):
                 with pytest.raises(StoreError, match="Multiple keys request during rehashing of slot"):
                     call()
             nodes.move_keys(slot, source, target)
             nodes.end_move(slot, target)
-            ledger.seize(new_token(2))
+            ledger.acquire(new_token(2))
             with pytest.raises(FencedError):
                 zombie.write(0, IDS, rows_of(0, IDS, 9.0))
             assert holds(store, IDS, 1.0)
