@@ -23,7 +23,13 @@ from bagpipe.errors import InputError
 __all__ = ["identity_of"]
 
 _OURS = Path(bagpipe.__file__).parent
-_PLANNING_CODE = (_OURS / "oracle", _OURS / "proto", Path(data.__file__).parent, Path(__file__).parent)
+_PLANNING_CODE = (
+    _OURS / "oracle",
+    _OURS / "client",
+    _OURS / "types",
+    Path(data.__file__).parent,
+    Path(__file__).parent,
+)
 
 
 def identity_of(files: Iterable[str], layout: str) -> Mapping[str, str]:

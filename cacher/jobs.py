@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import first_difference
-from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.errors import InputError, JobError
 from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase

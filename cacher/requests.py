@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
-from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec

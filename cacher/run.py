@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.client.wire.envelope import step_message
-from bagpipe.client.wire.slim import slim, values_follow
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.envelope import step_message
+from bagpipe.client.slim import slim, values_follow
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
 from cacher.planning import PlannedPhase

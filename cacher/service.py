@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from bagpipe.client.wire import cacher_pb2 as pb
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.types.schema import DataSchema
 from cacher.counters import Counters

@@ -62,7 +62,7 @@ TORCHREC_USERS = (
 )
 
 #: The modules that face gRPC: the two ends of the stream, and the code generated for it.
-GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/client/wire/cacher_pb2_grpc.py", "cacher/")
+GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/client/cacher_pb2_grpc.py", "cacher/")
 
 MAX_LINES = 400
 
@@ -73,7 +73,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/cli/main.py": "tests/cli/test_schedule.py",
     "bagpipe/client/link.py": "tests/client/test_remote.py",
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
-    "bagpipe/oracle/rank_batch.py": "tests/client/wire/steps.py",
+    "bagpipe/oracle/rank_batch.py": "tests/client/rank_batches.py",
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
     "bagpipe/dense/loss.py": "tests/dense/test_executor.py",
     "bagpipe/errors.py": "tests/util/test_program.py",
@@ -102,8 +102,8 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/testing/local_peers.py": "tests/cache/test_row_exchange.py",
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
     "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
-    "bagpipe/client/wire/cacher_pb2.py": "tests/tools/test_make_protos.py",
-    "bagpipe/client/wire/cacher_pb2_grpc.py": "tests/tools/test_make_protos.py",
+    "bagpipe/client/cacher_pb2.py": "tests/tools/test_make_protos.py",
+    "bagpipe/client/cacher_pb2_grpc.py": "tests/tools/test_make_protos.py",
     "cacher/cli.py": "tests/cacher/test_server.py",
     "cacher/counters.py": "tests/cacher/test_metrics.py",
     "cacher/jobs.py": "tests/cacher/test_service.py",

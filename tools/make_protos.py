@@ -1,6 +1,6 @@
 """Rewrite the generated code of the wire contract: ``python -m tools.make_protos``.
 
-bagpipe/client/wire/cacher.proto ──protoc──> cacher_pb2.py, cacher_pb2.pyi, cacher_pb2_grpc.py, committed beside it
+bagpipe/client/cacher.proto ──protoc──> cacher_pb2.py, cacher_pb2.pyi, cacher_pb2_grpc.py, committed beside it
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROTO = Path("bagpipe/client/wire/cacher.proto")
+PROTO = Path("bagpipe/client/cacher.proto")
 
 
 def generate(out: Path) -> None:

@@ -1,6 +1,14 @@
-"""The trainer's side of a cacher.
+"""The trainer's side of a cacher, and the wire contract between them: `cacher.proto`, one gRPC stream per rank.
 
-remote.RemoteBatches <── receiver.Receiver <──link.Link──> a cacher in another process
-                       (address: where; agreement: what both must know alike)
-        └── Step, Step, …  (step.StepSource: the interface)
+    trainer                                          cacher
+      Hello(job, rank, settings, credits) ───────────>  compared with the cacher's own settings
+                                   <──────────────────   Welcome(schema, identity)
+      Start(run, phase, OracleSpec, first batch) ────>
+                                   <──────────────────   RankBatch, RankBatch, …   (below watermark + credits)
+      Ack(watermark)               ──────────────────>
+                                   <──────────────────   End | Error
+      Leave                        ──────────────────>   the rank is done; without it the cacher waits for the rank
+
+remote.RemoteBatches <── receiver.Receiver <── link.Link <── gRPC      (codec: RankBatch <-> bytes, no pickle)
+address: where a cacher listens.  agreement: settings that both sides share.  cacher_pb2*: generated.
 """

@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import grpc
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
 from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES, SECRET_METADATA
-from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.client.wire.cacher_pb2_grpc import CacherStub
+from bagpipe.client.cacher_pb2_grpc import CacherStub
 from bagpipe.config.sections import CacherConfig
 from bagpipe.errors import InputError, JobError
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
+from bagpipe.client.codec import CodecError, decode_step
 from bagpipe.client.link import Credentials, Link, LinkLost
-from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.client.wire.codec import CodecError, decode_step
-from bagpipe.client.wire.slim import full
+from bagpipe.client.slim import full
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.schema import DataSchema

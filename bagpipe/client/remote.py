@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials
 from bagpipe.client.receiver import QueueStatistics, Receiver, Run
-from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Phase, RankBatch

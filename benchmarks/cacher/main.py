@@ -26,9 +26,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from bagpipe.client.envelope import step_message
 from bagpipe.client.remote import RemoteBatches
-from bagpipe.client.wire.envelope import step_message
-from bagpipe.client.wire.slim import slim, values_follow
+from bagpipe.client.slim import slim, values_follow
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import DataSchema

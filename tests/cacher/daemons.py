@@ -30,7 +30,7 @@ from bagpipe.types.schema import DataSchema
 from cacher.planning import PlannedData
 from cacher.security import Access
 from cacher.server import CacherServer, Limits
-from tests.client.wire.steps import assert_same
+from tests.client.rank_batches import assert_same
 from tests.relays import OnReadable, SocketRelay, close_pair
 
 ROOT = Path(__file__).parents[2]

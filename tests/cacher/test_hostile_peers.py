@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
-from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.oracle.rank_batch import RankBatch
 from cacher.planning import PlannedData
 from tests.cacher.daemons import Daemon, all_steps, assert_same_steps, config, planned_steps, remote, spec_of

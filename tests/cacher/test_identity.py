@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError
-from cacher.identity import identity_of
+from cacher.identity import _PLANNING_CODE, identity_of
 
 
 def test_another_size_time_name_or_layout_is_another_identity(tmp_path: Path) -> None:
@@ -32,3 +32,8 @@ def test_another_size_time_name_or_layout_is_another_identity(tmp_path: Path) ->
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone: No such file or directory$"):
         identity_of([str(tmp_path / "gone")], "lines")
+
+
+def test_the_code_digest_covers_every_planning_package() -> None:
+    """A package that moved would otherwise drop out of the digest silently."""
+    assert all(list(folder.glob("*.py")) for folder in _PLANNING_CODE)

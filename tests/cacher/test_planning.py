@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.client.wire.codec import step_parts
+from bagpipe.client.codec import step_parts
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.rank_batch import PlanSpan
 from bagpipe.types.batch import Batch
 from cacher.planning import BOOKMARK_EVERY, PlannedData
 from tests.cacher.daemons import assert_same_steps, config, planned_steps, spec_of
-from tests.client.wire.steps import assert_same
+from tests.client.rank_batches import assert_same
 
 GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
 

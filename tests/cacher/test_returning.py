@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials, Link
-from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.client.wire import cacher_pb2 as pb
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError
 from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import grpc
 
-from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.client.wire.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
 from data.schema import criteo_schema
-from tests.client.wire.steps import encode_step, example_step
+from tests.client.rank_batches import encode_step, example_step
 
 __all__ = ["Script", "end", "error", "scripted", "step", "welcome"]
 

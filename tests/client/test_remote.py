@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.remote import RemoteBatches
-from bagpipe.client.wire import cacher_pb2 as pb
 from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec

@@ -12,7 +12,7 @@ import dataclasses
 
 import numpy as np
 
-from bagpipe.client.wire.codec import CodecError
+from bagpipe.client.codec import CodecError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bagpipe.client.wire.codec import CodecError
-from bagpipe.client.wire.slim import full, slim, values_follow
+from bagpipe.client.codec import CodecError
+from bagpipe.client.slim import full, slim, values_follow
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from tests.cacher.daemons import config, planned_steps
-from tests.client.wire.steps import assert_same, encode_step, example_step
+from tests.client.rank_batches import assert_same, encode_step, example_step
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

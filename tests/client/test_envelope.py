@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.client.wire.codec import decode_step
-from bagpipe.client.wire.envelope import step_message
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.codec import decode_step
+from bagpipe.client.envelope import step_message
 from bagpipe.oracle.rank_batch import RankBatch
-from tests.client.wire.steps import assert_same, example_step, steps
+from tests.client.rank_batches import assert_same, example_step, steps
 
 NUMBERS = st.integers(0, 2**64 - 1)
 

@@ -5,8 +5,8 @@ protobuf's own encoder would copy them three more times. It would write the same
 
 from __future__ import annotations
 
-from bagpipe.client.wire import cacher_pb2 as pb
-from bagpipe.client.wire.codec import step_parts
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.codec import step_parts
 from bagpipe.oracle.rank_batch import RankBatch
 
 __all__ = ["step_message"]

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bagpipe.client.wire.codec import step_parts
+from bagpipe.client.codec import step_parts
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch

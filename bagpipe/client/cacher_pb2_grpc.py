@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from bagpipe.client.wire import cacher_pb2 as bagpipe_dot_client_dot_wire_dot_cacher__pb2
+from bagpipe.client import cacher_pb2 as bagpipe_dot_client_dot_cacher__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in bagpipe/client/wire/cacher_pb2_grpc.py depends on'
+        + ' but the generated code in bagpipe/client/cacher_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,8 +36,8 @@ class CacherStub:
         """
         self.Train = channel.stream_stream(
                 '/bagpipe.v1.Cacher/Train',
-                request_serializer=bagpipe_dot_client_dot_wire_dot_cacher__pb2.TrainerMessage.SerializeToString,
-                response_deserializer=bagpipe_dot_client_dot_wire_dot_cacher__pb2.CacherMessage.FromString,
+                request_serializer=bagpipe_dot_client_dot_cacher__pb2.TrainerMessage.SerializeToString,
+                response_deserializer=bagpipe_dot_client_dot_cacher__pb2.CacherMessage.FromString,
                 _registered_method=True)
 
 
@@ -56,8 +56,8 @@ def add_CacherServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Train': grpc.stream_stream_rpc_method_handler(
                     servicer.Train,
-                    request_deserializer=bagpipe_dot_client_dot_wire_dot_cacher__pb2.TrainerMessage.FromString,
-                    response_serializer=bagpipe_dot_client_dot_wire_dot_cacher__pb2.CacherMessage.SerializeToString,
+                    request_deserializer=bagpipe_dot_client_dot_cacher__pb2.TrainerMessage.FromString,
+                    response_serializer=bagpipe_dot_client_dot_cacher__pb2.CacherMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -85,8 +85,8 @@ class Cacher:
             request_iterator,
             target,
             '/bagpipe.v1.Cacher/Train',
-            bagpipe_dot_client_dot_wire_dot_cacher__pb2.TrainerMessage.SerializeToString,
-            bagpipe_dot_client_dot_wire_dot_cacher__pb2.CacherMessage.FromString,
+            bagpipe_dot_client_dot_cacher__pb2.TrainerMessage.SerializeToString,
+            bagpipe_dot_client_dot_cacher__pb2.CacherMessage.FromString,
             options,
             channel_credentials,
             insecure,

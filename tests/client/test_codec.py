@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bagpipe.client.wire import codec
-from bagpipe.client.wire.codec import CodecError, decode_step
+from bagpipe.client import codec
+from bagpipe.client.codec import CodecError, decode_step
 from bagpipe.oracle.rank_batch import RankBatch
-from tests.client.wire.steps import arrays_of, assert_same, encode_step, example_step, steps
+from tests.client.rank_batches import arrays_of, assert_same, encode_step, example_step, steps
 
 
 @settings(deadline=None)
