@@ -42,7 +42,7 @@ class PlannedBatch:
     span: PlanSpan
     reader_state: Mapping[str, Any] | None = None
 
-    def step(self, rank: int) -> RankBatch:
+    def for_rank(self, rank: int) -> RankBatch:
         """One rank's part; cut out anew at each call."""
         plan = self.plan
         return RankBatch(
@@ -212,7 +212,7 @@ class PlannedPhase:
 
 
 class PlannedData:
-    """A data set and the plans over it; for one rank also a `bagpipe.oracle.rank_batch.StepSource` without a socket.
+    """A data set and the plans over it; for one rank also a `bagpipe.oracle.rank_batch.BatchSource` without a socket.
 
     Args:
         config: what to read.
@@ -254,7 +254,7 @@ class PlannedData:
             reader_state: of a step; one that does not lead to `first_batch` of this data is of no use, and not used.
 
         Raises:
-            InputError: nothing can be planned for `spec`. Iterating: see `StepSource`.
+            InputError: nothing can be planned for `spec`. Iterating: see `BatchSource`.
         """
         planner, reader_states = make_planner(spec), self._bookmarks[phase]
         states = [] if planner.learns else [reader_states.before(first_batch), reader_state]
@@ -269,7 +269,7 @@ class PlannedData:
                 return open_loader(self._config, seed=self._seed, phase=phase, source=self._source, state=state)
         return open_loader(self._config, seed=self._seed, phase=phase, source=self._source)
 
-    def steps(
+    def batches(
         self,
         phase: Phase,
         spec: OracleSpec,
@@ -279,13 +279,13 @@ class PlannedData:
         reader_state: Mapping[str, Any] | None = None,
         rank: int = 0,
     ) -> Generator[RankBatch, None, None]:
-        """One rank's steps of a phase in batch order, see `StepSource`. Closing them stops the loader."""
+        """One rank's steps of a phase in batch order, see `BatchSource`. Closing them stops the loader."""
         asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, reader_state=reader_state)
         with closing(asked) as batches:
             try:
                 for batch in batches:
                     self._skipped_rows[phase] = batches.skipped_rows
-                    yield batch.step(rank)
+                    yield batch.for_rank(rank)
             finally:
                 self._skipped_rows[phase] = batches.skipped_rows
 

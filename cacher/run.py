@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.envelope import step_message
+from bagpipe.client.envelope import rank_batch_message
 from bagpipe.client.slim import slim, values_follow
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
@@ -227,7 +227,9 @@ class Run:
                 index, ranks = batch.batch.index, self._ranks_in()
                 start_s = time.perf_counter()
                 messages = {
-                    rank: step_message(self._number, index, slim(batch.step(rank), without_values=without_values))
+                    rank: rank_batch_message(
+                        self._number, index, slim(batch.for_rank(rank), without_values=without_values)
+                    )
                     for rank in ranks
                 }
                 encode_s = time.perf_counter() - start_s

@@ -162,7 +162,7 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
 
 def _steps(parts: OpenJob) -> Iterator[RankBatch]:
     checkpoints = parts.checkpoints
-    steps = parts.source.steps(
+    steps = parts.source.batches(
         "train",
         parts.spec,
         max_steps=parts.trainee.config.run.steps,
@@ -310,7 +310,7 @@ def _evaluate(parts: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[Binar
     if trained.report.stopped or not parts.trainee.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
     metrics = BinaryMetrics()
-    evaluated = parts.engine.evaluate(parts.source.steps("eval", parts.trainee.eval_spec), metrics.add)
+    evaluated = parts.engine.evaluate(parts.source.batches("eval", parts.trainee.eval_spec), metrics.add)
     _raise_input_error(evaluated)
     if evaluated.report.stopped:
         return BinaryMetrics(), True

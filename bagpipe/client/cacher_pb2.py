@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61gpipe/client/cacher.proto\x12\nbagpipe.v1\"\xa4\x01\n\x0eTrainerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.bagpipe.v1.HelloH\x00\x12\"\n\x05start\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.StartH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.AckH\x00\x12\"\n\x05leave\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.LeaveH\x00\x42\x06\n\x04kind\"\xa5\x01\n\rCacherMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.bagpipe.v1.WelcomeH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.bagpipe.v1.StepH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.EndH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x42\x06\n\x04kind\"\xa2\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x10\n\x08settings\x18\x07 \x01(\t\x12\x0e\n\x06schema\x18\x08 \x01(\t\x12\x10\n\x08identity\x18\t \x01(\t\"+\n\x07Welcome\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\"\xa5\x01\n\x05Start\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x11\n\tmax_steps\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_batch\x18\x05 \x01(\x04\x12\x12\n\nnext_batch\x18\x06 \x01(\x04\x12\x11\n\twatermark\x18\x07 \x01(\x04\x12\r\n\x05\x65nded\x18\x08 \x01(\x08\x12\x14\n\x0creader_state\x18\t \x01(\t\"%\n\x03\x41\x63k\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x11\n\twatermark\x18\x02 \x01(\x04\"\x07\n\x05Leave\"3\n\x04Step\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"<\n\x03\x45nd\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x02 \x01(\x04\x12\x12\n\nnext_batch\x18\x03 \x01(\x04\"&\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2L\n\x06\x43\x61\x63her\x12\x42\n\x05Train\x12\x1a.bagpipe.v1.TrainerMessage\x1a\x19.bagpipe.v1.CacherMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61gpipe/client/cacher.proto\x12\nbagpipe.v1\"\xa4\x01\n\x0eTrainerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.bagpipe.v1.HelloH\x00\x12\"\n\x05start\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.StartH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.AckH\x00\x12\"\n\x05leave\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.LeaveH\x00\x42\x06\n\x04kind\"\xb0\x01\n\rCacherMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.bagpipe.v1.WelcomeH\x00\x12+\n\nrank_batch\x18\x02 \x01(\x0b\x32\x15.bagpipe.v1.RankBatchH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.EndH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x42\x06\n\x04kind\"\xa2\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x10\n\x08settings\x18\x07 \x01(\t\x12\x0e\n\x06schema\x18\x08 \x01(\t\x12\x10\n\x08identity\x18\t \x01(\t\"+\n\x07Welcome\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\"\xa5\x01\n\x05Start\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x11\n\tmax_steps\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_batch\x18\x05 \x01(\x04\x12\x12\n\nnext_batch\x18\x06 \x01(\x04\x12\x11\n\twatermark\x18\x07 \x01(\x04\x12\r\n\x05\x65nded\x18\x08 \x01(\x08\x12\x14\n\x0creader_state\x18\t \x01(\t\"%\n\x03\x41\x63k\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x11\n\twatermark\x18\x02 \x01(\x04\"\x07\n\x05Leave\"8\n\tRankBatch\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"<\n\x03\x45nd\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x02 \x01(\x04\x12\x12\n\nnext_batch\x18\x03 \x01(\x04\"&\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2L\n\x06\x43\x61\x63her\x12\x42\n\x05Train\x12\x1a.bagpipe.v1.TrainerMessage\x1a\x19.bagpipe.v1.CacherMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAINERMESSAGE']._serialized_start=44
   _globals['_TRAINERMESSAGE']._serialized_end=208
   _globals['_CACHERMESSAGE']._serialized_start=211
-  _globals['_CACHERMESSAGE']._serialized_end=376
-  _globals['_HELLO']._serialized_start=379
-  _globals['_HELLO']._serialized_end=541
-  _globals['_WELCOME']._serialized_start=543
-  _globals['_WELCOME']._serialized_end=586
-  _globals['_START']._serialized_start=589
-  _globals['_START']._serialized_end=754
-  _globals['_ACK']._serialized_start=756
-  _globals['_ACK']._serialized_end=793
-  _globals['_LEAVE']._serialized_start=795
-  _globals['_LEAVE']._serialized_end=802
-  _globals['_STEP']._serialized_start=804
-  _globals['_STEP']._serialized_end=855
-  _globals['_END']._serialized_start=857
-  _globals['_END']._serialized_end=917
-  _globals['_ERROR']._serialized_start=919
-  _globals['_ERROR']._serialized_end=957
-  _globals['_CACHER']._serialized_start=959
-  _globals['_CACHER']._serialized_end=1035
+  _globals['_CACHERMESSAGE']._serialized_end=387
+  _globals['_HELLO']._serialized_start=390
+  _globals['_HELLO']._serialized_end=552
+  _globals['_WELCOME']._serialized_start=554
+  _globals['_WELCOME']._serialized_end=597
+  _globals['_START']._serialized_start=600
+  _globals['_START']._serialized_end=765
+  _globals['_ACK']._serialized_start=767
+  _globals['_ACK']._serialized_end=804
+  _globals['_LEAVE']._serialized_start=806
+  _globals['_LEAVE']._serialized_end=813
+  _globals['_RANKBATCH']._serialized_start=815
+  _globals['_RANKBATCH']._serialized_end=871
+  _globals['_END']._serialized_start=873
+  _globals['_END']._serialized_end=933
+  _globals['_ERROR']._serialized_start=935
+  _globals['_ERROR']._serialized_end=973
+  _globals['_CACHER']._serialized_start=975
+  _globals['_CACHER']._serialized_end=1051
 # @@protoc_insertion_point(module_scope)

@@ -18,16 +18,16 @@ class TrainerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class CacherMessage(_message.Message):
-    __slots__ = ("welcome", "step", "end", "error")
+    __slots__ = ("welcome", "rank_batch", "end", "error")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_BATCH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
-    step: Step
+    rank_batch: RankBatch
     end: End
     error: Error
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rank_batch: _Optional[_Union[RankBatch, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema", "identity")
@@ -93,7 +93,7 @@ class Leave(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Step(_message.Message):
+class RankBatch(_message.Message):
     __slots__ = ("run", "index", "payload")
     RUN_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -24,7 +24,7 @@ from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
-__all__ = ["CodecError", "decode_step", "step_parts"]
+__all__ = ["CodecError", "decode_rank_batch", "rank_batch_parts"]
 
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
@@ -108,7 +108,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
 }
 
 
-def step_parts(step: RankBatch) -> list[bytes | memoryview]:
+def rank_batch_parts(step: RankBatch) -> list[bytes | memoryview]:
     """A step as pieces of bytes, to be joined; arrays are not copied."""
     arrays: list[NDArray[Any]] = []
     header = json.dumps(_describe(step, arrays)).encode()
@@ -119,7 +119,7 @@ def step_parts(step: RankBatch) -> list[bytes | memoryview]:
     return parts
 
 
-def decode_step(frame: bytearray) -> RankBatch:
+def decode_rank_batch(frame: bytearray) -> RankBatch:
     """The step in these bytes; its arrays are views of `frame`.
 
     Raises:
@@ -136,7 +136,7 @@ def decode_step(frame: bytearray) -> RankBatch:
         header = json.loads(frame[_PREFIX.size : _PREFIX.size + header_bytes])
     except (ValueError, RecursionError) as error:
         raise CodecError(f"malformed frame: {error}") from None
-    step: RankBatch = _build(RankBatch, "step", header, _Reader(frame, _aligned(_PREFIX.size + header_bytes)))
+    step: RankBatch = _build(RankBatch, "rank_batch", header, _Reader(frame, _aligned(_PREFIX.size + header_bytes)))
     return step
 
 

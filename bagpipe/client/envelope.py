@@ -6,21 +6,21 @@ protobuf's own encoder would copy them three more times. It would write the same
 from __future__ import annotations
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.codec import step_parts
+from bagpipe.client.codec import rank_batch_parts
 from bagpipe.oracle.rank_batch import RankBatch
 
-__all__ = ["step_message"]
+__all__ = ["rank_batch_message"]
 
 _LENGTH_DELIMITED = 2
 
 
-def step_message(run: int, index: int, step: RankBatch) -> bytes:
+def rank_batch_message(run: int, index: int, step: RankBatch) -> bytes:
     """The serialised `CacherMessage` that carries a step."""
-    parts = step_parts(step)
+    parts = rank_batch_parts(step)
     num_bytes = sum(map(len, parts))
-    head = pb.Step(run=run, index=index).SerializeToString()
-    head += _field(pb.Step.PAYLOAD_FIELD_NUMBER, num_bytes)
-    return b"".join((_field(pb.CacherMessage.STEP_FIELD_NUMBER, len(head) + num_bytes), head, *parts))
+    head = pb.RankBatch(run=run, index=index).SerializeToString()
+    head += _field(pb.RankBatch.PAYLOAD_FIELD_NUMBER, num_bytes)
+    return b"".join((_field(pb.CacherMessage.RANK_BATCH_FIELD_NUMBER, len(head) + num_bytes), head, *parts))
 
 
 def _field(number: int, num_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
-from bagpipe.client.codec import CodecError, decode_step
+from bagpipe.client.codec import CodecError, decode_rank_batch
 from bagpipe.client.link import Credentials, Link, LinkLost
 from bagpipe.client.slim import full
 from bagpipe.errors import CapacityError, InputError, JobError
@@ -234,8 +234,8 @@ class Receiver:
             kind = message.WhichOneof("kind")
             if kind == "welcome":
                 self._welcome(link, message.welcome)
-            elif kind == "step":
-                self._on_step(message.step)
+            elif kind == "rank_batch":
+                self._on_batch(message.rank_batch)
             elif kind == "end":
                 self._on_end(message.end)
             elif kind == "error":
@@ -262,22 +262,22 @@ class Receiver:
         run.start.next_batch, run.start.watermark, run.start.ended = run.next_batch, run.watermark, run.ended
         link.put(start=run.start)
 
-    def _on_step(self, step: pb.Step) -> None:
+    def _on_batch(self, message: pb.RankBatch) -> None:
         run = self._run
-        if run is None or step.run != run.start.run:
+        if run is None or message.run != run.start.run:
             return  # of a phase that was not read to its end
-        if step.index < run.next_batch:
+        if message.index < run.next_batch:
             return  # sent twice
-        if step.index > run.next_batch or run.ended:
-            raise _Gap(f"the cacher sent step {step.index}, expected {run.next_batch}")
+        if message.index > run.next_batch or run.ended:
+            raise _Gap(f"the cacher sent step {message.index}, expected {run.next_batch}")
         try:
-            decoded = full(decode_step(bytearray(step.payload)))
+            decoded = full(decode_rank_batch(bytearray(message.payload)))
         except CodecError as error:
             raise JobError(f"the cacher sent something that cannot be read: {error}") from None
-        if decoded.batch.index != step.index:
-            raise JobError(f"the cacher sent batch {decoded.batch.index} as step {step.index}")
+        if decoded.batch.index != message.index:
+            raise JobError(f"the cacher sent batch {decoded.batch.index} as step {message.index}")
         run.next_batch += 1
-        self._received.put(Item(run=step.run, content=decoded))
+        self._received.put(Item(run=message.run, content=decoded))
         self._peak = max(self._peak, self._received.qsize())
 
     def _on_end(self, end: pb.End) -> None:

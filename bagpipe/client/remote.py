@@ -1,6 +1,6 @@
-"""`RemoteBatches`: the steps of a cacher in another process.
+"""`RemoteBatches`: the batches of a cacher in another process.
 
-    cacher ──Receiver's queue (at most `credits` steps)──> steps()
+    cacher ──Receiver's queue (at most `credits` steps)──> batches()
                                                              └── taking one sends an Ack: one more credit
 
 A lost connection, or a cacher that is started anew, goes unnoticed if the cacher is reached again in time: it plans
@@ -29,7 +29,7 @@ __all__ = ["RemoteBatches"]
 
 
 class RemoteBatches:
-    """A `StepSource` in another process. Context manager: entering connects.
+    """A `BatchSource` in another process. Context manager: entering connects.
 
     Args:
         url: see `bagpipe.client.address`.
@@ -100,7 +100,7 @@ class RemoteBatches:
         """Tell the cacher that the rank is done. Steps not taken are dropped."""
         self._receiver.close()
 
-    def steps(
+    def batches(
         self,
         phase: Phase,
         spec: OracleSpec,
@@ -110,7 +110,7 @@ class RemoteBatches:
         reader_state: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
     ) -> Iterator[RankBatch]:
-        """Steps of a phase in batch order, see `StepSource`. All ranks ask for the same phases in the same order.
+        """Batches of a phase in batch order, see `BatchSource`. All ranks ask for the same phases in the same order.
 
         They are asked for at once; those of a phase asked for before come no more.
 

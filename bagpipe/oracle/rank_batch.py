@@ -10,7 +10,7 @@ from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPla
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["Phase", "PlanSpan", "RankBatch", "StepSource"]
+__all__ = ["BatchSource", "Phase", "PlanSpan", "RankBatch"]
 
 Phase = Literal["train", "eval"]
 
@@ -47,12 +47,12 @@ class RankBatch:
     reader_state: Mapping[str, Any] | None = None
 
 
-class StepSource(Protocol):
-    """Where a trainer gets its steps from."""
+class BatchSource(Protocol):
+    """Where a trainer gets its batches from."""
 
     schema: DataSchema
 
-    def steps(
+    def batches(
         self,
         phase: Phase,
         spec: OracleSpec,
@@ -61,7 +61,7 @@ class StepSource(Protocol):
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
     ) -> Iterator[RankBatch]:
-        """Steps of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
+        """Batches of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
 
         Args:
             phase: the training or the held-out examples.

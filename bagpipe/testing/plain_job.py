@@ -1,6 +1,6 @@
 """A whole training job in this process, without torchrec, servers or a cacher: oracle, engine, DLRM, and a store.
 
-    batches ──plan_steps──> steps ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
+    batches ──plan_rank_batches──> steps ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
 
 For tests and measurements on machines where little is installed. Everything but the model is what the trainer uses.
 """
@@ -33,7 +33,7 @@ from bagpipe.training.progress import PhaseResult
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
 
-__all__ = ["PlainJob", "PlainSettings", "plan_steps"]
+__all__ = ["PlainJob", "PlainSettings", "plan_rank_batches"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class PlainSettings:
     seed: int = 0
 
 
-def plan_steps(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[RankBatch]:
+def plan_rank_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[RankBatch]:
     """Steps of one rank, planned as they are asked for; `spec.lookahead` batches are read ahead.
 
     Raises:
@@ -183,13 +183,13 @@ class PlainJob:
 
     def train(self, batches: Iterable[Batch]) -> PhaseResult:
         """Plan and train the batches; at the end all rows are in the store."""
-        return self.engine.train(plan_steps(batches, self.spec))
+        return self.engine.train(plan_rank_batches(batches, self.spec))
 
     def score(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Logits and labels ``[num_examples]`` of the batches, on the host."""
         scores: list[tuple[Tensor, Tensor]] = []
         self.engine.evaluate(
-            plan_steps(batches, self.spec), lambda logits, labels: scores.append((logits.cpu(), labels.cpu()))
+            plan_rank_batches(batches, self.spec), lambda logits, labels: scores.append((logits.cpu(), labels.cpu()))
         )
         logits, labels = zip(*scores, strict=True)
         return torch.cat(logits), torch.cat(labels)

@@ -1,6 +1,6 @@
-"""`Engine`: trains and evaluates a model on planned steps. Its parts are made by the caller; the work is `Phase`'s.
+"""`Engine`: trains and evaluates a model on planned batches. Its parts are made by the caller; the work is `Phase`'s.
 
-steps ──Training──> updated model, rows, store          steps ──Evaluation──> logits and labels
+batches ──Training──> updated model, rows, store          batches ──Evaluation──> logits and labels
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _TRAINING: Mapping[tuple[bool, bool], type[Training]] = {
 
 
 class Engine:
-    """Runs phases of steps over one model, cache and store, all made by the caller and owned by it.
+    """Runs phases of batches over one model, cache and store, all made by the caller and owned by it.
 
     Args:
         model: called as ``model(dense, sparse)``; its embedding modules read from `cache`.
@@ -92,7 +92,7 @@ class Engine:
             `LostRowError`. Rows that this process wrote are known without.
         settle: with several ranks that skip batches (`EngineSettings.nonfinite`): makes the dense gradients the sums
             over all ranks, and says whether any rank's batch is bad (`DenseParallel.settle`).
-        wake: called when a phase has failed: ends the wait for a step that may never come (`RemoteBatches.interrupt`).
+        wake: called when a phase has failed: ends the wait for a batch that may never come (`RemoteBatches.interrupt`).
         dense: how forward and backward of the dense part are done; with a `pipeline`, which has its own way, only its
             precision counts. Default: the model's own forward, as it is.
     """
@@ -147,14 +147,14 @@ class Engine:
             runner.abort(error)
 
     def train(
-        self, steps: Iterator[RankBatch], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
+        self, batches: Iterator[RankBatch], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
     ) -> PhaseResult:
-        """Train on the steps and write every updated row back; then the recorder's last checkpoint.
+        """Train on the batches and write every updated row back; then the recorder's last checkpoint.
 
         On SIGINT or SIGTERM the batches already read are finished and written back (`PhaseResult.report.stopped`).
 
         Args:
-            steps: what to train on.
+            batches: what to train on.
             first_batch: number of the first of them; the batches before are trained already. Model, optimizers, random
                 state and store are as they were then.
             carried: this rank's `Part.progress` of the checkpoint that is resumed from: samples, losses and skipped
@@ -168,22 +168,22 @@ class Engine:
         """
         self.model.train()
         phase = _TRAINING[self.pipeline is not None, self.peers is not None]
-        result = phase(self, steps, first_batch=first_batch, carried=carried or {}).run()
+        result = phase(self, batches, first_batch=first_batch, carried=carried or {}).run()
         self.cache.clear()
         if self.pipeline is not None:
             self.pipeline.adopt(self.optimizer)
         return result
 
-    def evaluate(self, steps: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:
-        """Score the steps; changes neither model nor rows nor store.
+    def evaluate(self, batches: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:
+        """Score the batches; changes neither model nor rows nor store.
 
         Args:
-            steps: what to score.
+            batches: what to score.
             on_scores: called with logits and labels ``[num_examples]`` of every batch, on the host, in order: in the
                 compute lane when they have come there, the last ones by the caller.
         """
         self.model.eval()
         phase = Evaluation if self.peers is None else EvaluationOfRanks
-        result = phase(self, steps, on_scores).run()
+        result = phase(self, batches, on_scores).run()
         self.cache.clear()
         return result

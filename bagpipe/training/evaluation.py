@@ -25,8 +25,10 @@ __all__ = ["Evaluation", "EvaluationOfRanks"]
 class Evaluation(Phase):
     train = False
 
-    def __init__(self, engine: Engine, steps: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__(engine, steps)
+    def __init__(
+        self, engine: Engine, batches: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        super().__init__(engine, batches)
         self.on_scores = on_scores
         # Bounded: a batch is read when the one `read_ahead` before it is done, and its scores have come then.
         self._arriving: deque[tuple[Arrival, Arrival]] = deque()
@@ -36,7 +38,7 @@ class Evaluation(Phase):
 
     def replace(self, b: int) -> None:
         """Rows are clean, so those that leave are simply forgotten."""
-        self.cache.evict(self.in_flight[b].step.owner)
+        self.cache.evict(self.in_flight[b].rank_batch.owner)
         self.put(b)
 
     def score(self, b: int) -> None:
@@ -72,8 +74,10 @@ class EvaluationOfRanks(Evaluation):
 
     row_waits = ("0X_PREPULL",)
 
-    def __init__(self, engine: Engine, steps: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__(engine, steps, on_scores)
+    def __init__(
+        self, engine: Engine, batches: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        super().__init__(engine, batches, on_scores)
         assert engine.peers is not None, "one rank scores without"
         self.exchange = RowExchange(engine.cache, engine.peers)
 

@@ -52,7 +52,7 @@ class InFlightBatch:
         is_skipped: its loss or gradients are not finite, on some rank, so that it changes nothing.
     """
 
-    step: RankBatch
+    rank_batch: RankBatch
     context: BatchContext
     inputs: ModelInputs | None
     results: list[ReadResult] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Phase(ABC):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[RankBatch],
+        batches: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),
@@ -82,10 +82,10 @@ class Phase(ABC):
         self.engine = engine
         self.first_batch = first_batch
         self.cache = engine.cache
-        self.steps = steps
+        self.rank_batches = batches
         self.in_flight: dict[int, InFlightBatch] = {}
-        self.next_step: RankBatch | None = None
-        self.gave_up = False  # a step that this rank had, because of another that has none or stops
+        self.next_batch: RankBatch | None = None
+        self.gave_up = False  # a batch that this rank had, because of another that has none or stops
         self.read_ahead = engine.settings.read_ahead
         # A batch is read when the one `read_ahead` before it is done: its area is free again.
         self.uploads = engine.cache.uploads(self.read_ahead + 1)
@@ -103,9 +103,11 @@ class Phase(ABC):
 
     def run(self) -> PhaseResult:
         peers = self.engine.peers
-        hazards: dict[str, Callable[[int], int]] = {EVICT_AFTER: lambda b: self.in_flight[b].step.owner.evict_after}
+        hazards: dict[str, Callable[[int], int]] = {
+            EVICT_AFTER: lambda b: self.in_flight[b].rank_batch.owner.evict_after
+        }
         if self.train:
-            hazards[FETCH_AFTER] = lambda b: self.in_flight[b].step.owner.fetch_after
+            hazards[FETCH_AFTER] = lambda b: self.in_flight[b].rank_batch.owner.fetch_after
         self.runner = runner = Runner(
             self.loop(),
             self.handlers(),
@@ -192,45 +194,47 @@ class Phase(ABC):
         )
 
     def take(self) -> None:
-        """The next step, if there is one."""
+        """The next batch, if there is one."""
         try:
-            self.next_step = next(self.steps, None)
+            self.next_batch = next(self.rank_batches, None)
         except InputError as error:
             # Not raised here: the batches before are good, so they are trained and written back first.
             self.input_error = error
-            self.next_step = None
+            self.next_batch = None
 
     def agree(self, stop: bool) -> bool:
-        """Before each batch: take its step, and give it up if another rank has none or stops."""
+        """Before each batch: take it, and give it up if another rank has none or stops."""
         assert self.engine.peers is not None, "one rank agrees with itself"
         self.take()
-        wish = StepVote.STOP if stop else StepVote.GO if self.next_step is not None else StepVote.END
+        wish = StepVote.STOP if stop else StepVote.GO if self.next_batch is not None else StepVote.END
         strongest = self.engine.peers.agree(wish)
         if strongest is not StepVote.GO:
-            self.gave_up = self.next_step is not None
-            self.next_step = None
+            self.gave_up = self.next_batch is not None
+            self.next_batch = None
         return strongest is StepVote.STOP
 
     def read(self, b: int) -> None:
         engine = self.engine
         if engine.peers is None:
             self.take()
-        step, self.next_step = self.next_step, None
-        if step is None:
+        rank_batch, self.next_batch = self.next_batch, None
+        if rank_batch is None:
             raise EndOfBatches
         # The data lane waited for the end of batch b - read_ahead on the device, so nothing there uses these any more.
         self.in_flight.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
         with self.uploads.batch() as upload:
-            context = prepare_batch(engine.layout, step.batch, step.consumer, step.exchange, upload=upload)
-            inputs = engine.prepare(step.batch, upload) if step.batch.num_examples else None
-        self.in_flight[b] = InFlightBatch(step=step, context=context, inputs=inputs)
+            context = prepare_batch(
+                engine.layout, rank_batch.batch, rank_batch.consumer, rank_batch.exchange, upload=upload
+            )
+            inputs = engine.prepare(rank_batch.batch, upload) if rank_batch.batch.num_examples else None
+        self.in_flight[b] = InFlightBatch(rank_batch=rank_batch, context=context, inputs=inputs)
         if engine.trace is not None:
-            span = step.span
+            span = rank_batch.span
             engine.trace.note("oracle", "0X_PLAN", b, span.plan_start_ns, span.plan_end_ns)
 
     def get(self, b: int) -> None:
         flight = self.in_flight[b]
-        requests = self.cache.fetch_requests(flight.step.owner, skip_new=self.skip_new)
+        requests = self.cache.fetch_requests(flight.rank_batch.owner, skip_new=self.skip_new)
         flight.results = self.engine.store.read_many(requests)
         hit("after-fetch")
         self.check_found(b, requests)
@@ -261,7 +265,7 @@ class Phase(ABC):
 
     def put(self, b: int) -> None:
         flight = self.in_flight[b]
-        self.cache.insert(flight.step.owner, flight.results, skip_new=self.skip_new)
+        self.cache.insert(flight.rank_batch.owner, flight.results, skip_new=self.skip_new)
         self.cache.check(flight.context)
         flight.results = []
 
@@ -287,11 +291,11 @@ class Phase(ABC):
         if flight.is_skipped:
             self.num_skipped += 1
         else:
-            self.samples += flight.step.batch.num_examples
+            self.samples += flight.rank_batch.batch.num_examples
         # With several ranks, each counts the rows it owns, so that their sum counts a row once.
-        exchange = flight.step.exchange
-        self.rows_unique += len(flight.step.consumer.unique if exchange is None else exchange.owned)
-        self.rows_inserted += len(flight.step.owner.fetch)
+        exchange = flight.rank_batch.exchange
+        self.rows_unique += len(flight.rank_batch.consumer.unique if exchange is None else exchange.owned)
+        self.rows_inserted += len(flight.rank_batch.owner.fetch)
         if self.engine.on_batch is not None:
             self.engine.on_batch(self.progress)
 

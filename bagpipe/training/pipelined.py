@@ -35,12 +35,12 @@ class PipelinedTraining(Training):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[RankBatch],
+        batches: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(engine, steps, first_batch=first_batch, carried=carried)
+        super().__init__(engine, batches, first_batch=first_batch, carried=carried)
         assert engine.pipeline is not None, "one stage trains without"
         self.pipeline: DensePipeline = engine.pipeline
         self.batches: dict[int, StageBatch] = {}
@@ -75,7 +75,7 @@ class PipelinedTraining(Training):
         super().read(b)
         self.batches.pop(b - self.read_ahead - WRITE_DEPTH - 1, None)
         flight = self.in_flight[b]
-        self.batches[b] = self.pipeline.batch(flight.inputs, flight.step.num_global_examples)
+        self.batches[b] = self.pipeline.batch(flight.inputs, flight.rank_batch.num_global_examples)
 
     def pool(self, embedding: int, b: int) -> None:
         self.begin(self.in_flight[b].context)

@@ -39,12 +39,12 @@ class Training(Phase):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[RankBatch],
+        batches: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(engine, steps, first_batch=first_batch, carried=carried)
+        super().__init__(engine, batches, first_batch=first_batch, carried=carried)
         self.recorder = engine.recorder if engine.recorder is not None else NoRecorder()
         peers = engine.peers
         self.guard = NonfiniteGuard(
@@ -94,7 +94,7 @@ class Training(Phase):
 
     def evict(self, b: int) -> None:
         flight = self.in_flight[b]
-        flight.writes, flight.epoch = self.cache.evict_in_epoch(flight.step.owner)
+        flight.writes, flight.epoch = self.cache.evict_in_epoch(flight.rank_batch.owner)
 
     def compute_forward(self, b: int) -> None:
         self.recorder.before_forward(b, self.loss_sum)
@@ -103,7 +103,7 @@ class Training(Phase):
         flight = self.in_flight[b]
         self.begin(flight.context)
         if flight.inputs is not None:  # few models take an empty batch
-            num_examples = flight.step.num_global_examples
+            num_examples = flight.rank_batch.num_global_examples
             flight.work = self.engine.dense.forward(flight.inputs, num_examples, self.loss_scale)
             flight.loss_sum = flight.work.loss_sum
 
@@ -205,12 +205,12 @@ class TrainingOfRanks(Training):
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[RankBatch],
+        batches: Iterator[RankBatch],
         *,
         first_batch: int = 0,
         carried: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(engine, steps, first_batch=first_batch, carried=carried)
+        super().__init__(engine, batches, first_batch=first_batch, carried=carried)
         assert engine.peers is not None, "one rank trains without"
         self.peers = engine.peers
         self.exchange = RowExchange(engine.cache, engine.peers)
@@ -256,7 +256,7 @@ class TrainingOfRanks(Training):
         On several ranks a row that is planned is updated, so it is written when it leaves, unless its batch is skipped.
         """
         found = super().was_written(b, table, ids)
-        owner = self.in_flight[b].step.owner
+        owner = self.in_flight[b].rank_batch.owner
         if not self.plan_is_exact or self.engine.recorder is None:
             return found
         rows = slice(int(owner.fetch.table_offsets[table]), int(owner.fetch.table_offsets[table + 1]))

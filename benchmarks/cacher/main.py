@@ -26,7 +26,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bagpipe.client.envelope import step_message
+from bagpipe.client.envelope import rank_batch_message
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.client.slim import slim, values_follow
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
@@ -117,7 +117,9 @@ def _plan(path: Path, ranks: int, assign: str) -> Rate:
             num_ids, num_bytes, start_s, start_cpu_s = 0, 0, time.perf_counter(), time.process_time()
         num_ids += batch.batch.values.size
         for rank in range(ranks):
-            num_bytes += len(step_message(0, batch.batch.index, slim(batch.step(rank), without_values=without_values)))
+            num_bytes += len(
+                rank_batch_message(0, batch.batch.index, slim(batch.for_rank(rank), without_values=without_values))
+            )
         if batch.batch.index == WARMUP + MEASURED - 1:
             break
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
@@ -156,7 +158,7 @@ def _consume(url: str, config: Config, rank: int, ranks: int, barrier: Barrier, 
     os.sched_setaffinity(0, set(range(1, os.cpu_count() or 2)))
     with RemoteBatches(url, config, credits=CREDITS, rank=rank, world_size=ranks, job_id="benchmark") as source:
         count = 0
-        for step in source.steps("train", spec_of(config, source.schema, ranks)):
+        for step in source.batches("train", spec_of(config, source.schema, ranks)):
             if step.batch.index == WARMUP:
                 barrier.wait()
             if step.batch.index == WARMUP + MEASURED:

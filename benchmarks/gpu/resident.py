@@ -21,7 +21,7 @@ from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.testing.plain_job import PlainJob, plan_steps
+from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.types.model_inputs import ModelInputs
 from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
 from benchmarks.gpu.timing import open_clock
@@ -63,7 +63,7 @@ def _ours(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
     with PlainJob(replace(workload.job(workload.total_rows), lookahead=1)) as job:
         cache, engine = job.engine.cache, job.engine
         uploads, ready = cache.uploads(1), []
-        for step in plan_steps([replace(step.batch, index=i) for i, step in enumerate(steps)], job.spec):
+        for step in plan_rank_batches([replace(step.batch, index=i) for i, step in enumerate(steps)], job.spec):
             # Rows new to a cache that never evicts get their initial values: no store is read.
             cache.insert(replace(step.owner, fetch_new=step.owner.fetch_new | True), [], skip_new=True)
             with uploads.batch() as upload:

@@ -22,7 +22,7 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.bags import CachedBags
 from bagpipe.kernels.interface import Kernels
 from bagpipe.oracle.plan import ConsumerPlan
-from bagpipe.testing.plain_job import plan_steps
+from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 from data.zipf import ZipfLaw
@@ -112,7 +112,7 @@ def make_batch(
         lengths=np.full((1, num_bags), bag, np.int32),
         labels=np.zeros(num_bags, np.float32),
     )
-    (step,) = plan_steps([batch], bags.spec(num_slots=rows, lookahead=1))
+    (step,) = plan_rank_batches([batch], bags.spec(num_slots=rows, lookahead=1))
     num_unique = len(step.consumer.unique)
     slots = np.random.default_rng(12).permutation(rows)[:num_unique].astype(np.int32)
     consumer = dataclasses.replace(step.consumer, slots=slots)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.testing.plain_job import PlainSettings, plan_steps
+from bagpipe.testing.plain_job import PlainSettings, plan_rank_batches
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Table
 from benchmarks.gpu.settings import Settings
@@ -137,7 +137,7 @@ def make_plan(workload: Workload, spec: OracleSpec, say: Callable[[str], None]) 
     say(f"steps: drew {len(batches)} batches in {time.perf_counter() - start_s:.0f} s")
     plan_s = _plan_s(batches, spec, settings.num_steps)
     say(f"steps: planned {settings.num_steps} steps in {sum(plan_s):.0f} s")
-    steps = list(itertools.islice(plan_steps(batches, spec), settings.num_steps))
+    steps = list(itertools.islice(plan_rank_batches(batches, spec), settings.num_steps))
     return Plan(steps=steps, plan_s=plan_s[1:])
 
 
@@ -149,7 +149,7 @@ def _plan_s(batches: Sequence[Batch], spec: OracleSpec, num_steps: int) -> list[
     """
     plan_s: list[float] = []
     before_s = time.thread_time()
-    for _ in itertools.islice(plan_steps(batches, spec), num_steps):
+    for _ in itertools.islice(plan_rank_batches(batches, spec), num_steps):
         now_s = time.thread_time()
         plan_s.append(now_s - before_s)
         before_s = now_s

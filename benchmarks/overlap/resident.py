@@ -60,7 +60,7 @@ class ResidentModel:
             self._optim = config.optim
             prepare, uploads = InputMaker(source.schema), self._cache.uploads(1)
             self._batches: list[_Batch] = []
-            for step in source.steps("train", trainee.spec, max_steps=batches.stop):
+            for step in source.batches("train", trainee.spec, max_steps=batches.stop):
                 # Every fetched row is new in a cache that never evicts: it gets its initial value, no store is read.
                 owner = replace(step.owner, fetch_new=step.owner.fetch_new | True)
                 self._cache.insert(owner, [], skip_new=True)

@@ -141,7 +141,7 @@ def run_trial(
         store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
         engine = build_engine(trainee, store, trace)
         engine.on_batch = recorder
-        engine.train(source.steps("train", trainee.spec, max_steps=config.run.steps))
+        engine.train(source.batches("train", trainee.spec, max_steps=config.run.steps))
         if trace is not None:
             trace.write(trace_path)
     return _trial(config, recorder, warmup_steps, last_step)

@@ -53,10 +53,10 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
         store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
         engine = build_engine(trainee, store)
         engine.on_batch = on_batch
-        progress = engine.train(source.steps("train", trainee.spec)).progress
+        progress = engine.train(source.batches("train", trainee.spec)).progress
         engine.on_batch = None
         metrics = BinaryMetrics()
-        engine.evaluate(source.steps("eval", trainee.eval_spec), metrics.add)
+        engine.evaluate(source.batches("eval", trainee.eval_spec), metrics.add)
         assert cacher.pid is not None, "the cacher runs"
         meter.note_helper(cacher.pid)
         return metrics.auc(), first_losses[0], progress.hit_rate

@@ -1,6 +1,6 @@
 """Cachers to test against: a daemon process, a server in a thread, a proxy that cuts connections; and what they serve.
 
-config(…) ─> Daemon | served ─> all_steps(url, …): every rank in a thread, compared with PlannedData's own steps
+config(…) ─> Daemon | served ─> all_batches(url, …): every rank in a thread, compared with PlannedData's own steps
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ def spec_of(job: Config, schema: DataSchema, world_size: int = 1, shares: tuple[
     )
 
 
-def planned_steps(
+def planned_batches(
     job: Config, world_size: int = 1, phase: Phase = "train", shares: tuple[int, ...] = (), **options: int
 ) -> list[list[RankBatch]]:
     """The right answer: every rank's steps, planned here."""
     data = PlannedData(job.data, job.run.seed)
     spec = spec_of(job, data.schema, world_size, shares)
     batches = list(data.phase(phase, spec, **options))
-    return [[batch.step(rank) for batch in batches] for rank in range(world_size)]
+    return [[batch.for_rank(rank) for batch in batches] for rank in range(world_size)]
 
 
-def assert_same_steps(ours: Sequence[RankBatch], theirs: Sequence[RankBatch]) -> None:
+def assert_same_batches(ours: Sequence[RankBatch], theirs: Sequence[RankBatch]) -> None:
     assert [step.batch.index for step in ours] == [step.batch.index for step in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert_same(one, other)
@@ -92,7 +92,7 @@ def remote(url: str, job: Config, **options: Any) -> RemoteBatches:
     return RemoteBatches(url, job, **{"credits": 3, **options})
 
 
-def all_steps(
+def all_batches(
     url: str,
     job: Config,
     world_size: int = 1,
@@ -107,7 +107,7 @@ def all_steps(
     def run(rank: int) -> list[RankBatch]:
         with remote(url, job, rank=rank, world_size=world_size, job_id=job_id, **options) as source:
             spec = spec_of(job, source.schema, world_size)
-            return [step for phase in phases for step in take(rank, source.steps(phase, spec))]
+            return [step for phase in phases for step in take(rank, source.batches(phase, spec))]
 
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(run, range(world_size)))

@@ -16,7 +16,7 @@ import pytest
 from bagpipe.client.address import parse_address
 from bagpipe.errors import InputError
 from cacher.embedded import EmbeddedCacher
-from tests.cacher.daemons import ROOT, all_steps, assert_same_steps, config, planned_steps, remote, spec_of
+from tests.cacher.daemons import ROOT, all_batches, assert_same_batches, config, planned_batches, remote, spec_of
 
 pytestmark = pytest.mark.multiproc
 
@@ -36,14 +36,14 @@ def child_of(cacher: EmbeddedCacher) -> int:
 def test_it_serves_its_job_and_leaves_nothing(world_size: int) -> None:
     job = config()
     with EmbeddedCacher(job) as cacher:
-        ours = all_steps(cacher.url, job, world_size, phases=("train", "eval"))
+        ours = all_batches(cacher.url, job, world_size, phases=("train", "eval"))
         pid, socket = child_of(cacher), Path(parse_address(cacher.url).path)
         assert stat.S_ISSOCK(socket.stat().st_mode)
     assert is_gone(pid)
     assert not socket.parent.exists()
     for rank in range(world_size):
-        expected = planned_steps(job, world_size)[rank] + planned_steps(job, world_size, "eval")[rank]
-        assert_same_steps(ours[rank], expected)
+        expected = planned_batches(job, world_size)[rank] + planned_batches(job, world_size, "eval")[rank]
+        assert_same_batches(ours[rank], expected)
 
 
 def test_with_a_secret_over_tcp() -> None:
@@ -52,9 +52,9 @@ def test_with_a_secret_over_tcp() -> None:
     with EmbeddedCacher(job, listen="0.0.0.0:0", secret=secret) as cacher:
         port = parse_address(cacher.url).port
         url = f"127.0.0.1:{port}"
-        assert len(all_steps(url, job, 2, secret=secret)[1]) == 18
+        assert len(all_batches(url, job, 2, secret=secret)[1]) == 18
         with pytest.raises(InputError, match="the shared secret is missing or wrong"):
-            all_steps(url, job)
+            all_batches(url, job)
         command_line = Path(f"/proc/{child_of(cacher)}/cmdline").read_bytes()
         assert secret.encode() not in command_line
 
@@ -82,7 +82,7 @@ def test_it_ends_in_the_middle_of_the_steps() -> None:
     job = config(limit=0)
     with EmbeddedCacher(job) as cacher:
         with remote(cacher.url, job) as source:
-            next(source.steps("train", spec_of(job, source.schema)))
+            next(source.batches("train", spec_of(job, source.schema)))
         pid = child_of(cacher)
     assert is_gone(pid)
 
@@ -93,7 +93,7 @@ from cacher.embedded import EmbeddedCacher
 from tests.cacher.daemons import config, remote, spec_of
 job = config()
 with EmbeddedCacher(job) as cacher, remote(cacher.url, job) as source:
-    next(source.steps("train", spec_of(job, source.schema)))
+    next(source.batches("train", spec_of(job, source.schema)))
     print(cacher.pid, flush=True)
     sys.stdin.read()
 """
@@ -122,7 +122,7 @@ def test_an_interrupt_in_the_terminal_is_not_for_it() -> None:
     with EmbeddedCacher(job) as cacher:
         assert os.getpgid(child_of(cacher)) != os.getpgrp()
         with remote(cacher.url, job) as source:
-            steps = source.steps("train", spec_of(job, source.schema))
+            steps = source.batches("train", spec_of(job, source.schema))
             taken = [next(steps)]
             os.kill(child_of(cacher), signal.SIGTERM)  # even then: it finishes the job that runs
-            assert_same_steps(taken + list(steps), planned_steps(job)[0])
+            assert_same_batches(taken + list(steps), planned_batches(job)[0])

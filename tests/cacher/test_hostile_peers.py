@@ -25,7 +25,7 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.oracle.rank_batch import RankBatch
 from cacher.planning import PlannedData
-from tests.cacher.daemons import Daemon, all_steps, assert_same_steps, config, planned_steps, remote, spec_of
+from tests.cacher.daemons import Daemon, all_batches, assert_same_batches, config, planned_batches, remote, spec_of
 
 pytestmark = pytest.mark.multiproc
 
@@ -48,8 +48,8 @@ class Target:
 
     def check(self) -> None:
         """A good trainer is served, and the memory is bounded."""
-        [steps] = all_steps(self.daemon.url, JOB, job_id="good")
-        assert_same_steps(steps, self.expected)
+        [steps] = all_batches(self.daemon.url, JOB, job_id="good")
+        assert_same_batches(steps, self.expected)
         assert self.daemon.process.poll() is None
         assert self.daemon.rss_bytes() < self.rss_bytes + MAX_GROWTH_BYTES
 
@@ -65,8 +65,8 @@ class Target:
 def target() -> Iterator[Target]:
     flags = ("--hello-timeout-s", str(HELLO_TIMEOUT_S), "--grace-s", "1", "--max-jobs", "64")
     with Daemon(JOB, "127.0.0.1:0", *flags) as daemon:
-        expected = planned_steps(JOB)[0]
-        assert_same_steps(all_steps(daemon.url, JOB)[0], expected)
+        expected = planned_batches(JOB)[0]
+        assert_same_batches(all_batches(daemon.url, JOB)[0], expected)
         found = Target(daemon=daemon, expected=expected, rss_bytes=daemon.rss_bytes())
         yield found
         found.check()
@@ -374,7 +374,7 @@ def test_a_thousand_idle_connections_lock_nobody_out(target: Target) -> None:
     """500 that say nothing, 500 that opened a stream and say nothing, and a few that read nothing."""
     with ExitStack() as stack:
         trainer = stack.enter_context(remote(target.daemon.url, JOB, job_id="patient"))
-        steps = trainer.steps("train", spec_of(JOB, trainer.schema))
+        steps = trainer.batches("train", spec_of(JOB, trainer.schema))
         taken = [next(steps)]
         for number in range(1000):
             connection = stack.enter_context(target.connect())
@@ -384,7 +384,7 @@ def test_a_thousand_idle_connections_lock_nobody_out(target: Target) -> None:
                 connection.sendall(dialogue(hello(job_id=f"idle {number}").SerializeToString())[len(GOOD_START) :])
                 taken.append(next(steps))
         target.check()
-        assert_same_steps(taken + list(steps), target.expected)
+        assert_same_batches(taken + list(steps), target.expected)
     target.check()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cacher.logs import JsonLines
-from tests.cacher.daemons import Daemon, all_steps, config
+from tests.cacher.daemons import Daemon, all_batches, config
 
 
 def test_a_record_is_one_line_whatever_it_holds() -> None:
@@ -36,7 +36,7 @@ def test_a_record_is_one_line_whatever_it_holds() -> None:
 def test_a_daemon_s_life_in_its_log(tmp_path: Path) -> None:
     job = config()
     with Daemon(job, f"unix:{tmp_path}/c.sock") as daemon:
-        all_steps(daemon.url, job, job_id="one")
+        all_batches(daemon.url, job, job_id="one")
         assert daemon.end() == 0
     assert daemon.events() == ["listening", "job started", "run started", "job ended", "signal", "drained", "stopping"]
     started = daemon.logs[2]

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cacher.daemons import Daemon, all_steps, config, free_port, remote, spec_of
+from tests.cacher.daemons import Daemon, all_batches, config, free_port, remote, spec_of
 
 
 @pytest.mark.multiproc
 def test_what_a_scrape_sees(tmp_path: Path) -> None:
     job, port = config(), free_port()
     with Daemon(job, f"unix:{tmp_path}/c.sock", "--metrics", f"127.0.0.1:{port}") as daemon:
-        all_steps(daemon.url, job, 2)
+        all_batches(daemon.url, job, 2)
         with remote(daemon.url, job, job_id="half") as source:
-            steps = source.steps("train", spec_of(job, source.schema))
+            steps = source.batches("train", spec_of(job, source.schema))
             for _ in range(4):
                 next(steps)
             # The daemon has heard of the last step once it has planned as far as its acknowledgement allows.

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.client.codec import step_parts
+from bagpipe.client.codec import rank_batch_parts
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.rank_batch import PlanSpan
 from bagpipe.types.batch import Batch
 from cacher.planning import BOOKMARK_EVERY, PlannedData
-from tests.cacher.daemons import assert_same_steps, config, planned_steps, spec_of
+from tests.cacher.daemons import assert_same_batches, config, planned_batches, spec_of
 from tests.client.rank_batches import assert_same
 
 GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
@@ -24,8 +24,8 @@ GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
 
 def test_the_ranks_share_out_every_batch() -> None:
     job = config(assign="locality")
-    [whole] = planned_steps(job)
-    parts = planned_steps(job, 3)
+    [whole] = planned_batches(job)
+    parts = planned_batches(job, 3)
     for number, step in enumerate(whole):
         ours = [part[number].batch for part in parts]
         assert sum(batch.num_examples for batch in ours) == step.batch.num_examples
@@ -41,8 +41,8 @@ def ids_of(batch: Batch) -> list[int]:
 @pytest.mark.parametrize("max_steps", [1, 17, 18, 19])
 def test_only_the_first_steps_planned_as_if_all_came(lookahead: int, max_steps: int) -> None:
     job = config(lookahead=lookahead)
-    [steps], [first] = planned_steps(job), planned_steps(job, max_steps=max_steps)
-    assert_same_steps(first, steps[:max_steps])
+    [steps], [first] = planned_batches(job), planned_batches(job, max_steps=max_steps)
+    assert_same_batches(first, steps[:max_steps])
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_ba
     job = config(batch_size=10)
     data = PlannedData(job.data, job.run.seed)
     spec = spec_of(job, data.schema)
-    first = list(data.steps("train", spec, first_batch=first_batch))
+    first = list(data.batches("train", spec, first_batch=first_batch))
     assert len(data._bookmarks["train"]) >= 5 or first_batch == 99
-    assert_same_steps(list(data.steps("train", spec, first_batch=first_batch)), first)
-    [whole] = planned_steps(job)
+    assert_same_batches(list(data.batches("train", spec, first_batch=first_batch)), first)
+    [whole] = planned_batches(job)
     assert [step.batch.index for step in first] == list(range(first_batch, 90))
     for step, other in zip(first, whole[first_batch:], strict=False):
         np.testing.assert_array_equal(step.batch.values, other.batch.values)
@@ -104,7 +104,7 @@ def test_a_plan_is_the_same_bytes_with_and_without_a_steps_bookmark(first_batch:
     """In another process than the one that gave the reader_state, which has read nothing yet."""
     job = config(batch_size=10, shuffle=shuffle)
     data = PlannedData(job.data, job.run.seed)
-    marks = {step.batch.index: step.reader_state for step in data.steps("train", spec_of(job, data.schema))}
+    marks = {step.batch.index: step.reader_state for step in data.batches("train", spec_of(job, data.schema))}
     assert [batch for batch, mark in marks.items() if mark is not None] == list(range(0, 90, BOOKMARK_EVERY))
     mark = marks[first_batch - first_batch % BOOKMARK_EVERY]
     assert mark is not None
@@ -127,23 +127,23 @@ def test_a_bookmark_of_something_else_is_not_used(mark: dict[str, object]) -> No
 def planned(data: PlannedData, first_batch: int, reader_state: Mapping[str, Any] | None = None) -> list[bytes]:
     """The steps from a batch on as they travel, but for the times."""
     spec = spec_of(config(batch_size=10), data.schema)
-    steps = data.steps("train", spec, first_batch=first_batch, reader_state=reader_state)
+    steps = data.batches("train", spec, first_batch=first_batch, reader_state=reader_state)
     span = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=0)
-    return [b"".join(map(bytes, step_parts(dataclasses.replace(step, span=span)))) for step in steps]
+    return [b"".join(map(bytes, rank_batch_parts(dataclasses.replace(step, span=span)))) for step in steps]
 
 
 @pytest.mark.parametrize("first_batch", [1, 7, 17])
 def test_examples_go_to_the_same_ranks_wherever_a_plan_begins(first_batch: int) -> None:
     """Also where the split depends on the batches before."""
     job = config(assign="locality")
-    whole = planned_steps(job, 2)
+    whole = planned_batches(job, 2)
     data = PlannedData(job.data, job.run.seed)
     for _ in range(2):  # reader_states must not be used
         batches = list(data.phase("train", spec_of(job, data.schema, 2), first_batch=first_batch))
         assert len(batches) == 18 - first_batch
         for batch in batches:
             for rank in (0, 1):
-                assert_same(batch.step(rank).batch, whole[rank][batch.batch.index].batch)
+                assert_same(batch.for_rank(rank).batch, whole[rank][batch.batch.index].batch)
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 3, 64])
@@ -157,7 +157,7 @@ def test_a_batch_too_large_matters_only_if_it_is_wanted(tmp_path: Path, lookahea
     assert [planned.batch.index for planned in phase] == [0, 1]
     assert phase.end == 2
     with pytest.raises(CapacityError, match="batch 2 needs 260 unique rows"):
-        list(data.steps("train", spec, max_steps=3))
+        list(data.batches("train", spec, max_steps=3))
 
 
 def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:
@@ -167,7 +167,9 @@ def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:
     planned = PlannedData(data, 0)
     seen: list[int] = []
     with pytest.raises(InputError, match="day_1:2: expected 40"):
-        seen.extend(step.batch.index for step in planned.steps("train", spec_of(config(lookahead=64), planned.schema)))
+        seen.extend(
+            step.batch.index for step in planned.batches("train", spec_of(config(lookahead=64), planned.schema))
+        )
     assert seen == list(range(10))
 
 
@@ -176,7 +178,7 @@ def test_skipped_rows_are_counted_to_the_end_of_the_data(tmp_path: Path) -> None
     path.write_text(f"{GOOD_LINE}bad\n{GOOD_LINE}{GOOD_LINE}worse\n{GOOD_LINE}worst\n")
     data = DataConfig(format="criteo-tsv", path=str(path), batch_size=2, eval_fraction=0.0, workers=0, bad_rows="skip")
     planned = PlannedData(data, 0)
-    steps = planned.steps("train", spec_of(config(), planned.schema))
+    steps = planned.batches("train", spec_of(config(), planned.schema))
     assert next(steps).batch.labels.tolist() == [1, 1]
     assert len(list(steps)) == 1
     assert planned.skipped_rows() == 3

@@ -24,9 +24,9 @@ from cacher.server import Limits
 from tests.cacher.daemons import (
     CuttingProxy,
     Daemon,
-    assert_same_steps,
+    assert_same_batches,
     config,
-    planned_steps,
+    planned_batches,
     remote,
     served,
     spec_of,
@@ -57,7 +57,7 @@ def rank_through(url: str, rank: int) -> Iterator[None]:
             link.put(start=start)
         # Heard in order: when this one is answered, the others were taken in.
         link.put(start=pb.Start(run=1, phase="eval", spec=spec))
-        assert next(heard).step.run == 1
+        assert next(heard).rank_batch.run == 1
         yield
         link.put(leave=pb.Leave())
         link.finish()
@@ -67,28 +67,28 @@ def test_a_rank_that_had_its_end_is_not_waited_for(listen: str) -> None:
     """It comes before the other rank asks for the run."""
     with served(JOB, listen), rank_through(listen, 1):
         with remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-            steps = list(source.steps("train", spec_of(JOB, source.schema, 2)))
-    assert_same_steps(steps, planned_steps(JOB, 2)[0])
+            steps = list(source.batches("train", spec_of(JOB, source.schema, 2)))
+    assert_same_batches(steps, planned_batches(JOB, 2)[0])
 
 
 def test_a_rank_that_had_its_end_is_waited_for_no_longer(listen: str) -> None:
     """It comes when the planner waits for it."""
     with served(JOB, listen), remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-        steps = source.steps("train", spec_of(JOB, source.schema, 2))
+        steps = source.batches("train", spec_of(JOB, source.schema, 2))
         taken = [next(steps) for _ in range(3)]
         with rank_through(listen, 1):
-            assert_same_steps(taken + list(steps), planned_steps(JOB, 2)[0])
+            assert_same_batches(taken + list(steps), planned_batches(JOB, 2)[0])
 
 
 @pytest.mark.multiproc
 def test_a_daemon_started_again_when_one_rank_is_through(tmp_path: Path, listen: str) -> None:
     """Rank 0 has a few steps and no way to the daemon, rank 1 has all and its end, when the daemon is killed."""
-    expected = planned_steps(JOB, 2)
+    expected = planned_batches(JOB, 2)
     through, done = threading.Event(), threading.Event()
 
     def take_all() -> list[RankBatch]:
         with remote(listen, JOB, rank=1, world_size=2, job_id="job") as source:
-            steps = list(source.steps("train", spec_of(JOB, source.schema, 2)))
+            steps = list(source.batches("train", spec_of(JOB, source.schema, 2)))
             through.set()
             assert done.wait(60)
             return steps
@@ -98,24 +98,24 @@ def test_a_daemon_started_again_when_one_rank_is_through(tmp_path: Path, listen:
         with Daemon(JOB, listen) as daemon:
             source = remote(proxy.url, JOB, rank=0, world_size=2, job_id="job", credits=30)
             source.__enter__()
-            steps = source.steps("train", spec_of(JOB, source.schema, 2))
+            steps = source.batches("train", spec_of(JOB, source.schema, 2))
             ours = pool.submit(take_all)
             assert through.wait(60)
             daemon.kill()
         assert source.statistics().current < 18
         proxy._cuts.clear()
         with Daemon(JOB, listen):
-            assert_same_steps(list(steps), expected[0])
+            assert_same_batches(list(steps), expected[0])
             done.set()
-            assert_same_steps(ours.result(), expected[1])
+            assert_same_batches(ours.result(), expected[1])
             source.close()
 
 
 def test_a_rank_that_left_the_cacher_before_is_waited_for_only_so_long(listen: str) -> None:
     with served(JOB, listen, limits=Limits(grace_s=0.2)):
         with remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-            steps = source.steps("train", spec_of(JOB, source.schema, 2), next_batch=2)
-            assert_same_steps(list(steps), planned_steps(JOB, 2)[0][2:])
+            steps = source.batches("train", spec_of(JOB, source.schema, 2), next_batch=2)
+            assert_same_batches(list(steps), planned_batches(JOB, 2)[0][2:])
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path, listen: str) -> None:
@@ -128,7 +128,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path, listen: str) 
     with served(job, listen):
         source = remote(listen, job)
         source.__enter__()
-        steps = source.steps("train", spec_of(job, source.schema))
+        steps = source.batches("train", spec_of(job, source.schema))
         assert next(steps).batch.index == 0
     path.write_text(line.replace("af", "ae") * 200)
     with served(job, listen), pytest.raises(JobError, match=r"^data has changed since the trainer began: the cacher"):
@@ -143,12 +143,12 @@ def test_a_rank_given_up_does_not_found_the_job_anew(listen: str, tmp_path: Path
                 lost = remote(proxy.url, JOB, rank=1, world_size=2, job_id="job")
                 lost.__enter__()
             with pytest.raises(JobError, match=r"^rank 1 was lost"):
-                list(other.steps("train", spec_of(JOB, other.schema, 2)))
+                list(other.batches("train", spec_of(JOB, other.schema, 2)))
         with CuttingProxy(tmp_path / "proxy2.sock", tmp_path / "cacher.sock", []):
             (tmp_path / "proxy.sock").unlink()
             (tmp_path / "proxy2.sock").rename(tmp_path / "proxy.sock")
             with pytest.raises(JobError, match=r"^the job was given up: rank 1 was lost and not back within 0\.1 s$"):
-                list(lost.steps("train", spec_of(JOB, lost.schema, 2)))
+                list(lost.batches("train", spec_of(JOB, lost.schema, 2)))
         lost.close()
 
 
@@ -158,17 +158,17 @@ def test_a_rank_alone_may_come_back_after_it_was_given_up(
     with served(JOB, listen, limits=Limits(grace_s=0.01)):
         with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", [40_000, *[1] * 10_000]) as proxy:
             with remote(proxy.url, JOB) as source:
-                steps = source.steps("train", spec_of(JOB, source.schema))
+                steps = source.batches("train", spec_of(JOB, source.schema))
                 while "rank given up" not in caplog.messages:
                     pass
                 proxy._cuts.clear()
-                assert_same_steps(list(steps), planned_steps(JOB)[0])
+                assert_same_batches(list(steps), planned_batches(JOB)[0])
 
 
 def test_runs_of_a_job_are_bounded(listen: str) -> None:
     """The other rank never comes, so none of them ends."""
     with served(JOB, listen), remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-        runs = [source.steps("train", spec_of(JOB, source.schema, 2)) for _ in range(4)]
+        runs = [source.batches("train", spec_of(JOB, source.schema, 2)) for _ in range(4)]
         with pytest.raises(JobError, match=r"^the job has 3 phases under way already, at most 3$"):
             next(runs[3])
 
@@ -183,9 +183,9 @@ def test_a_defect_of_the_cacher_is_told(listen: str, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patched, remote(listen, JOB) as source:
             patched.setattr(Run, "start", fail)
             with pytest.raises(JobError, match=r"^the cacher failed: RuntimeError: can't start new thread$"):
-                next(source.steps("train", spec_of(JOB, source.schema)))
+                next(source.batches("train", spec_of(JOB, source.schema)))
         with remote(listen, JOB) as source:
-            assert len(list(source.steps("train", spec_of(JOB, source.schema)))) == 18
+            assert len(list(source.batches("train", spec_of(JOB, source.schema)))) == 18
             assert server.jobs.counts()[0] == 1
 
 
@@ -193,4 +193,4 @@ def test_a_planner_too_large_is_refused(listen: str) -> None:
     job = config(rows=1 << 29)
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as source:
         with pytest.raises(InputError, match=r"cache\.rows = 536870912 on each of 2 ranks may take the planner 64 GiB"):
-            next(source.steps("train", spec_of(job, source.schema, 2)))
+            next(source.batches("train", spec_of(job, source.schema, 2)))

@@ -70,10 +70,10 @@ def test_no_more_than_the_credits_are_planned_for() -> None:
     with started(credits=2) as (run, woken):
         for index in (0, 1):
             message, is_last = woken.item(run, 0, index)
-            assert (message.step.run, message.step.index, is_last) == (4, index, False)
+            assert (message.rank_batch.run, message.rank_batch.index, is_last) == (4, index, False)
         assert run.item(0, 2) is None
         assert run.acknowledge(0, 1)
-        assert woken.item(run, 0, 2)[0].step.index == 2
+        assert woken.item(run, 0, 2)[0].rank_batch.index == 2
         statistics = run.statistics()
         assert statistics.steps_buffered == (2,)
         assert statistics.credits_free == (0,)
@@ -102,7 +102,7 @@ def test_the_end_comes_after_the_last_step() -> None:
         message, is_last = woken.item(run, 0, 9)
         assert is_last
         assert (message.end.run, message.end.skipped_rows, message.end.next_batch) == (4, 0, 9)
-        assert woken.item(run, 0, 8)[0].step.index == 8
+        assert woken.item(run, 0, 8)[0].rank_batch.index == 8
         assert not run.has_failed
 
 
@@ -166,7 +166,7 @@ def test_the_last_to_leave_ends_it() -> None:
         woken.item(run, 1, 0)
         assert not run.leave(0)
         assert run.acknowledge(1, 1)
-        assert woken.item(run, 1, 1)[0].step.index == 1  # rank 0 stops nobody
+        assert woken.item(run, 1, 1)[0].rank_batch.index == 1  # rank 0 stops nobody
         assert run.item(0, 0) is None
         assert run.leave(1)
         assert run.join(20)
@@ -176,7 +176,7 @@ def test_a_rank_that_came_back_to_a_new_cacher_has_the_first_steps_already() -> 
     with started(credits=2) as (run, woken):
         woken.item(run, 0, 1)
         assert run.enter(0, credits=2, next_batch=6, watermark=5)
-        assert woken.item(run, 0, 6)[0].step.index == 6
+        assert woken.item(run, 0, 6)[0].rank_batch.index == 6
         assert run.item(0, 5) is None
         assert run.statistics().steps_buffered == (1,)
 
@@ -191,7 +191,7 @@ def test_buffers_are_bounded_and_complete_in_any_order(moves: list[tuple[int, in
             for _ in range(count):
                 behind = min(taken)
                 if taken[rank] < min(9, behind + credits):
-                    assert woken.item(run, rank, taken[rank])[0].step.index == taken[rank]
+                    assert woken.item(run, rank, taken[rank])[0].rank_batch.index == taken[rank]
                     taken[rank] += 1
                     assert run.acknowledge(rank, taken[rank])
                 assert max(run.statistics().steps_buffered) <= credits

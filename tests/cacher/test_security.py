@@ -13,7 +13,7 @@ from bagpipe.client.address import parse_address
 from bagpipe.errors import InputError
 from cacher.security import Access, check_access, read_secret
 from tests.cacher.certificates import Certificates, make_certificates
-from tests.cacher.daemons import all_steps, assert_same_steps, config, planned_steps, refused_daemon, served
+from tests.cacher.daemons import all_batches, assert_same_batches, config, planned_batches, refused_daemon, served
 
 SECRET = "a secret of some length"
 
@@ -73,12 +73,12 @@ def test_the_secret_opens_the_door(secret_file: str) -> None:
     job = config()
     with served(job, "127.0.0.1:0", access=Access(secret_file=secret_file)) as server:
         url = str(server.address)
-        assert_same_steps(all_steps(url, job, secret=SECRET)[0], planned_steps(job)[0])
+        assert_same_batches(all_batches(url, job, secret=SECRET)[0], planned_batches(job)[0])
         with_file = dataclasses.replace(job, cacher=dataclasses.replace(job.cacher, secret_file=secret_file))
-        assert len(all_steps(url, with_file)[0]) == 18
+        assert len(all_batches(url, with_file)[0]) == 18
         for wrong in ("", SECRET[:-1], SECRET + "x", SECRET.upper()):
             with pytest.raises(InputError, match="refused us: the shared secret is missing or wrong"):
-                all_steps(url, job, secret=wrong)
+                all_batches(url, job, secret=wrong)
         assert server.counters.totals().refused == 4
         assert server.jobs.counts() == (0, 0)
 
@@ -100,13 +100,13 @@ def test_tls_with_certificates_on_both_sides(certificates: Certificates) -> None
         url = str(server.address)
         assert url.startswith("grpcs://")
         known = dataclasses.replace(job, cacher=certificates.trainer(timeout_s=20))
-        assert_same_steps(all_steps(url, known)[0], planned_steps(job)[0])
+        assert_same_batches(all_batches(url, known)[0], planned_batches(job)[0])
         for name in ("", "stranger"):
             unknown = dataclasses.replace(job, cacher=certificates.trainer(name))
             with pytest.raises(InputError, match="was not reached within 1 s"):
-                all_steps(url, unknown)
+                all_batches(url, unknown)
         with pytest.raises(InputError, match="was not reached within 1 s"):  # no TLS at all
-            all_steps(server.address.target, dataclasses.replace(job, cacher=certificates.trainer()))
+            all_batches(server.address.target, dataclasses.replace(job, cacher=certificates.trainer()))
 
 
 def test_a_cacher_that_is_not_who_it_should_be(certificates: Certificates) -> None:
@@ -115,7 +115,7 @@ def test_a_cacher_that_is_not_who_it_should_be(certificates: Certificates) -> No
     job = dataclasses.replace(config(), cacher=certificates.trainer())
     with served(job, "127.0.0.1:0", access=access) as server:
         with pytest.raises(InputError, match="was not reached within 1 s"):
-            all_steps(str(server.address), job, secret=SECRET)
+            all_batches(str(server.address), job, secret=SECRET)
 
 
 @pytest.mark.multiproc

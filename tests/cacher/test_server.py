@@ -17,10 +17,10 @@ from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
 from tests.cacher.daemons import (
     Daemon,
-    all_steps,
-    assert_same_steps,
+    all_batches,
+    assert_same_batches,
     config,
-    planned_steps,
+    planned_batches,
     refused_daemon,
     remote,
     served,
@@ -64,7 +64,7 @@ def test_a_socket_left_behind_is_used_again(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
     with served(JOB, f"unix:{path}"):
-        assert len(all_steps(f"unix:{path}", JOB)[0]) == 18
+        assert len(all_batches(f"unix:{path}", JOB)[0]) == 18
 
 
 @pytest.mark.multiproc
@@ -86,15 +86,15 @@ def test_a_drain_lets_jobs_finish_and_takes_no_new_ones(tmp_path: Path) -> None:
         return [first, *steps]
 
     with Daemon(JOB, f"unix:{tmp_path}/c.sock") as daemon, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(all_steps, daemon.url, JOB, take=take)
+        running = pool.submit(all_batches, daemon.url, JOB, take=take)
         assert told.wait(30)
         daemon.process.send_signal(signal.SIGTERM)
         while health(daemon.url) == health_pb2.HealthCheckResponse.SERVING:
             pass
         with pytest.raises(JobError, match="shutting down and takes no new jobs"):
-            all_steps(daemon.url, JOB, job_id="late")
+            all_batches(daemon.url, JOB, job_id="late")
         draining.set()
-        assert_same_steps(running.result()[0], planned_steps(JOB)[0])
+        assert_same_batches(running.result()[0], planned_batches(JOB)[0])
         assert daemon.process.wait(30) == 0
         assert "drained" in daemon.events()
 

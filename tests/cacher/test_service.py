@@ -18,10 +18,10 @@ from cacher.server import Limits
 from tests.cacher.daemons import (
     CuttingProxy,
     Daemon,
-    all_steps,
-    assert_same_steps,
+    all_batches,
+    assert_same_batches,
     config,
-    planned_steps,
+    planned_batches,
     remote,
     served,
     spec_of,
@@ -33,63 +33,63 @@ from tests.cacher.daemons import (
 def test_every_rank_gets_its_part_of_the_plan(listen: str, world_size: int, assign: str) -> None:
     job = config(assign=assign)
     with served(job, listen):
-        ours = all_steps(listen, job, world_size, phases=("train", "eval"))
-    train, held_out = planned_steps(job, world_size), planned_steps(job, world_size, "eval")
+        ours = all_batches(listen, job, world_size, phases=("train", "eval"))
+    train, held_out = planned_batches(job, world_size), planned_batches(job, world_size, "eval")
     for rank in range(world_size):
-        assert_same_steps(ours[rank], train[rank] + held_out[rank])
+        assert_same_batches(ours[rank], train[rank] + held_out[rank])
 
 
 @pytest.mark.parametrize("rows", [0, 1500])
 def test_small_caches_and_direct_mode(listen: str, rows: int) -> None:
     job = config(rows=rows)
     with served(job, listen):
-        ours = all_steps(listen, job, 2)
-    for rank, steps in enumerate(planned_steps(job, 2)):
-        assert_same_steps(ours[rank], steps)
+        ours = all_batches(listen, job, 2)
+    for rank, steps in enumerate(planned_batches(job, 2)):
+        assert_same_batches(ours[rank], steps)
 
 
 def test_several_jobs_at_once(listen: str) -> None:
     job = config()
-    expected = planned_steps(job, 2)
+    expected = planned_batches(job, 2)
     with served(job, listen), ThreadPoolExecutor(3) as pool:
-        jobs = [pool.submit(all_steps, listen, job, 2, job_id=f"job {number}") for number in range(3)]
+        jobs = [pool.submit(all_batches, listen, job, 2, job_id=f"job {number}") for number in range(3)]
         for future in jobs:
             for rank, steps in enumerate(future.result()):
-                assert_same_steps(steps, expected[rank])
+                assert_same_batches(steps, expected[rank])
 
 
 @pytest.mark.parametrize(("first", "max_steps"), [(0, 5), (7, 0), (7, 9), (16, 0), (18, 0), (30, 0), (4, 4)])
 def test_a_phase_may_begin_and_end_anywhere(listen: str, first: int, max_steps: int) -> None:
     job = config()
-    [expected] = planned_steps(job, max_steps=max_steps, first_batch=first)
+    [expected] = planned_batches(job, max_steps=max_steps, first_batch=first)
     with served(job, listen), remote(listen, job) as source:
         spec = spec_of(job, source.schema)
         for _ in range(2):  # with and without reader_states
-            assert_same_steps(list(source.steps("train", spec, max_steps=max_steps, first_batch=first)), expected)
+            assert_same_batches(list(source.batches("train", spec, max_steps=max_steps, first_batch=first)), expected)
     indices = [step.batch.index for step in expected]
     assert indices == list(range(first, min(max_steps or 18, 18)))
 
 
 def test_a_rank_may_want_later_steps_of_the_same_plan(listen: str) -> None:
     job = config()
-    [expected] = planned_steps(job, first_batch=2)
+    [expected] = planned_batches(job, first_batch=2)
     with served(job, listen), remote(listen, job) as source:
-        steps = source.steps("train", spec_of(job, source.schema), first_batch=2, next_batch=9)
-        assert_same_steps(list(steps), expected[7:])
+        steps = source.batches("train", spec_of(job, source.schema), first_batch=2, next_batch=9)
+        assert_same_batches(list(steps), expected[7:])
 
 
 def test_a_rank_that_comes_late_misses_nothing(listen: str) -> None:
     """The first rank takes what its credits allow before the second one connects."""
     job = config()
-    expected = planned_steps(job, 2)
+    expected = planned_batches(job, 2)
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
         spec = spec_of(job, first.schema, 2)
-        steps = first.steps("train", spec)
+        steps = first.batches("train", spec)
         early = [next(steps) for _ in range(3)]
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second, ThreadPoolExecutor(1) as pool:
-            other = pool.submit(list, second.steps("train", spec))
-            assert_same_steps(early + list(steps), expected[0])
-            assert_same_steps(other.result(), expected[1])
+            other = pool.submit(list, second.batches("train", spec))
+            assert_same_batches(early + list(steps), expected[0])
+            assert_same_batches(other.result(), expected[1])
 
 
 def test_ranks_read_the_shares_they_ask_for(listen: str) -> None:
@@ -98,15 +98,15 @@ def test_ranks_read_the_shares_they_ask_for(listen: str) -> None:
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
         specs = [spec_of(job, first.schema, 2, shares) for shares in ((0, 3), (1, 1), ())]
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second, ThreadPoolExecutor(1) as pool:
-            mine = pool.submit(list, first.steps("train", specs[0]))
-            steps = list(second.steps("train", specs[0]))
-            assert_same_steps(steps, planned_steps(job, 2, shares=(0, 3))[1])
+            mine = pool.submit(list, first.batches("train", specs[0]))
+            steps = list(second.batches("train", specs[0]))
+            assert_same_batches(steps, planned_batches(job, 2, shares=(0, 3))[1])
             assert [step.batch.num_examples for step in mine.result()] == [0] * len(steps)
-            next(first.steps("eval", specs[0]))
+            next(first.batches("eval", specs[0]))
             with pytest.raises(
                 InputError, match=r"spec.example_shares\[0\]: the job's other ranks ask for 0, rank 1 for 1"
             ):
-                next(second.steps("eval", specs[1]))
+                next(second.batches("eval", specs[1]))
 
 
 class GatedPhase(PlannedPhase):
@@ -146,9 +146,9 @@ def test_a_slow_oracle_only_slows(listen: str) -> None:
         return taken
 
     with served(job, listen, data=data):
-        ours = all_steps(listen, job, 2, take=take)
-    for rank, steps in enumerate(planned_steps(job, 2)):
-        assert_same_steps(ours[rank], steps)
+        ours = all_batches(listen, job, 2, take=take)
+    for rank, steps in enumerate(planned_batches(job, 2)):
+        assert_same_batches(ours[rank], steps)
 
 
 def test_planners_that_are_still_ending_are_bounded(listen: str) -> None:
@@ -157,7 +157,7 @@ def test_planners_that_are_still_ending_are_bounded(listen: str) -> None:
     data = GatedData(job.data, job.run.seed)
     data.gate = threading.Semaphore(0)
     with served(job, listen, data=data), remote(listen, job) as source:
-        runs = [source.steps("train", spec_of(job, source.schema)) for _ in range(18)]
+        runs = [source.batches("train", spec_of(job, source.schema)) for _ in range(18)]
         try:
             with pytest.raises(JobError, match=r"^the cacher is still ending 16 phases, at most 16$"):
                 next(runs[17])
@@ -173,7 +173,7 @@ def test_a_slow_trainer_stops_the_planner(listen: str) -> None:
         slow = remote(listen, job, rank=1, world_size=2, job_id="job", credits=2)
         with fast, slow:
             spec = spec_of(job, fast.schema, 2)
-            waiting, steps = slow.steps("train", spec), fast.steps("train", spec)
+            waiting, steps = slow.batches("train", spec), fast.batches("train", spec)
             assert [next(steps).batch.index for _ in range(2)] == [0, 1]
             [(_, _, run)] = server.jobs.runs()
             statistics = run.statistics()
@@ -186,37 +186,37 @@ def test_a_slow_trainer_stops_the_planner(listen: str) -> None:
 
 def test_a_phase_left_early_gives_way_to_the_next(listen: str) -> None:
     job = config()
-    [held_out] = planned_steps(job, phase="eval")
+    [held_out] = planned_batches(job, phase="eval")
     with served(job, listen), remote(listen, job) as source:
         spec = spec_of(job, source.schema)
-        steps = source.steps("train", spec)
+        steps = source.batches("train", spec)
         assert next(steps).batch.index == 0
-        assert_same_steps(list(source.steps("eval", spec)), held_out)
+        assert_same_batches(list(source.batches("eval", spec)), held_out)
 
 
 def test_one_rank_may_leave_a_phase_before_the_others(listen: str) -> None:
     """What it no longer takes must not stop the planner."""
     job = config()
-    expected, held_out = planned_steps(job, 2), planned_steps(job, 2, "eval")
+    expected, held_out = planned_batches(job, 2), planned_batches(job, 2, "eval")
 
     def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
         first = next(steps)
         return [first] if rank == 0 and first.batch.num_examples else [first, *steps]
 
     with served(job, listen):
-        ours = all_steps(listen, job, 2, phases=("train", "eval"), take=take)
-    assert_same_steps(ours[0], [expected[0][0], held_out[0][0]])
-    assert_same_steps(ours[1], expected[1] + held_out[1])
+        ours = all_batches(listen, job, 2, phases=("train", "eval"), take=take)
+    assert_same_batches(ours[0], [expected[0][0], held_out[0][0]])
+    assert_same_batches(ours[1], expected[1] + held_out[1])
 
 
 @pytest.mark.parametrize("cuts", [[300], [2_000], [40_000, 5, 90_000], [30_000] * 6, [1, 9, 25, 26, 27, 100, 400, 800]])
 def test_cut_connections_go_unnoticed(tmp_path: Path, listen: str, cuts: list[int]) -> None:
     """Cut before the welcome, in the middle of a step, and again before anything came."""
     job = config()
-    [expected] = planned_steps(job)
+    [expected] = planned_batches(job)
     with served(job, listen), CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", cuts) as proxy:
         with remote(proxy.url, job) as source:
-            assert_same_steps(list(source.steps("train", spec_of(job, source.schema))), expected)
+            assert_same_batches(list(source.batches("train", spec_of(job, source.schema))), expected)
         assert proxy.num_cut == len(cuts)
 
 
@@ -225,7 +225,7 @@ def test_cut_connections_go_unnoticed(tmp_path: Path, listen: str, cuts: list[in
 def test_a_daemon_killed_and_started_again_goes_unnoticed(tmp_path: Path, address: str) -> None:
     """Both ranks are in mid-run, one of them further than the other."""
     job = config(limit=2000)
-    expected = planned_steps(job, 2)
+    expected = planned_batches(job, 2)
     half_way = threading.Barrier(3)
     again = threading.Event()
 
@@ -238,26 +238,26 @@ def test_a_daemon_killed_and_started_again_goes_unnoticed(tmp_path: Path, addres
     with ThreadPoolExecutor(1) as pool:
         with Daemon(job, f"unix:{tmp_path}/c.sock" if address == "unix" else "127.0.0.1:0") as daemon:
             url = daemon.url
-            ours = pool.submit(all_steps, url, job, 2, take=take)
+            ours = pool.submit(all_batches, url, job, 2, take=take)
             half_way.wait(60)
             daemon.kill()
         again.set()
         with Daemon(job, url):
             for rank, steps in enumerate(ours.result()):
-                assert_same_steps(steps, expected[rank])
+                assert_same_batches(steps, expected[rank])
 
 
 def test_a_cacher_that_comes_late_is_waited_for(listen: str) -> None:
     job = config()
     with ThreadPoolExecutor(1) as pool:
-        ours = pool.submit(all_steps, listen, job)
+        ours = pool.submit(all_batches, listen, job)
         with served(job, listen):
-            assert_same_steps(ours.result()[0], planned_steps(job)[0])
+            assert_same_batches(ours.result()[0], planned_batches(job)[0])
 
 
 def test_a_cacher_that_never_comes(listen: str) -> None:
     with pytest.raises(InputError, match=r"the cacher at unix:.*cacher\.sock was not reached within 0\.3 s"):
-        all_steps(listen, config(timeout_s=0.3))
+        all_batches(listen, config(timeout_s=0.3))
 
 
 @pytest.mark.multiproc
@@ -265,13 +265,13 @@ def test_a_cacher_lost_for_good(listen: str) -> None:
     """What was received is handed out before; the end stays the end."""
     job = config(timeout_s=0.3)
     with Daemon(job, listen) as daemon, remote(listen, job) as source:
-        steps = source.steps("train", spec_of(job, source.schema))
+        steps = source.batches("train", spec_of(job, source.schema))
         assert next(steps).batch.index == 0
         daemon.kill()
         with pytest.raises(JobError, match=r"was not reached within 0\.3 s: "):
             list(steps)
         with pytest.raises(JobError, match="was not reached"):
-            next(source.steps("eval", spec_of(job, source.schema)))
+            next(source.batches("eval", spec_of(job, source.schema)))
 
 
 @pytest.mark.parametrize(
@@ -290,13 +290,13 @@ def test_a_cacher_lost_for_good(listen: str) -> None:
 def test_another_configuration_is_refused(listen: str, change: dict[str, object], message: str) -> None:
     with served(config(), listen) as server:
         with pytest.raises(InputError, match=message):
-            all_steps(listen, config(**change))  # type: ignore[arg-type]
+            all_batches(listen, config(**change))  # type: ignore[arg-type]
         assert server.counters.totals().refused == 1
 
 
 def test_parser_processes_are_each_side_s_own_affair(listen: str) -> None:
     with served(config(), listen):
-        assert len(all_steps(listen, config(workers=3))[0]) == 18
+        assert len(all_batches(listen, config(workers=3))[0]) == 18
 
 
 def test_ranks_that_do_not_fit_together_are_refused(listen: str) -> None:
@@ -307,11 +307,11 @@ def test_ranks_that_do_not_fit_together_are_refused(listen: str) -> None:
         with pytest.raises(InputError, match=r"^rank 0 of job job belongs to another process$"):
             remote(listen, job, rank=0, world_size=2, job_id="job").__enter__()
         spec = spec_of(job, first.schema, 2)
-        steps = first.steps("train", spec, max_steps=5)
+        steps = first.batches("train", spec, max_steps=5)
         assert next(steps).batch.index == 0
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second:
             with pytest.raises(InputError, match=r"^run 0, max_steps: the job's other ranks ask for 5, rank 1 for 6$"):
-                next(second.steps("train", spec, max_steps=6))
+                next(second.batches("train", spec, max_steps=6))
         assert [step.batch.index for step in steps] == [1, 2, 3, 4]
 
 
@@ -320,14 +320,14 @@ def test_too_many_jobs_are_refused(listen: str) -> None:
     with served(job, listen, limits=Limits(max_jobs=1)):
         with remote(listen, job), pytest.raises(JobError, match="serves 1 jobs already, at most 1"):
             remote(listen, job).__enter__()
-        assert len(all_steps(listen, job)[0]) == 18  # there is room again
+        assert len(all_batches(listen, job)[0]) == 18  # there is room again
 
 
 def test_a_rank_lost_for_good_ends_the_job_for_the_others(listen: str, tmp_path: Path) -> None:
     job = config()
     with served(job, listen, limits=Limits(grace_s=0.2)) as server:
         with remote(listen, job, rank=0, world_size=2, job_id="job") as left:
-            steps = left.steps("train", spec_of(job, left.schema, 2))
+            steps = left.batches("train", spec_of(job, left.schema, 2))
             with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", []) as proxy:
                 lost = remote(proxy.url, config(timeout_s=0.1), rank=1, world_size=2, job_id="job")
                 lost.__enter__()
@@ -341,7 +341,7 @@ def test_a_rank_lost_for_good_ends_the_job_for_the_others(listen: str, tmp_path:
 def test_a_batch_that_does_not_fit_travels_as_what_it_is(listen: str) -> None:
     job = config(rows=3)
     with served(job, listen), pytest.raises(CapacityError, match=r"cache\.rows is 3"):
-        all_steps(listen, job)
+        all_batches(listen, job)
 
 
 GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
@@ -369,7 +369,7 @@ def test_bad_data_comes_after_every_good_step(tmp_path: Path, listen: str) -> No
     seen: list[int] = []
     with served(job, listen), remote(listen, job) as source:  # type: ignore[arg-type]
         with pytest.raises(InputError, match="day_1:2: expected 40"):
-            seen.extend(step.batch.index for step in source.steps("train", spec_of(job, source.schema)))  # type: ignore[arg-type]
+            seen.extend(step.batch.index for step in source.batches("train", spec_of(job, source.schema)))  # type: ignore[arg-type]
     assert seen == list(range(10))
 
 
@@ -377,5 +377,5 @@ def test_skipped_rows_are_counted(tmp_path: Path, listen: str) -> None:
     (tmp_path / "day").write_text(f"{GOOD_LINE}bad\n{GOOD_LINE}worse\n{GOOD_LINE}")
     job = text_job(tmp_path / "day", bad_rows="skip")
     with served(job, listen), remote(listen, job) as source:  # type: ignore[arg-type]
-        assert len(list(source.steps("train", spec_of(job, source.schema)))) == 1  # type: ignore[arg-type]
+        assert len(list(source.batches("train", spec_of(job, source.schema)))) == 1  # type: ignore[arg-type]
         assert source.skipped_rows() == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.oracle.rank_batch import RankBatch
-from tests.cacher.daemons import Daemon, all_steps, config
+from tests.cacher.daemons import Daemon, all_batches, config
 
 NUM_BATCHES = 20_000
 EARLY, LATE = 4_000, 19_900
@@ -35,5 +35,5 @@ def test_twenty_thousand_batches(tmp_path: Path) -> None:
             assert count == NUM_BATCHES
             return []
 
-        all_steps(daemon.url, job, 2, take=take)
+        all_batches(daemon.url, job, 2, take=take)
     assert rss_bytes[LATE] < rss_bytes[EARLY] + MAX_GROWTH_BYTES, rss_bytes

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bagpipe.client.codec import step_parts
+from bagpipe.client.codec import rank_batch_parts
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
-__all__ = ["arrays_of", "assert_same", "encode_step", "example_step", "steps"]
+__all__ = ["arrays_of", "assert_same", "encode_rank_batch", "example_rank_batch", "steps"]
 
 _SIZES = st.integers(0, 7)
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -78,7 +78,7 @@ def steps() -> st.SearchStrategy[RankBatch]:
     )
 
 
-def example_step(index: int = 0, num_examples: int = 3) -> RankBatch:
+def example_rank_batch(index: int = 0, num_examples: int = 3) -> RankBatch:
     """A small, plausible step."""
     ids = np.arange(num_examples, dtype=np.int64) * 10
     numbers = np.arange(num_examples, dtype=np.int32)
@@ -116,9 +116,9 @@ def example_step(index: int = 0, num_examples: int = 3) -> RankBatch:
     )
 
 
-def encode_step(step: RankBatch) -> bytearray:
-    """The frame that `decode_step` reads."""
-    return bytearray().join(step_parts(step))
+def encode_rank_batch(step: RankBatch) -> bytearray:
+    """The frame that `decode_rank_batch` reads."""
+    return bytearray().join(rank_batch_parts(step))
 
 
 def assert_same(one: Any, other: Any) -> None:

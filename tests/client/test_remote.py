@@ -44,7 +44,7 @@ def indices(steps: Iterator[RankBatch]) -> list[int]:
 
 def heard(path: Path, *scripts: Script, **options: float) -> list[int]:
     with scripted(path, *scripts) as (url, _), client(url, **options) as source:  # type: ignore[arg-type]
-        return indices(source.steps("train", SPEC))
+        return indices(source.batches("train", SPEC))
 
 
 def test_steps_sent_twice_are_dropped(path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_missing_step_is_asked_for_on_a_new_stream(path: Path) -> None:
     first: Script = [welcome(), start, step(0), step(2), end(3)]
     second: Script = [welcome(), start, step(1), step(2), end(3)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
-        assert indices(source.steps("train", SPEC)) == [0, 1, 2]
+        assert indices(source.batches("train", SPEC)) == [0, 1, 2]
         assert source.statistics().reconnects >= 1
         again = requests[1][1].start
         assert again.next_batch == 1
@@ -90,7 +90,7 @@ def test_a_cacher_that_only_welcomes_is_given_up(path: Path) -> None:
     script: Script = [welcome(), start]
     with scripted(path, *[script] * 1000) as (url, requests), client(url, timeout_s=0.5) as source:
         with pytest.raises(JobError, match=r"was not reached within 0\.5 s: it ended the stream"):
-            indices(source.steps("train", SPEC))
+            indices(source.batches("train", SPEC))
         assert len(requests) < 100
 
 
@@ -100,7 +100,7 @@ def test_a_cacher_with_a_defect_is_not_asked_again(path: Path) -> None:
 
     with scripted(path, [welcome(), fail]) as (url, requests), client(url, timeout_s=30) as source:
         with pytest.raises(JobError, match=r"what listens at unix:.* failed: .*defect"):
-            indices(source.steps("train", SPEC))
+            indices(source.batches("train", SPEC))
         assert len(requests) == 1
 
 
@@ -111,8 +111,8 @@ def test_a_stream_that_ends_before_the_steps_do_is_a_lost_one(path: Path) -> Non
 def test_steps_of_a_phase_left_early_are_not_taken_for_the_next(path: Path) -> None:
     script: Script = [welcome(), start, step(0), step(1), ack, start, step(2), step(0, run=1), end(3), end(1, run=1)]
     with scripted(path, script) as (url, _), client(url) as source:
-        assert next(source.steps("train", SPEC)).batch.index == 0
-        assert indices(source.steps("eval", SPEC)) == [0]
+        assert next(source.batches("train", SPEC)).batch.index == 0
+        assert indices(source.batches("eval", SPEC)) == [0]
 
 
 def test_a_run_whose_end_was_heard_is_said_to_have_ended(path: Path) -> None:
@@ -129,10 +129,10 @@ def test_a_run_whose_end_was_heard_is_said_to_have_ended(path: Path) -> None:
     first: Script = [welcome(identity="{}"), start, step(0), step(1), end(2)]
     second: Script = [welcome(), ended, second_run, step(0, run=1), end(1, run=1)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
-        steps = source.steps("train", SPEC)
+        steps = source.batches("train", SPEC)
         assert told.wait(30)
         assert indices(steps) == [0, 1]
-        assert indices(source.steps("eval", SPEC)) == [0]
+        assert indices(source.batches("eval", SPEC)) == [0]
         assert [heard[0].hello.identity for heard in requests[:2]] == ["", "{}"]
 
 
@@ -151,7 +151,7 @@ def test_the_queue_is_bounded_even_against_a_cacher_that_ignores_credits(path: P
     """Steps beyond the credits stay in the socket, not in memory."""
     script = [welcome(), start, *map(step, range(30)), end(30, skipped_rows=4)]
     with scripted(path, script) as (url, _), client(url) as source:
-        assert indices(source.steps("train", SPEC)) == list(range(30))
+        assert indices(source.batches("train", SPEC)) == list(range(30))
         statistics = source.statistics()
         assert statistics.peak <= statistics.maximum + 1 == 3
         assert (statistics.current, source.skipped_rows()) == (0, 4)
@@ -166,7 +166,7 @@ def test_whoever_waits_for_a_step_is_interrupted(path: Path) -> None:
         assert released.wait(30)
 
     with scripted(path, [welcome(), start, step(0), hold]) as (url, _), client(url, timeout_s=60) as source:
-        steps = source.steps("train", SPEC)
+        steps = source.batches("train", SPEC)
         assert next(steps).batch.index == 0
         with pytest.raises(JobError, match="given up: the job has failed"):
             next(steps)
@@ -176,7 +176,7 @@ def test_whoever_waits_for_a_step_is_interrupted(path: Path) -> None:
 def test_an_interrupt_does_not_wait_for_room(path: Path) -> None:
     script = [welcome(), start, *map(step, range(30))]
     with scripted(path, script) as (url, _), client(url) as source:
-        steps = source.steps("train", SPEC)
+        steps = source.batches("train", SPEC)
         assert next(steps).batch.index == 0
         for _ in range(4):  # there is room for three
             source.interrupt()
@@ -185,7 +185,7 @@ def test_an_interrupt_does_not_wait_for_room(path: Path) -> None:
 def test_leaving_with_the_queue_full_does_not_hang(path: Path) -> None:
     script = [welcome(), start, *map(step, range(30))]
     with scripted(path, script) as (url, _), client(url) as source:
-        assert next(source.steps("train", SPEC)).batch.index == 0
+        assert next(source.batches("train", SPEC)).batch.index == 0
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_leaving_with_the_queue_full_does_not_hang(path: Path) -> None:
 def test_errors_are_raised_as_their_class(path: Path, name: str, kind: type[Exception]) -> None:
     script = [welcome(), start, step(0), error(name, "what is wrong")]
     with scripted(path, script) as (url, _), client(url) as source:
-        steps = source.steps("train", SPEC)
+        steps = source.batches("train", SPEC)
         assert next(steps).batch.index == 0
         for _ in range(2):  # the end stays the end
             with pytest.raises(kind, match=r"^what is wrong$") as raised:
-                next(source.steps("train", SPEC))
+                next(source.batches("train", SPEC))
             assert type(raised.value) is kind
 
 
@@ -223,7 +223,7 @@ def test_an_error_of_no_known_name_is_the_job_s(path: Path) -> None:
     ("line", "message"),
     [
         (step(0, payload=b"nonsense"), "sent something that cannot be read: "),
-        (step(0, payload=step(1).step.payload), "sent batch 1 as step 0"),
+        (step(0, payload=step(1).rank_batch.payload), "sent batch 1 as step 0"),
         (pb.CacherMessage(), "message of no known kind"),
     ],
 )

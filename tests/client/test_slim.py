@@ -10,28 +10,28 @@ import pytest
 from bagpipe.client.codec import CodecError
 from bagpipe.client.slim import full, slim, values_follow
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from tests.cacher.daemons import config, planned_steps
-from tests.client.rank_batches import assert_same, encode_step, example_step
+from tests.cacher.daemons import config, planned_batches
+from tests.client.rank_batches import assert_same, encode_rank_batch, example_rank_batch
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("limit", [200, 3])  # 3: ranks without examples
 def test_planned_steps_come_back(world_size: int, limit: int) -> None:
-    for steps in planned_steps(config(batch_size=20, limit=limit), world_size):
+    for steps in planned_batches(config(batch_size=20, limit=limit), world_size):
         for step in steps:
             for without_values in (False, True):
                 assert_same(full(slim(step, without_values=without_values)), step)
 
 
 def test_one_hot_steps_shrink() -> None:
-    step = example_step(num_examples=100)
+    step = example_rank_batch(num_examples=100)
     small = slim(step, without_values=True)
     saved = step.batch.values.nbytes + step.batch.lengths.nbytes
-    assert len(encode_step(step)) - len(encode_step(small)) == pytest.approx(saved, abs=16)
+    assert len(encode_rank_batch(step)) - len(encode_rank_batch(small)) == pytest.approx(saved, abs=16)
 
 
 def test_bags_keep_their_lengths() -> None:
-    step = example_step(num_examples=4)
+    step = example_rank_batch(num_examples=4)
     lengths = np.array([[2, 0, 1, 1]], np.int32)
     step = dataclasses.replace(step, batch=dataclasses.replace(step.batch, lengths=lengths))
     small = slim(step, without_values=True)
@@ -47,7 +47,7 @@ def test_values_follow_where_all_features_are_read_in_order(features: tuple[int,
 
 
 def test_what_does_not_fit_together_is_refused_before_it_is_allocated() -> None:
-    step = slim(example_step(), without_values=True)
+    step = slim(example_rank_batch(), without_values=True)
     for changes in (
         {"lengths": np.empty((1 << 40, 0), np.int32)},
         {"lengths": np.empty((1, 2), np.int32)},

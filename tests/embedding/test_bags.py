@@ -15,7 +15,7 @@ from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import initial_weights
-from bagpipe.testing.plain_job import plan_steps
+from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 
@@ -48,7 +48,7 @@ def pooled(schema: DataSchema, batch: Batch) -> tuple[CachedBags, RowCache, Tens
     bags = CachedBags(schema, 8)
     cache = RowCache(RowSchema(tables=bags.row_tables, optimizer="sgd", seed=7), 200)
     bags.bind(cache)
-    (step,) = plan_steps([batch], bags.spec(num_slots=200, lookahead=1))
+    (step,) = plan_rank_batches([batch], bags.spec(num_slots=200, lookahead=1))
     cache.insert(step.owner, [], skip_new=True)
     with cache.uploads(1).batch() as upload:
         context = prepare_batch(bags.layout, batch, step.consumer, upload=upload)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.cacher.daemons import Daemon, all_steps, assert_same_steps, config, planned_steps
+from tests.cacher.daemons import Daemon, all_batches, assert_same_batches, config, planned_batches
 
 NUM_CONNECTIONS = 10_000
 #: 24 KiB of the daemon's and of gRPC's for each.
@@ -30,15 +30,15 @@ def test_ten_thousand_connections_lock_nobody_out() -> None:
     try:
         with Daemon(job, "127.0.0.1:0", "--hello-timeout-s", "120") as daemon, ExitStack() as stack:
             host, _, port = daemon.url.rpartition(":")
-            [expected] = planned_steps(job)
-            assert_same_steps(all_steps(daemon.url, job, job_id="before")[0], expected)
+            [expected] = planned_batches(job)
+            assert_same_batches(all_batches(daemon.url, job, job_id="before")[0], expected)
             before_bytes = daemon.rss_bytes()
             for _ in range(NUM_CONNECTIONS):
                 stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
-            assert_same_steps(all_steps(daemon.url, job, job_id="amid")[0], expected)
+            assert_same_batches(all_batches(daemon.url, job, job_id="amid")[0], expected)
             assert daemon.rss_bytes() < before_bytes + MAX_GROWTH_BYTES
             stack.close()
-            assert_same_steps(all_steps(daemon.url, job, job_id="after")[0], expected)
+            assert_same_batches(all_batches(daemon.url, job, job_id="after")[0], expected)
             assert not [line for line in daemon.logs if "traceback" in line]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

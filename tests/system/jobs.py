@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
-from bagpipe.oracle.rank_batch import StepSource
+from bagpipe.oracle.rank_batch import BatchSource
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.digest import dense_digest, embedding_digest
@@ -90,7 +90,7 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
     """
     torch.set_num_threads(config.run.threads)
     with ExitStack() as stack:
-        source: StepSource
+        source: BatchSource
         if transport == "process":
             credits = config.cache.read_ahead
             cacher = stack.enter_context(EmbeddedCacher(config))
@@ -111,12 +111,12 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
         engine = build_engine(trainee, store if wrap is None else wrap(store))
         engine.on_batch = losses = _Losses()
         # The steps' owner closes them: a job that fails leaves them half read.
-        with closing(source.steps("train", trainee.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
+        with closing(source.batches("train", trainee.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
             trained = engine.train(steps)
         engine.on_batch = None
         metrics = BinaryMetrics()
         if config.data.eval_fraction:
-            engine.evaluate(source.steps("eval", trainee.spec), metrics.add)
+            engine.evaluate(source.batches("eval", trainee.spec), metrics.add)
         return JobEnd(
             dense_digest=dense_digest(engine.model, engine.optimizer),
             embedding_digest=embedding_digest(store),
@@ -142,4 +142,4 @@ def largest_batch(config: Config) -> int:
     source = PlannedData(config.data, config.run.seed)
     spec = dataclasses.replace(build_trainee(config, source.schema).spec, num_slots=0)
     phases = ("train", "eval") if config.data.eval_fraction else ("train",)
-    return max(len(step.consumer.unique) for phase in phases for step in source.steps(phase, spec))  # type: ignore[arg-type]
+    return max(len(step.consumer.unique) for phase in phases for step in source.batches(phase, spec))  # type: ignore[arg-type]

@@ -208,7 +208,7 @@ class Recorded:
     def _steps(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
         spec = rank.trainee.spec
         if self.world_size == 1:
-            return PlannedData(self.config.data, self.config.run.seed).steps("train", spec, first_batch=first_batch)
+            return PlannedData(self.config.data, self.config.run.seed).batches("train", spec, first_batch=first_batch)
         return steps_of_rank(self.config, spec, "train", rank.peer.rank, first_batch=first_batch)
 
 

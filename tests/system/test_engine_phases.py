@@ -32,7 +32,7 @@ def trainee(clicks: MakeConfig) -> Trainee:
 
 
 def steps_of(trainee: Trainee, phase: str = "train") -> Iterator[RankBatch]:
-    return PlannedData(trainee.config.data, trainee.config.run.seed).steps(phase, trainee.spec)  # type: ignore[arg-type]
+    return PlannedData(trainee.config.data, trainee.config.run.seed).batches(phase, trainee.spec)  # type: ignore[arg-type]
 
 
 class Interrupting(ForgetfulStore):

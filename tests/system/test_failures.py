@@ -19,7 +19,7 @@ from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
-from bagpipe.testing.plain_job import plan_steps
+from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.training.digest import embedding_digest
 from cacher.planning import PlannedData
 from tests.system.jobs import change, largest_batch, run_job
@@ -36,7 +36,7 @@ def trainee_of(config: Config) -> Trainee:
 def unique_rows(config: Config) -> list[int]:
     """Unique rows of every training batch."""
     trainee = trainee_of(change(config, cache__rows=0))
-    steps = PlannedData(config.data, config.run.seed).steps("train", trainee.spec)
+    steps = PlannedData(config.data, config.run.seed).batches("train", trainee.spec)
     return [len(step.consumer.unique) for step in steps]
 
 
@@ -47,7 +47,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(clicks: MakeConfig,
     trainee = trainee_of(config)
     with MemoryStore(trainee.rows, name=namespace, num_buckets=8) as store:
         engine = build_engine(trainee, store)
-        result = engine.train(PlannedData(config.data, 0).steps("train", trainee.spec))
+        result = engine.train(PlannedData(config.data, 0).batches("train", trainee.spec))
         assert isinstance(result.input_error, CapacityError)
         message = str(result.input_error)
         assert re.search(rf"\bneeds {largest} unique rows\b.*\bcache\.rows is {largest - 1}\b", message), message
@@ -109,7 +109,7 @@ def test_rows_stay_dirty_until_their_write_is_acknowledged(clicks: MakeConfig) -
         flush = engine.cache.flush
         engine.cache.flush = functools.partial(flush, chunk_rows=50)  # type: ignore[method-assign]
         with pytest.raises(StoreError, match="write 2 failed"):
-            engine.train(PlannedData(config.data, 0).steps("train", trainee.spec))
+            engine.train(PlannedData(config.data, 0).batches("train", trainee.spec))
         statistics = engine.cache.statistics()
         stored = sum(len(inner.ids(number)) for number in range(len(trainee.rows.tables)))
         assert stored == 50
@@ -147,7 +147,7 @@ def test_the_trainer_s_memory_does_not_grow_with_the_vocabulary(clicks: MakeConf
         engine.on_batch = note
         unbounded = dataclasses.replace(trainee.spec, table_rows=(None,) * len(trainee.spec.table_rows))
         batches = fresh_batches(count, num_examples=num_examples, num_features=num_features, num_dense=3)
-        result = engine.train(plan_steps(batches, unbounded))
+        result = engine.train(plan_rank_batches(batches, unbounded))
     assert result.progress.rows_unique == count * num_examples * num_features
     assert store.rows_written == count * num_examples * num_features
     grown = max(marks[-20:]) - max(marks[warmup - 20 : warmup])

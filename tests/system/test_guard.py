@@ -19,7 +19,7 @@ from bagpipe.pipeline import stream
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory.store import MemoryStore
-from bagpipe.testing.plain_job import plan_steps
+from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
 from bagpipe.training.nonfinite import _TOTALS, NonfiniteGuard
@@ -57,7 +57,7 @@ class Small:
         self.engine: Engine = build_engine(self.trainee, self.store)
 
     def steps(self) -> Iterator[RankBatch]:
-        return self.data.steps("train", self.trainee.spec)
+        return self.data.batches("train", self.trainee.spec)
 
     def digests(self) -> tuple[str, str]:
         return dense_digest(self.engine.model, self.engine.optimizer), embedding_digest(self.store)
@@ -94,7 +94,7 @@ def test_a_bad_batch_left_out(clicks: MakeConfig, rows: int) -> None:
     batches = [step.batch for step in other.steps() if step.batch.index != BAD]
     batches = [dataclasses.replace(batch, index=index) for index, batch in enumerate(batches)]
     with other.store:
-        without = other.engine.train(plan_steps(batches, other.trainee.spec))
+        without = other.engine.train(plan_rank_batches(batches, other.trainee.spec))
         assert found[1:] == (float(without.progress.loss_sum), without.progress.samples)
         # Rows that only the bad batch has are in neither store: they were never updated.
         assert found[0] == other.digests()

@@ -51,7 +51,7 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
     torch.set_num_threads(1)
     with open_ranks(membership, timeout_s=20.0, device="cpu") as ranks, ExitStack() as stack:
         parts = open_job(config, ranks, stack)
-        trained = parts.engine.train(parts.source.steps("train", parts.spec))
+        trained = parts.engine.train(parts.source.batches("train", parts.spec))
         ranks.gather(None)
         dense = {name: value.numpy() for name, value in parts.engine.model.state_dict().items()}
         return {"dense": dense, "samples": trained.progress.samples, "seed": torch.initial_seed()}

@@ -24,7 +24,7 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.oracle.verify import PlanError, verify
 from bagpipe.pipeline import stream
 from bagpipe.testing.local_peers import local_peers
-from bagpipe.testing.plain_job import PlainJob, plan_steps
+from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine
 from bagpipe.training.evaluation import Evaluation
 from bagpipe.training.training import Training
@@ -52,14 +52,14 @@ def trained(
 ) -> Watch:
     with watch() as found, PlainJob(settings(**values)) as job:
         change(job.engine)
-        job.engine.train(spoil(plan_steps(batches(NUM_BATCHES), job.spec)))
+        job.engine.train(spoil(plan_rank_batches(batches(NUM_BATCHES), job.spec)))
     return found
 
 
 def scored(num_batches: int = NUM_BATCHES, change: Callable[[Engine], None] = lambda engine: None) -> Watch:
     with watch() as found, PlainJob(settings()) as job:
         change(job.engine)
-        job.engine.evaluate(plan_steps(batches(num_batches), job.spec), lambda logits, labels: None)
+        job.engine.evaluate(plan_rank_batches(batches(num_batches), job.spec), lambda logits, labels: None)
     return found
 
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkey
         monkeypatch.setattr(capture.RowSnapshot, "_await_copies", lambda self: None)
     with watch() as found, PlainJob(settings()) as job:
         cache, cuda = job.engine.cache, found.cuda
-        first, *later = plan_steps(batches(4), job.spec)
+        first, *later = plan_rank_batches(batches(4), job.spec)
 
         def place(owner: OwnerPlan) -> None:
             cache.evict(owner)
@@ -300,7 +300,7 @@ def test_a_forward_without_a_backward_leaves_nothing() -> None:
     gc.freeze()  # what was there before is not looked at
     with watch() as found, PlainJob(settings()) as job:
         for count in (8, 16):
-            job.engine.evaluate(plan_steps(batches(count), job.spec), lambda logits, labels: None)
+            job.engine.evaluate(plan_rank_batches(batches(count), job.spec), lambda logits, labels: None)
             assert job.engine.cache.current is None
             gc.collect()
             alive.append(len(found.history.memory))
