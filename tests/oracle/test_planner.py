@@ -149,7 +149,7 @@ def test_an_id_outside_its_table_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"policy": "best"}, "oracle.policy must be one of belady-window, paper, got 'best'"),
+        ({"policy": "best"}, "oracle.policy must be one of belady-window, drop-unused, got 'best'"),
         ({"lookahead": 0}, "oracle.lookahead must be at least 1, got 0"),
         ({"num_slots": -1}, "cache.rows must be at least 0, got -1"),
         ({"world_size": 0}, "the world size must be from 1 to 65535, got 0"),

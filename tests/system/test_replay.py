@@ -92,4 +92,4 @@ def test_a_trial_is_the_trainer_itself(tmp_path: Path) -> None:
     assert "compute" in {span.lane for span in trial.step}
     assert all(0 <= span.start_s <= span.stop_s for span in trial.step)
     failed = run_trial(dataclasses.replace(setting, policy="lru"), sweep)
-    assert failed.error == "--oracle.policy must be one of belady-window, paper, got 'lru'"
+    assert failed.error == "--oracle.policy must be one of belady-window, drop-unused, got 'lru'"

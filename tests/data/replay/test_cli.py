@@ -78,7 +78,7 @@ def test_training_that_fails_is_a_failure_with_all_else_written(
     flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "600", "--json", out, "--report", page)
     code, text = run_replay(*flags, "--train")
     assert code == 1
-    why = "--oracle.policy must be one of belady-window, paper, got 'lru'"
+    why = "--oracle.policy must be one of belady-window, drop-unused, got 'lru'"
     assert capsys.readouterr().err == f"error: 1 of 1 training runs failed: {why}\n"
     assert f"failed (1): {why}" in text
     assert [record["error"] for record in json.loads(out.read_text())] == [None] * 4

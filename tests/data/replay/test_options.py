@@ -61,7 +61,7 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
         (["--report", "/"], "--report: cannot write /"),
         (
             ["--train", "--policy", "lru"],
-            "--train: only belady-window and paper can be trained with, --policy has none",
+            "--train: only belady-window and drop-unused can be trained with, --policy has none",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from data.replay.spool import Spool
 from data.replay.sweep import replay
 from tests.data.replay.logs import write_log
 
-ALL = "belady-window,paper,lru,lfu,offline-belady,static-hot"
+ALL = "belady-window,drop-unused,lru,lfu,offline-belady,static-hot"
 
 
 def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
@@ -103,7 +103,7 @@ def test_the_least_cache_that_is_named_will_do(log: Path) -> None:
 
 def test_defaults_fit_the_log(log: Path) -> None:
     """Caches that hold a batch, windows that the log has."""
-    found = replay(sweep_of(log, "--data.batch_size", "30,600", "--policy", "lru,paper"), plain)
+    found = replay(sweep_of(log, "--data.batch_size", "30,600", "--policy", "lru,drop-unused"), plain)
     assert all(record.error is None for record in found.records)
     by_size = {size: [r for r in found.records if r.batch_size == size] for size in (30, 600)}
     assert {record.lookahead for record in by_size[30]} == {8}
@@ -217,7 +217,7 @@ def test_a_log_that_changes_is_told_and_what_was_found_before_stays(log: Path) -
         yield from batches
 
     passes: list[str] = []
-    flags = ("--data.batch_size", "60,50", "--lookahead", "4", "--cache_rows", "450", "--policy", "paper,lru")
+    flags = ("--data.batch_size", "60,50", "--lookahead", "4", "--cache_rows", "450", "--policy", "drop-unused,lru")
     first, second, *rest = replay(sweep_of(log, *flags), watch).records
     assert str(first.error).startswith(f"{log}: the log changed while it was replayed: 600 examples with ")
     assert ", then 540 with " in str(first.error)
@@ -234,7 +234,7 @@ def test_no_room_for_a_baseline_costs_the_others_nothing(log: Path, monkeypatch:
 
     whole = Spool.append
     monkeypatch.setattr(Spool, "append", append)
-    flags = ("--lookahead", "1", "--policy", "paper,offline-belady,lru", "--cache_rows", "900")
+    flags = ("--lookahead", "1", "--policy", "drop-unused,offline-belady,lru", "--cache_rows", "900")
     errors = [record.error for record in replay(sweep_of(log, *flags), plain).records]
     assert (errors[0], errors[2]) == (None, None)
     assert "No space left on device; TMPDIR" in str(errors[1])

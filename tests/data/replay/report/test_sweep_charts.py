@@ -50,7 +50,7 @@ def test_failed_settings_are_red_crosses_with_their_error():
     figure = charts_of(FULL)["hit-rate"].figures[1, 0, 2]
     crosses = figure["data"][-1]
     assert (crosses["name"], crosses["x"], crosses["marker"]["symbol"]) == ("failed", [5_000], "x")
-    assert "paper: batch 17 needs 7,312 unique rows" in crosses["customdata"][0][0]
+    assert "drop-unused: batch 17 needs 7,312 unique rows" in crosses["customdata"][0][0]
     assert "lfu" not in crosses["customdata"][0][0]
 
 

@@ -30,7 +30,7 @@ def test_a_slow_start_is_in_the_mean():
 
 def test_labels_say_what_differs():
     trials = FULL.trials
-    assert labels_of(trials)[1:] == ("paper, lookahead 32, cache 20,000", "direct, no cache")
+    assert labels_of(trials)[1:] == ("drop-unused, lookahead 32, cache 20,000", "direct, no cache")
     larger = dataclasses.replace(trials[0], batch_size=1024, world_size=2)
     assert labels_of([trials[2], larger])[1] == "belady-window, lookahead 32, cache 20,000, batch 1,024, ranks 2"
 
