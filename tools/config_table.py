@@ -16,12 +16,13 @@ BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
 def table() -> str:
     """All keys as a Markdown table."""
-    rows = ["| key | default | meaning |", "|---|---|---|"]
+    rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for key in config_keys():
         default = ",".join(map(str, key.default)) if isinstance(key.default, tuple) else str(key.default)
         default = default.lower() if isinstance(key.default, bool) else default
         shown = f"`{default}`" if default else ""
-        rows.append(f"| `{key.path}` | {shown} | {key.help.replace('|', '&#124;')} |")
+        values, meaning = (text.replace("|", "&#124;") for text in (key.values, key.help))
+        rows.append(f"| `{key.path}` | {shown} | {values} | {meaning} |")
     return "\n".join(rows)
 
 

@@ -155,7 +155,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
             raise InputError(f"{flag}: expected widths of at least 1, got {width}")
     is_factory = ":" in flags.model
     config = ModelConfig(
-        name="" if is_factory else flags.model,
+        name=ModelConfig.name if is_factory else flags.model,
         factory=flags.model if is_factory else "",
         embedding_dim=flags.embedding_dim,
         bottom_mlp=bottom_mlp,

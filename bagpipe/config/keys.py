@@ -1,9 +1,9 @@
-"""The keys of the configuration and their values' types, read off the dataclasses of `bagpipe.config.sections`.
+"""The keys of the configuration, read from the dataclasses of `bagpipe.config.sections`, and conversion of values.
 
-    dataclass fields, defaults, ``Attributes:`` docstrings ──> Key records ──> flags, --help, known TOML keys
+    fields, type annotations, defaults, ``Attributes:`` docstrings ──> Key records ──> flags, --help, known TOML keys
     a value as written in a file or a flag (Given) ──CONVERTERS[type]──> the field's value, or one InputError
 
-Adding a key means adding a field with its docstring line; adding a type means adding a line to `CONVERTERS`.
+A new key is a field with its docstring line; a new type is an entry of `CONVERTERS`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from bagpipe.config.ranges import Range, one_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 
@@ -23,11 +25,20 @@ __all__ = ["Given", "Key", "config_keys", "convert", "section_type"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One configuration key: ``section.name``, its Python type, default and help text."""
+    """One configuration key.
+
+    Attributes:
+        section, name: the key is written ``section.name``.
+        type: Python type of its values, a key of `CONVERTERS`.
+        range: values accepted; None: all of the type.
+        default: default value.
+        help: one line.
+    """
 
     section: str
     name: str
     type: Any
+    range: Range | None
     default: object
     help: str
 
@@ -35,33 +46,60 @@ class Key:
     def path(self) -> str:
         return f"{self.section}.{self.name}"
 
+    @property
+    def values(self) -> str:
+        """The accepted values in words: the range, else the type."""
+        return self.range.words if self.range is not None else CONVERTERS[self.type][0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A value as the user wrote it, and what to call it: ``file.toml:12: data.limit`` or ``--data.limit``."""
+    """A value as the user wrote it, and its place: ``file.toml:12: data.limit`` or ``--data.limit``."""
 
     value: object
     subject: str
 
 
+@cache
 def config_keys() -> tuple[Key, ...]:
     """Every configuration key in the order of `bagpipe.config.sections`."""
     keys: list[Key] = []
     for section in dataclasses.fields(Config):
         kind = section_type(section.name)
-        types = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         texts = attribute_texts(kind.__doc__ or "")
-        keys += [
-            Key(
-                section=section.name,
-                name=field.name,
-                type=types[field.name],
-                default=field.default,
-                help=texts.get(field.name, ""),
+        for field in dataclasses.fields(kind):
+            value_type, value_range = _type_and_range(hints[field.name])
+            keys.append(
+                Key(
+                    section=section.name,
+                    name=field.name,
+                    type=value_type,
+                    range=value_range,
+                    default=field.default,
+                    help=texts.get(field.name, ""),
+                )
             )
-            for field in dataclasses.fields(kind)
-        ]
     return tuple(keys)
+
+
+def _type_and_range(hint: Any) -> tuple[Any, Range | None]:
+    """Type and range of an annotation: a type, ``Annotated[type, Range]``, or ``Literal`` strings."""
+    choices = _choices(hint)
+    if choices:
+        return str, one_of(*choices)
+    if typing.get_origin(hint) is typing.Annotated:
+        value_type, value_range = typing.get_args(hint)
+        return value_type, value_range
+    return hint, None
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Union:
+        return tuple(choice for part in typing.get_args(hint) for choice in _choices(part))
+    return ()
 
 
 def attribute_texts(docstring: str) -> dict[str, str]:
@@ -91,7 +129,7 @@ def section_type(section: str) -> type[Any]:
 
 
 def convert(key: Key, given: Given) -> object:
-    """`given` as a value of the key's type. Raises InputError naming it, the expected type and the value."""
+    """Convert a value to the key's type. Raises InputError with its place, the expected type and the value."""
     words, converter = CONVERTERS[key.type]
     value = converter(given.value)
     if value is None:
@@ -138,7 +176,7 @@ def _to_ints(value: object) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
-#: Type of a configuration field -> what to call it in a message, and str or TOML value -> field value or None.
+#: By type of a configuration field: its name in messages, and the conversion of a str or TOML value (None: impossible).
 CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     int: ("an integer", _to_int),
     float: ("a finite number", _to_float),

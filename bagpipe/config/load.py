@@ -176,7 +176,7 @@ def _make_parser(prog: str, keys: Iterable[Key], options: Iterable[Option]) -> _
         if key.section not in groups:
             title = (section_type(key.section).__doc__ or key.section).splitlines()[0].removesuffix(".")
             groups[key.section] = parser.add_argument_group(f"[{key.section}] {title}")
-        text = f"{key.help} (default: {_show(key.default)})".replace("%", "%%")
+        text = f"{key.help} ({key.values}; default: {_show(key.default)})".replace("%", "%%")
         groups[key.section].add_argument(f"--{key.path}", dest=key.path, metavar=key.name.upper(), help=text)
     return parser
 

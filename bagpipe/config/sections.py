@@ -1,36 +1,59 @@
-"""The configuration of a job: typed sections, one dataclass each. `config_cli` reads them from a TOML file and flags.
+"""The configuration of a job: one frozen dataclass per section, one field per key.
 
-Every default that is a number says where it comes from.
+A field's type gives the key's type and range (`Literal` or `Annotated`), its ``Attributes:`` line the help text. A
+comment or the help text gives the source of a numeric default. `bagpipe.config.load` reads TOML files and flags.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from bagpipe.types.schema import ROW_TYPES
+from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, WIDTHS, Range, at_least, matching
+from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype, RowOptimizer
 
 __all__ = [
+    "Assignment",
+    "Autocast",
     "CacheConfig",
     "CacherConfig",
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "DataFormat",
+    "DenseOptimizer",
+    "Durability",
+    "Model",
     "ModelConfig",
     "OptimConfig",
     "OracleConfig",
     "PipelineConfig",
+    "Policy",
     "RunConfig",
     "StoreConfig",
 ]
 
+# Names that the code dispatches on are repeated here, so that a wrong one is refused without importing torch.
+DataFormat = Literal["avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic"]
+BadRows = Literal["stop", "skip"]
+Policy = Literal["belady-window", "drop-unused"]
+Durability = Literal["memory", "everysec", "always"]
+Assignment = Literal["contiguous", "locality"]
+Model = Literal["dlrm", "dcnv2", "deepfm", "wide-deep", "towers"]
+DenseOptimizer = Literal["sgd", "adagrad", "adam"]
+RunDtype = Literal["float32", "float64"]
+NonFinite = Literal["stop", "skip"]
+Kernels = Literal["auto", "torch", "triton"]
+Autocast = Literal["off", "bfloat16", "float16"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What to train on.
+    """Training data.
 
     Attributes:
-        path: file or folder; not used by the synthetic format.
-        format: avazu-csv, criteo-tsv, movielens, parquet or synthetic.
+        path: file or folder; the synthetic format needs none.
+        format: format of the data.
         schema: TOML file that names the columns (parquet, synthetic) or overrides tables (other formats).
         batch_size: examples in a global batch.
         limit: use only the first so many examples (before the evaluation split); 0: all.
@@ -38,32 +61,33 @@ class DataConfig:
         eval_fraction: share of the examples, taken from the end, held out for evaluation.
         shuffle: visit blocks, and examples inside a block, in an order drawn from (run.seed, epoch).
         bad_rows: stop at a malformed row, or skip and count it.
-        workers: parser processes.
+        workers: parser processes; 0: the program itself parses.
     """
 
     path: str = ""
-    format: str = "synthetic"
+    format: DataFormat = "synthetic"
     schema: str = ""
-    batch_size: int = 1024
-    limit: int = 0
-    epochs: int = 1
-    eval_fraction: float = 0.1
+    batch_size: Annotated[int, at_least(1)] = 1024
+    limit: Annotated[int, at_least(0)] = 0
+    epochs: Annotated[int, at_least(1)] = 1
+    eval_fraction: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.1
     shuffle: bool = False
-    bad_rows: str = "stop"
-    workers: int = 1
+    bad_rows: BadRows = "stop"
+    workers: Annotated[int, at_least(0)] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class OracleConfig:
-    """How far ahead to look, and what to evict.
+    """Lookahead and eviction.
 
     Attributes:
         lookahead: batches in the window, the current one included.
-        policy: belady-window or drop-unused.
+        policy: eviction policy; belady-window evicts the row whose next use is farthest, drop-unused every row without
+            a use in the window.
     """
 
-    lookahead: int = 32
-    policy: str = "belady-window"
+    lookahead: Annotated[int, at_least(1)] = 32
+    policy: Policy = "belady-window"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +97,16 @@ class CacheConfig:
     Attributes:
         rows: rows per rank; 0 is direct mode: fetch a batch's rows, train, write all back.
         prefetch_depth: batches fetched from the store ahead of the one being trained.
-        dtype: number type of the rows' weights, in the cache and the store; run: the same as run.dtype. float16 and
-            bfloat16 halve them, beside optimizer state in float32, and need run.dtype float32.
-        rounding: how an updated weight becomes float16 or bfloat16 again; stochastic: up or down, at odds that keep the
-            mean; nearest: updates too small to change a weight are lost.
+        dtype: dtype of the rows' weights in the cache and the store; run: the same as run.dtype. float16 and bfloat16
+            halve the weights, keep optimizer state in float32, and need run.dtype float32.
+        rounding: how an updated weight is rounded to float16 or bfloat16; stochastic: up or down with probabilities
+            that keep the mean; nearest: loses updates too small to change a weight.
     """
 
-    rows: int = 100_000
-    prefetch_depth: int = 4
-    dtype: str = "run"
-    rounding: str = "stochastic"
+    rows: Annotated[int, at_least(0)] = 100_000
+    prefetch_depth: Annotated[int, at_least(1)] = 4
+    dtype: Literal["run"] | RowDtype = "run"
+    rounding: Rounding = "stochastic"
 
     @property
     def read_ahead(self) -> int:
@@ -98,17 +122,20 @@ class StoreConfig:
         url: redis://, rediss:// (TLS), redis+cluster://, unix:// or memory://; several servers separated by commas.
             Empty: a private embedded server.
         namespace: prefix of all keys.
-        buckets: bucket hashes in a new namespace, a power of two.
+        buckets: bucket hashes in a new namespace.
         timeout_s: deadline of one exchange with the store.
         durability: what acknowledged rows must survive: memory (nothing), everysec (the server's death; not the last
             second before a power failure) or always (both). A server that promises less is refused.
     """
 
     url: str = ""
-    namespace: str = "bagpipe"
-    buckets: int = 64
-    timeout_s: float = 30.0
-    durability: str = "memory"
+    # The rule of bagpipe.store.keys: braces mark the bucket.
+    namespace: Annotated[
+        str, matching(r"[A-Za-z0-9_.:/@+=-]{1,200}", "1 to 200 letters, digits or any of _.:/@+=-")
+    ] = "bagpipe"
+    buckets: Annotated[int, POWER_OF_TWO] = 64
+    timeout_s: Annotated[float, ABOVE_0] = 30.0
+    durability: Durability = "memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,22 +144,27 @@ class CacherConfig:
 
     Attributes:
         url: address of a running cacher, unix:PATH, HOST:PORT (also grpc://) or grpcs://HOST:PORT (TLS); empty: the
-            job starts one for itself.
-        assign: how examples are assigned to ranks: contiguous, or locality (where their rows were used last).
+            job starts its own.
+        assign: assignment of examples to ranks: contiguous, or locality (to the rank that last used their rows).
         secret_file: file with the secret shared with a cacher that listens on a network.
         tls_ca: file with the certificate authority that signed a grpcs:// cacher's certificate; empty: the system's.
-        tls_cert: file with this side's certificate, where the cacher asks for one.
+        tls_cert: file with this client's certificate, for a cacher that requires one.
         tls_key: file with its key.
-        timeout_s: deadline for reaching a cacher, and for reaching it again after a lost connection.
+        timeout_s: deadline for connecting to a cacher, and for reconnecting after a lost connection.
     """
 
-    url: str = ""
-    assign: str = "contiguous"
+    url: Annotated[
+        str,
+        matching(
+            r"|unix:.+|(grpcs?://)?[^/]+:\d{1,5}", "empty, unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+        ),
+    ] = ""
+    assign: Assignment = "contiguous"
     secret_file: str = ""
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
-    timeout_s: float = 60.0
+    timeout_s: Annotated[float, ABOVE_0] = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,18 +172,18 @@ class ModelConfig:
     """The model.
 
     Attributes:
-        name: dlrm, dcnv2, deepfm, wide-deep or towers.
-        embedding_dim: weights per row, where the schema does not say.
+        name: model of the zoo.
+        embedding_dim: weights per row, unless the schema gives the table's dim.
         bottom_mlp: widths of the dense (bottom) tower.
         top_mlp: widths of the top tower, before the final logit.
-        factory: "module:function" returning a model of the user's own; overrides name.
+        factory: "module:function" that returns a model of the user's own; overrides name.
     """
 
-    name: str = "dlrm"
-    embedding_dim: int = 16
-    bottom_mlp: tuple[int, ...] = (64, 32)
-    top_mlp: tuple[int, ...] = (128, 64)
-    factory: str = ""
+    name: Model = "dlrm"
+    embedding_dim: Annotated[int, at_least(1)] = 16
+    bottom_mlp: Annotated[tuple[int, ...], WIDTHS] = (64, 32)
+    top_mlp: Annotated[tuple[int, ...], WIDTHS] = (128, 64)
+    factory: Annotated[str, matching(r"|[\w.]+:[\w.]+", 'empty or "module:function"')] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +191,18 @@ class OptimConfig:
     """Optimizers.
 
     Attributes:
-        rows: row optimizer: sgd, adagrad, rowwise_adagrad or adam.
+        rows: row optimizer.
         rows_lr: its learning rate.
-        dense: dense optimizer: sgd, adagrad or adam.
+        dense: dense optimizer.
         dense_lr: its learning rate.
         eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
     """
 
-    rows: str = "adagrad"
-    rows_lr: float = 0.02
-    dense: str = "adagrad"
-    dense_lr: float = 0.02
-    eps: float = 1e-8
+    rows: RowOptimizer = "adagrad"
+    rows_lr: Annotated[float, ABOVE_0] = 0.02
+    dense: DenseOptimizer = "adagrad"
+    dense_lr: Annotated[float, ABOVE_0] = 0.02
+    eps: Annotated[float, at_least(0)] = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,15 +215,15 @@ class PipelineConfig:
         stages: dense stages.
         microbatches: micro-batches per batch.
         chunks: stages per pipeline rank; 0: the schedule's own number.
-        partition: which operators make up which stage: auto, or "module=stage,…" with names of modules of the model.
-        recompute: keep only the inputs of a stage's forward, and compute its activations again before its backward.
+        partition: assignment of operators to stages: auto, or "module=stage,…" with names of modules of the model.
+        recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
     """
 
-    schedule: str = "none"
-    stages: int = 1
-    microbatches: int = 1
-    chunks: int = 0
-    partition: str = "auto"
+    schedule: str = "none"  # its range is a rule of bagpipe.config.rules, which knows the schedules
+    stages: Annotated[int, at_least(1)] = 1
+    microbatches: Annotated[int, at_least(1)] = 1
+    chunks: Annotated[int, at_least(0)] = 0
+    partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
 
 
@@ -201,17 +233,17 @@ class CheckpointConfig:
 
     Attributes:
         dir: folder of the checkpoints, on a file system that all ranks share; empty: none.
-        every: steps between checkpoints; 0: only one, at the end, and the store logs what is written until then.
-        resume: go on from the newest whole checkpoint (auto), from the one at a step, or begin anew (never).
-        keep: whole checkpoints kept; older ones are removed.
+        every: steps between checkpoints; 0: only one, at the end, and the store logs all writes until then.
+        resume: resume from the newest complete checkpoint (auto), from the one of a step, or start anew (never).
+        keep: complete checkpoints to keep; older ones are removed.
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
     """
 
     dir: str = ""
-    every: int = 1000
-    resume: str = "auto"
-    keep: int = 2
-    full_every: int = 16
+    every: Annotated[int, at_least(0)] = 1000
+    resume: Annotated[str, matching(r"auto|never|\d+", "auto, never or a step number")] = "auto"
+    keep: Annotated[int, at_least(1)] = 2
+    full_every: Annotated[int, at_least(1)] = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,42 +252,46 @@ class RunConfig:
 
     Attributes:
         seed: seed of initial values and of the data order.
-        device: cpu, cuda or cuda:N.
-        dtype: float32 or float64.
+        device: device of the trainer.
+        dtype: dtype of parameters, optimizer state and losses.
         steps: stop after so many batches; 0: all.
         threads: compute threads of torch; fixed, because results depend on it.
-        trace: write a Perfetto-readable trace here.
+        trace: write a Perfetto trace to this file.
         tensorboard: write TensorBoard scalars into this folder.
         dir: folder of the job's private files; empty: a temporary one.
-        peer_timeout_s: deadline of one exchange between ranks; longer than any honest stall of one of them.
-        nonfinite: a batch whose loss or a gradient is NaN or infinite ends the job (stop), or is left out on all ranks
-            and counted (skip); either way it changes nothing that is stored.
+        peer_timeout_s: deadline of one exchange between ranks; longer than any stall of a healthy rank.
+        nonfinite: a batch with a NaN or infinite loss or gradient ends the job (stop), or is skipped on all ranks and
+            counted (skip); either way it changes nothing that is stored.
         autocast: dtype of the dense part's matrix products: off (run.dtype), bfloat16 or float16. Parameters, optimizer
-            state, rows and losses stay float32, and evaluation is done in it.
-        loss_scale: what the loss is multiplied by before the backward, and gradients are divided by after it; 0: 4096
-            with float16 (see `bagpipe.dense.precision`), else 1.
-        loss_scale_growth_interval: the scale begins at loss_scale, is doubled after so many finite batches in a row
-            (2000 in torch's GradScaler), and halved by one that is left out; needs nonfinite = skip. 0: it stays.
-        kernels: what computes on rows: auto (Triton's kernels on a CUDA device that has them, else torch's operations),
-            torch or triton. The order of a row's sums is the same.
-        compile: compile the dense part with torch.compile; results differ from those without in rounding.
+            state, rows, losses and evaluation stay float32.
+        loss_scale: factor of the loss before the backward; gradients are divided by it. 0: 4096 with float16 (see
+            `bagpipe.dense.precision`), else 1.
+        loss_scale_growth_interval: double the loss scale after so many finite batches in a row (2000 in torch's
+            GradScaler), halve it after a skipped batch; needs nonfinite = skip. 0: the scale is constant.
+        kernels: kernels of the row operations: auto (Triton's on a CUDA device that supports them, else torch's), torch
+            or triton. All sum in the same order.
+        compile: compile the dense part with torch.compile; results differ from the uncompiled ones in rounding.
         cuda_graph: replay a CUDA graph of the dense part's forward and backward (not with stages).
     """
 
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    steps: int = 0
-    threads: int = 1
+    # Stored as a signed 64-bit number.
+    seed: Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)] = 0
+    device: Annotated[str, matching(r"cpu|cuda(:\d+)?", "cpu, cuda or cuda:N")] = "cpu"
+    dtype: RunDtype = "float32"
+    steps: Annotated[int, at_least(0)] = 0
+    threads: Annotated[int, at_least(1)] = 1
     trace: str = ""
     tensorboard: str = ""
     dir: str = ""
-    peer_timeout_s: float = 120.0
-    nonfinite: str = "stop"
-    kernels: str = "auto"
-    autocast: str = "off"
-    loss_scale: int = 0
-    loss_scale_growth_interval: int = 0
+    peer_timeout_s: Annotated[float, ABOVE_0] = 120.0
+    nonfinite: NonFinite = "stop"
+    kernels: Kernels = "auto"
+    autocast: Autocast = "off"
+    # As in bagpipe.dense.loss_scale.
+    loss_scale: Annotated[
+        int, Range("0 or a power of two up to 2**24", lambda value: value in {0, *(2**n for n in range(25))})
+    ] = 0
+    loss_scale_growth_interval: Annotated[int, at_least(0)] = 0
     compile: bool = False
     cuda_graph: bool = False
 
@@ -276,11 +312,11 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     @property
-    def row_dtype(self) -> str:
-        """Of the rows' weights: `RowSchema.dtype`."""
+    def row_dtype(self) -> RowDtype:
+        """`RowSchema.dtype`: dtype of the rows' weights."""
         return self.run.dtype if self.cache.dtype == "run" else self.cache.dtype
 
     @property
-    def row_rounding(self) -> str:
-        """`RowSchema.rounding`. It is chosen for half rows alone: there is none of others."""
+    def row_rounding(self) -> Rounding:
+        """`RowSchema.rounding`: the configured one for half rows, nearest for others."""
         return self.cache.rounding if ROW_TYPES[self.row_dtype].is_half else "nearest"

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bagpipe.errors import InputError
 
@@ -22,6 +22,9 @@ __all__ = [
     "ROW_TYPES",
     "DataSchema",
     "Feature",
+    "Rounding",
+    "RowDtype",
+    "RowOptimizer",
     "RowSchema",
     "RowTable",
     "RowType",
@@ -29,6 +32,10 @@ __all__ = [
 ]
 
 Pooling = Literal["sum", "mean", "none"]
+RowOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+RowDtype = Literal["float32", "float64", "float16", "bfloat16"]
+#: How an updated weight is rounded to a half type: `bagpipe.kernels.rounding`.
+Rounding = Literal["nearest", "stochastic"]
 
 #: Optimizer-state elements stored beside the `dim` weights of one row.
 OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
@@ -67,8 +74,7 @@ ROW_TYPES: Mapping[str, RowType] = {
     "bfloat16": RowType(word_bytes=2, word="<u2", compute="float32"),
 }
 
-#: How an updated weight becomes a half again: `bagpipe.kernels.rounding`.
-ROUNDINGS = ("nearest", "stochastic")
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ import numpy as np
 from bagpipe.client.envelope import rank_batch_message
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.client.slim import slim, values_follow
-from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
+from bagpipe.config.sections import Assignment, CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import DataSchema
 from cacher.embedded import EmbeddedCacher
@@ -66,7 +66,7 @@ class Rate:
 
     experiment: str
     ranks: int
-    assign: str
+    assign: Assignment
     million_ids_per_s: float
     million_ids_per_cpu_s: float
     batch_ms: float
@@ -74,7 +74,7 @@ class Rate:
     peak_rss_mb: float
 
 
-def job(path: Path, ranks: int, assign: str) -> Config:
+def job(path: Path, ranks: int, assign: Assignment) -> Config:
     return Config(
         data=DataConfig(
             format="parquet", path=str(path), batch_size=BATCH_SIZE, epochs=EPOCHS, eval_fraction=0.0, workers=0
@@ -97,14 +97,14 @@ def spec_of(config: Config, schema: DataSchema, ranks: int) -> OracleSpec:
     )
 
 
-def plan(path: Path, ranks: int, assign: str) -> Rate:
+def plan(path: Path, ranks: int, assign: Assignment) -> Rate:
     """Everything but the network, in a process of its own."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_plan, (path, ranks, assign))
 
 
-def _plan(path: Path, ranks: int, assign: str) -> Rate:
+def _plan(path: Path, ranks: int, assign: Assignment) -> Rate:
     os.sched_setaffinity(0, {0})
     settle_process()
     config = job(path, ranks, assign)
@@ -127,7 +127,7 @@ def _plan(path: Path, ranks: int, assign: str) -> Rate:
     return _rate("plan", ranks, assign, wall_s, cpu_s, num_ids, num_bytes, peak_rss_bytes() / 2**20)
 
 
-def serve(path: Path, ranks: int, assign: str) -> Rate:
+def serve(path: Path, ranks: int, assign: Assignment) -> Rate:
     """A daemon on the first core, its clients on the others."""
     context = multiprocessing.get_context("spawn")
     config = job(path, ranks, assign)
@@ -172,7 +172,7 @@ def _consume(url: str, config: Config, rank: int, ranks: int, barrier: Barrier, 
 def _rate(
     experiment: str,
     ranks: int,
-    assign: str,
+    assign: Assignment,
     wall_s: float,
     cpu_s: float,
     num_ids: int,
@@ -198,7 +198,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-EXPERIMENTS: Mapping[str, Callable[[Path, int, str], Rate]] = {"plan": plan, "serve": serve}
+EXPERIMENTS: Mapping[str, Callable[[Path, int, Assignment], Rate]] = {"plan": plan, "serve": serve}
 
 
 def make_data(path: Path) -> None:

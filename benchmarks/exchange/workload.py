@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bagpipe.config.sections import DataConfig
+from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.batch import Batch
 from data.formats import open_source
@@ -35,7 +35,7 @@ class Workload:
         measured: batches counted.
     """
 
-    format: str
+    format: DataFormat
     batch_size: int
     dim: int
     lookahead: int

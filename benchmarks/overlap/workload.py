@@ -16,6 +16,7 @@ from bagpipe.config.sections import (
     CacheConfig,
     Config,
     DataConfig,
+    Model,
     ModelConfig,
     OptimConfig,
     OracleConfig,
@@ -60,7 +61,7 @@ class Workload:
     target_share: float
     target_ratio: float | None
     target_speedup: float
-    model: str
+    model: Model
     bottom_mlp: tuple[int, ...]
     top_mlp: tuple[int, ...]
     embedding_dim: int

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import Config, Policy
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
 
@@ -105,6 +105,6 @@ def at_setting(config: Config, *, policy: str, lookahead: int, cache_rows: int) 
     """The configuration with a setting of the sweep put in."""
     return dataclasses.replace(
         config,
-        oracle=dataclasses.replace(config.oracle, policy=policy, lookahead=lookahead),
+        oracle=dataclasses.replace(config.oracle, policy=cast(Policy, policy), lookahead=lookahead),
         cache=dataclasses.replace(config.cache, rows=cache_rows),
     )

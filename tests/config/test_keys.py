@@ -13,7 +13,7 @@ from bagpipe.errors import InputError
 
 
 def key(kind: object) -> Key:
-    return Key(section="data", name="limit", type=kind, default=None, help="")
+    return Key(section="data", name="limit", type=kind, range=None, default=None, help="")
 
 
 def converted(kind: object, value: object) -> object:

@@ -111,9 +111,10 @@ def test_help_shows_every_section_with_defaults(capsys):
         parse("--help")
     text = capsys.readouterr().out
     assert caught.value.code == 0
-    assert "[data] What to train on:" in text
+    assert "[data] Training data:" in text
     assert "--data.batch_size" in text
-    assert "(default: 64,32)" in text
+    assert "(widths of at least 1; default: 64,32)" in " ".join(text.split())
+    assert "(one of stop, skip; default: stop)" in " ".join(text.split())
     assert "--result FILE" in text
 
 

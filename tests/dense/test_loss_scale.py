@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bagpipe.config.rules import LOSS_SCALES
+from bagpipe.config.keys import config_keys
 from bagpipe.dense.loss_scale import MAX_LOSS_SCALE, LossScale
 
 
 def test_the_configuration_has_the_same_bound() -> None:
-    assert max(LOSS_SCALES) == MAX_LOSS_SCALE
+    (key,) = [key for key in config_keys() if key.path == "run.loss_scale"]
+    assert key.range is not None
+    assert key.range.contains(MAX_LOSS_SCALE)
+    assert not key.range.contains(2 * MAX_LOSS_SCALE)
 
 
 @settings(max_examples=30)

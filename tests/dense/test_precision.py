@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
-from bagpipe.config.rules import AUTOCAST
+from bagpipe.config.sections import Autocast
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
 
 HALVES = (torch.bfloat16, torch.float16)
 
 
 def test_every_name_of_the_configuration_has_a_dtype_and_a_scale() -> None:
-    assert tuple(AUTOCAST_DTYPES) == tuple(DEFAULT_LOSS_SCALE) == AUTOCAST
+    assert tuple(AUTOCAST_DTYPES) == tuple(DEFAULT_LOSS_SCALE) == get_args(Autocast)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from bagpipe.config.rules import DURABILITIES as CONFIG_DURABILITIES
+from bagpipe.config.sections import Durability
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.open import open_store
 from bagpipe.store.redis.durability import DURABILITIES, inspect_durability, refuse_less_durable, server_options
@@ -23,7 +24,7 @@ SERVERS: dict[str, tuple[int, str]] = {
 
 
 def test_the_configuration_knows_the_same_words() -> None:
-    assert CONFIG_DURABILITIES == DURABILITIES
+    assert get_args(Durability) == DURABILITIES
 
 
 @pytest.mark.parametrize(

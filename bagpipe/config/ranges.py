@@ -1,0 +1,41 @@
+"""Ranges of configuration values, part of a field's type: ``batch_size: Annotated[int, at_least(1)] = 1024``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ABOVE_0", "POWER_OF_TWO", "WIDTHS", "Range", "at_least", "matching", "one_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a key accepts.
+
+    Attributes:
+        words: completes "must be …".
+        contains: whether a value of the key's type is in range.
+    """
+
+    words: str
+    contains: Callable[[Any], bool]
+
+
+def at_least(minimum: int) -> Range:
+    return Range(f"at least {minimum}", lambda value: value >= minimum)
+
+
+def one_of(*choices: str) -> Range:
+    return Range(f"one of {', '.join(choices)}", lambda value: value in choices)
+
+
+def matching(pattern: str, words: str) -> Range:
+    """Strings that match a regular expression in full."""
+    return Range(words, lambda value: re.fullmatch(pattern, value) is not None)
+
+
+ABOVE_0 = Range("more than 0", lambda value: value > 0)
+WIDTHS = Range("widths of at least 1", lambda value: all(width >= 1 for width in value))
+POWER_OF_TWO = Range("a power of two from 1 to 65536", lambda value: value in {2**exponent for exponent in range(17)})
