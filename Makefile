@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format suite browser search chaos soak gpu setup clean
+.PHONY: help train test check format suite browser search chaos soak gpu docs setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -52,6 +52,9 @@ format: setup ## format and fix what ruff can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+docs: setup ## build the documentation site with the API reference into site/; warnings are errors
+	@$(PY) -m tools.make_docs $(ARGS)
+
 bench-%: setup ## run benchmarks/<name>, for example make bench-planner
 	$(PY) -m benchmarks.$*.main $(ARGS)
 
@@ -64,5 +67,5 @@ setup: ## make or update .venv
 	$$python tools/make_venv.py
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -159,8 +159,11 @@ class Runner:
     def run(self, num_batches: int | None = None) -> Report:
         """Run to the end of the data, or for `num_batches` at most. Only once per runner.
 
+        The error that a handler raised first is raised here.
+
         Raises:
-            Whatever a handler raised first; JobError for a deadlock; Interrupted after a second request to stop.
+            JobError: the lanes are in a deadlock.
+            Interrupted: stopping was requested a second time.
         """
         if self._start_ns is not None:
             raise RuntimeError("a Runner runs once; make a new one")

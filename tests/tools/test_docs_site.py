@@ -1,0 +1,44 @@
+"""The site's navigation, pages and links; that it builds without a warning is `make docs`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tools import docs_site, make_docs
+from tools.docs_site import ROOT
+
+
+def test_every_page_of_the_documentation_is_in_the_navigation():
+    nav = re.findall(r"^\s+- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    by_hand = [path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in docs_site.paths(pattern)]
+    assert sorted(nav) == sorted(by_hand)
+
+
+def test_every_room_has_an_api_page():
+    assert {"cache", "oracle", "schedule", "store"} <= set(docs_site.ROOMS)
+    assert len(docs_site.ROOMS) == len(set(docs_site.ROOMS))
+
+
+def test_linked_files_come_along():
+    assert "docs/pictures/cached-steps-cpu.svg" in docs_site.linked_files("README.md")
+    assert not [path for path in docs_site.linked_files("README.md") if not (ROOT / path).is_file()]
+
+
+def test_links_to_folders_become_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "page.md").write_text("")
+
+    class Page:
+        class file:  # noqa: N801 (as mkdocs names it)
+            src_uri = "page.md"
+
+    text = docs_site.on_page_markdown("[a](folder) [b](page.md#c) [d](https://e.f)", Page, None, None)
+    assert text == "a [b](page.md#c) [d](https://e.f)"
+
+
+@pytest.mark.parametrize("name", [item.partition("[")[0] for item in make_docs.requirements()])
+def test_what_the_site_needs_is_pinned(name):
+    assert f"\n{name}==" in (ROOT / "tools" / "constraints.txt").read_text(encoding="utf-8")
