@@ -4,7 +4,7 @@
 
     RedisStore   ids ──keys──> buckets ──routing──> commands per server ──transfer──> frames
                         wire: arrays <-> RESP bytes        exchange: frames <-> links, one deadline
-                        fleet: a list of servers           cluster_fleet: a cluster's nodes, redirections followed
+                        client: a list of servers           cluster_client: a cluster's nodes, redirections followed
                         namespace + record: the schema record, compared before anything is written
                         urls, servers, cluster: redis-py connects, authenticates, encrypts, asks
                         fencing: who may write, what was written     ledger: taking over, commit     watch: servers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
-from bagpipe.store.redis.fleet import ListFleet
+from bagpipe.store.redis.shard_client import ServerListClient
 from bagpipe.store.redis.transfer import WriteCodec, WriteGroup
 from bagpipe.store.redis.urls import parse_urls
 from bagpipe.store.redis.wire import RowEncoder
@@ -65,21 +65,21 @@ class PlainWriter:
     def __init__(self, url: str, requests: Sequence[WriteRequest], num_buckets: int) -> None:
         keys = [bucket_key("bench-plain", bucket) for bucket in range(num_buckets)]
         self._requests = requests
-        self._fleet = ListFleet(
+        self._client = ServerListClient(
             parse_urls(url), num_buckets=num_buckets, timeout_s=30.0, make_codec=lambda: PlainCodec(keys)
         )
 
     def __enter__(self) -> Self:
-        self._fleet.__enter__()
+        self._client.__enter__()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._fleet.__exit__(None, None, None)
+        self._client.__exit__(None, None, None)
 
     def write(self) -> None:
         """All rows of the batch."""
         parts = [request.rows for request in self._requests]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        routed = self._fleet.route([(request.table, request.ids) for request in self._requests])
+        routed = self._client.route([(request.table, request.ids) for request in self._requests])
         voids = rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)
-        self._fleet.carry([WriteGroup(routed=routed, rows=voids)], repeat=False)
+        self._client.execute([WriteGroup(routed=routed, rows=voids)], repeat=False)

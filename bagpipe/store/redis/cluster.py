@@ -3,7 +3,7 @@
     seeds ──CLUSTER SLOTS──> Topology ──server_at──> a `Server` per node     redis-py connects, authenticates, encrypts
     ClusterSession.run(key, call): the client of the node that has the key; MOVED, ASK and short troubles are followed
 
-The rows' own path is `bagpipe.store.redis.cluster_fleet`. redis-py's cluster client is not used: it wants the COMMAND
+The rows' own path is `bagpipe.store.redis.cluster_client`. redis-py's cluster client is not used: it wants the COMMAND
 permission and links to every node of its own, and would retry writes behind our back.
 """
 

@@ -1,7 +1,7 @@
 """One exchange with all servers at once: requests out while replies come in, under one deadline.
 
-    Talk (per server):  frames of requests ──sendmsg──> socket ──recv_into──> buffer ──accept──> rows
-    exchange:           every talk is pushed as far as it goes without waiting; only then one poll() for all of them
+    RequestPipeline (per server):  frames of requests ──sendmsg──> socket ──recv_into──> buffer ──accept──> rows
+    exchange:           every pipeline is pushed as far as it goes without waiting; only then one poll() for all of them
 
 Rules. Replies promised but not yet read are bounded, so neither side piles up memory and none waits for the other; a
 server next door is asked in small steps, so that it answers one while we read another.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
 
-__all__ = ["Accept", "Frame", "Request", "Talk", "exchange"]
+__all__ = ["Accept", "Frame", "Request", "RequestPipeline", "exchange"]
 
 #: Decodes the reply at ``buffer[start:end]``: offset after it, None while it is incomplete, StoreError if it is wrong.
 Accept = Callable[[Bytes, int, int], int | None]
@@ -54,7 +54,7 @@ class Request(NamedTuple):
 Frame = Sequence[Request]
 
 
-class Talk:
+class RequestPipeline:
     """One link's part in one exchange: frames to send, replies to expect, in order."""
 
     def __init__(self, link: Link, frames: Iterator[Frame]) -> None:
@@ -172,12 +172,16 @@ class Talk:
 
 
 def exchange(
-    talks: Sequence[Talk], timeout_s: float, *, deadline_s: float | None = None, patience_s: float = math.inf
+    pipelines: Sequence[RequestPipeline],
+    timeout_s: float,
+    *,
+    deadline_s: float | None = None,
+    patience_s: float = math.inf,
 ) -> None:
-    """Run all talks to their end.
+    """Run all pipelines to their end.
 
     Args:
-        talks: one per link.
+        pipelines: one per link.
         timeout_s: seconds that an exchange may take; only named if `deadline_s` is given.
         deadline_s: when it must be done, by `time.monotonic`; None: `timeout_s` from now.
         patience_s: seconds without a byte from or to any server after which the silent ones count as lost.
@@ -186,40 +190,40 @@ def exchange(
         LinkLost: a connection is gone, or silent; all links are closed then.
         StoreError: a server answered something else, or not within the deadline; all links are closed then.
     """
-    place = talks[0].link.place if talks else ""
+    place = pipelines[0].link.place if pipelines else ""
     if deadline_s is None:
         deadline_s = time.monotonic() + timeout_s
     try:
-        for talk in talks:
-            talk.link.check()
-        pending = list(talks)
+        for pipeline in pipelines:
+            pipeline.link.check()
+        pending = list(pipelines)
         while pending:
             moved = False
-            for talk in pending:
-                place = talk.link.place
-                moved |= talk.advance()
-            pending = [talk for talk in pending if not talk.done]
+            for pipeline in pending:
+                place = pipeline.link.place
+                moved |= pipeline.advance()
+            pending = [pipeline for pipeline in pending if not pipeline.done]
             if pending and not moved:
                 _wait(pending, deadline_s, timeout_s, patience_s)
             elif pending and time.monotonic() > deadline_s:
                 raise StoreError(_late(pending, timeout_s))
-        for talk in talks:
-            place = talk.link.place
-            talk.finish()
+        for pipeline in pipelines:
+            place = pipeline.link.place
+            pipeline.finish()
     except OSError as error:
-        _close_all(talks, f"{place}: {error}")
+        _close_all(pipelines, f"{place}: {error}")
         raise LinkLost(f"{place}: {error}", place) from error
     except BaseException as error:
-        _close_all(talks, str(error) or type(error).__name__)
+        _close_all(pipelines, str(error) or type(error).__name__)
         raise
 
 
-def _close_all(talks: Sequence[Talk], why: str) -> None:
-    for talk in talks:
-        talk.link.close(why)
+def _close_all(pipelines: Sequence[RequestPipeline], why: str) -> None:
+    for pipeline in pipelines:
+        pipeline.link.close(why)
 
 
-def _wait(talks: Sequence[Talk], deadline_s: float, timeout_s: float, patience_s: float) -> None:
+def _wait(pipelines: Sequence[RequestPipeline], deadline_s: float, timeout_s: float, patience_s: float) -> None:
     """Wait until a socket can go on.
 
     Raises:
@@ -227,17 +231,17 @@ def _wait(talks: Sequence[Talk], deadline_s: float, timeout_s: float, patience_s
         LinkLost: nothing happened for `patience_s`.
     """
     poller = select.poll()
-    for talk in talks:
-        events = (select.POLLIN if talk.wants_to_receive else 0) | (select.POLLOUT if talk.wants_to_send else 0)
-        poller.register(talk.link, events)
+    for pipeline in pipelines:
+        events = (select.POLLIN if pipeline.wants_to_receive else 0) | (select.POLLOUT if pipeline.wants_to_send else 0)
+        poller.register(pipeline.link, events)
     left_s = max(0.0, deadline_s - time.monotonic())
     if not poller.poll(min(left_s, patience_s) * 1e3):
         if left_s <= patience_s:
-            raise StoreError(_late(talks, timeout_s))
-        places = [talk.link.place for talk in talks]
+            raise StoreError(_late(pipelines, timeout_s))
+        places = [pipeline.link.place for pipeline in pipelines]
         raise LinkLost(f"{', '.join(places)}: silent for {patience_s:g} s", *places)
 
 
-def _late(talks: Sequence[Talk], timeout_s: float) -> str:
-    places = ", ".join(talk.link.place for talk in talks)
+def _late(pipelines: Sequence[RequestPipeline], timeout_s: float) -> str:
+    places = ", ".join(pipeline.link.place for pipeline in pipelines)
     return f"{places}: no complete answer within store.timeout_s = {timeout_s:g} s"

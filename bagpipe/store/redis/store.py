@@ -6,7 +6,7 @@
     fence       from then on every HSET is guarded and logged; rotate: every bucket's log is checked and the next begun
     check/claim the schema record of every server (of the cluster), compared field by field
 
-A fleet of links for reading and one for writing, so that a reader thread and a writer thread never share a socket.
+One shard client for reading and one for writing, so that a reader thread and a writer thread never share a socket.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bagpipe.store.fencing.logbook import Logbook
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.keys import bucket_key, bucket_of, check_layout
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.cluster_fleet import ClusterFleet
-from bagpipe.store.redis.fleet import Fleet, ListFleet
+from bagpipe.store.redis.cluster_client import ClusterClient
 from bagpipe.store.redis.ledger import RedisLedger
 from bagpipe.store.redis.namespace import Home, Namespace
 from bagpipe.store.redis.row_checksum import check_words
+from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
 from bagpipe.store.redis.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
 from bagpipe.store.validation import check_read, check_write, row_dtype
@@ -73,20 +73,24 @@ class RedisStore:
         self.schema = schema
         keys = self._keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
         read_codec, write_codec = partial(ReadCodec, keys), partial(WriteCodec, keys)
-        self._reading: Fleet[ReadGroup]
-        self._writing: Fleet[WriteGroup | LogRotation]
+        self._reading: ShardClient[ReadGroup]
+        self._writing: ShardClient[WriteGroup | LogRotation]
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
             one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # buckets have slots of their own
             homes: tuple[Home, ...] = (cluster,)
-            self._reading = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
-            self._writing = ClusterFleet(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
+            self._reading = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
+            self._writing = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
         else:
             homes = servers = parse_urls(urls)
             if len(servers) > num_buckets:
                 raise InputError(f"store.buckets = {num_buckets} is fewer than the {len(servers)} servers of store.url")
-            self._reading = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=read_codec)
-            self._writing = ListFleet(servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=write_codec)
+            self._reading = ServerListClient(
+                servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=read_codec
+            )
+            self._writing = ServerListClient(
+                servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=write_codec
+            )
         self._namespace = Namespace(
             name=namespace,
             schema=schema,
@@ -151,7 +155,7 @@ class RedisStore:
                 stop = start + length
                 results[member] = ReadResult(rows[start:stop], found[start:stop])
                 start = stop
-        self._reading.carry(groups, repeat=True)
+        self._reading.execute(groups, repeat=True)
         for group in groups:
             num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
             if num_found < num_rows:
@@ -179,7 +183,7 @@ class RedisStore:
             if self._logbook is not None:
                 entries = self._logbook.entries(self._writing.num_commands(routed, voids.itemsize))
             groups.append(WriteGroup(routed=routed, rows=voids, entries=entries))
-        self._carry(groups)
+        self._execute(groups)
         self._rows_written += sum(len(group.rows) for group in groups)
         hit("after-write-back")
 
@@ -200,7 +204,7 @@ class RedisStore:
             next_keys=opened.log_keys,
             next_name=opened.log_name,
         )
-        self._carry([rotation])
+        self._execute([rotation])
         self._logbook = opened
         return closed.num_groups()
 
@@ -233,9 +237,9 @@ class RedisStore:
             members.setdefault(self.schema.row_width(table), []).append(number)
         return members
 
-    def _carry(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
+    def _execute(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
         try:
-            self._writing.carry(groups, repeat=self._logbook is not None)
+            self._writing.execute(groups, repeat=self._logbook is not None)
         except FencedError as error:
             self._refusal = FencedError(str(error))
             raise

@@ -1,6 +1,6 @@
 """Commands on their way to the nodes of a cluster, and what is to be sent again. Pure: replies in, errands out.
 
-errands of one node ──Visit.accept──> answered | redirected, or met a gap in their log | never answered
+errands of one node ──NodeCommands.accept──> answered | redirected, or met a gap in their log | never answered
 all that was not served ──in_order──> to be sent again, as it was first sent
 """
 
@@ -16,10 +16,10 @@ from bagpipe.store.redis.routing import Command
 from bagpipe.store.redis.topology import Address, Redirect, RedirectKind, parse_redirect
 from bagpipe.store.redis.wire import ErrorReply
 
-__all__ = ["Errand", "Unserved", "Visit", "in_order"]
+__all__ = ["NodeCommands", "PendingCommand", "Unserved", "in_order"]
 
 
-class Errand(NamedTuple):
+class PendingCommand(NamedTuple):
     """One command of one group, and whether it goes after ASKING."""
 
     group: int
@@ -33,17 +33,17 @@ class Unserved(NamedTuple):
     `gap`: the bucket's log has no place for it. An errand before it was not served either, or the store lost groups.
     """
 
-    errand: Errand
+    errand: PendingCommand
     redirect: Redirect | None
     gap: ShortLog | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Visit:
+class NodeCommands:
     """Errands on their way to one node. Replies come in their order."""
 
     address: Address
-    errands: list[Errand]
+    errands: list[PendingCommand]
     num_answered: int = 0
     redirects: list[Unserved] = field(default_factory=list)
 

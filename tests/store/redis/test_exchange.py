@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import StoreError
-from bagpipe.store.redis.exchange import Frame, Request, Talk, exchange
+from bagpipe.store.redis.exchange import Frame, Request, RequestPipeline, exchange
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -67,8 +67,8 @@ def answer(reply: bytes, *, then_close: bool = False) -> Callable[[socket.socket
     return serve
 
 
-def ask(link: Link, log: list[bytes], num_replies: int = 1) -> Talk:
-    return Talk(link, iter([[request(b"?", 100, accept_line(log))] * num_replies]))
+def ask(link: Link, log: list[bytes], num_replies: int = 1) -> RequestPipeline:
+    return RequestPipeline(link, iter([[request(b"?", 100, accept_line(log))] * num_replies]))
 
 
 def request(question: bytes, max_reply_bytes: int, accept: Accept) -> Request:
@@ -162,9 +162,9 @@ def test_a_trickle_does_not_put_off_the_deadline() -> None:
     endless = request(b"?", 1, lambda buffer, start, end: end)
     with linked(serve) as link:
         link.check = lambda: None  # type: ignore[method-assign]  # the server talks at once
-        talk = Talk(link, iter([[endless] * 1_000_000]))
+        pipeline = RequestPipeline(link, iter([[endless] * 1_000_000]))
         with pytest.raises(StoreError, match="no complete answer within"):
-            exchange([talk], 0.05)
+            exchange([pipeline], 0.05)
     assert log == []
 
 
@@ -174,7 +174,7 @@ def test_an_interrupt_closes_the_link() -> None:
 
     with linked(answer(b"one\n")) as link:
         with pytest.raises(KeyboardInterrupt):
-            exchange([Talk(link, iter([[request(b"?", 100, interrupt)]]))], TIMEOUT_S)
+            exchange([RequestPipeline(link, iter([[request(b"?", 100, interrupt)]]))], TIMEOUT_S)
         with pytest.raises(StoreError, match="KeyboardInterrupt"):
             link.check()
 
@@ -202,7 +202,7 @@ def test_large_requests_and_replies_pass_each_other() -> None:
     question = np.full(size, ord("q"), np.uint8)
     frames = ([Request((question[:1].data, question[1:].data), size, accept)] for _ in range(count))
     with linked(serve) as link:
-        exchange([Talk(link, frames)], TIMEOUT_S)
+        exchange([RequestPipeline(link, frames)], TIMEOUT_S)
         assert len(received) == count
         assert link.bytes_sent == link.bytes_received == size * count
 
@@ -219,7 +219,7 @@ def test_promised_replies_are_bounded() -> None:
 
     with linked(answer(b"")) as link:
         with pytest.raises(StoreError, match="no complete answer"):
-            exchange([Talk(link, frames())], 0.05)
+            exchange([RequestPipeline(link, frames())], 0.05)
         assert asked == 4, "384 KiB on a unix socket"
 
 

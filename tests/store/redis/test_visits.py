@@ -1,4 +1,4 @@
-"""What a cluster's nodes answer, and what is sent again. Against real nodes: test_cluster_fleet."""
+"""What a cluster's nodes answer, and what is sent again. Against real nodes: test_cluster_client."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from bagpipe.store.redis.fenced_write import ShortLog
 from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.routing import Command
 from bagpipe.store.redis.topology import Address, RedirectKind
-from bagpipe.store.redis.visits import Errand, Unserved, Visit, in_order
+from bagpipe.store.redis.visits import NodeCommands, PendingCommand, Unserved, in_order
 from bagpipe.store.redis.wire import decode_ok
 
 HERE = Address("10.0.0.1", 7000)
 
 
-def errand(bucket: int, part: int = 0, group: int = 0) -> Errand:
+def errand(bucket: int, part: int = 0, group: int = 0) -> PendingCommand:
     start = 1000 * bucket + 10 * part
-    return Errand(group, Command(bucket, start, start + 10, part), False)
+    return PendingCommand(group, Command(bucket, start, start + 10, part), False)
 
 
 def bytes_of(data: bytes) -> Bytes:
@@ -26,7 +26,7 @@ def bytes_of(data: bytes) -> Bytes:
 
 
 def test_replies_are_those_of_the_errands_in_order() -> None:
-    visit = Visit(address=HERE, errands=[errand(bucket) for bucket in range(4)])
+    visit = NodeCommands(address=HERE, errands=[errand(bucket) for bucket in range(4)])
     data = b"+OK\r\n-MOVED 5 10.0.0.2:7001\r\n+OK\r\n"
     position: int | None = 0
     for _ in range(3):
@@ -43,11 +43,11 @@ def test_replies_are_those_of_the_errands_in_order() -> None:
 def test_an_error_that_points_nowhere() -> None:
     data = b"-OOM command not allowed\r\n"
     with pytest.raises(StoreError, match="OOM"):
-        Visit(address=HERE, errands=[errand(0)]).accept(decode_ok, bytes_of(data), 0, len(data))
+        NodeCommands(address=HERE, errands=[errand(0)]).accept(decode_ok, bytes_of(data), 0, len(data))
 
 
 def gap(bucket: int, part: int, group: int = 0) -> Unserved:
-    visit = Visit(address=HERE, errands=[errand(bucket, part, group)])
+    visit = NodeCommands(address=HERE, errands=[errand(bucket, part, group)])
 
     def accept(buffer: Bytes, start: int, end: int) -> int | None:
         raise ShortLog("a gap", end)

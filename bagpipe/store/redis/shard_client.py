@@ -1,9 +1,9 @@
-"""All servers of a store in one direction: rows in groups go out, and are back when every server has answered.
+"""`ShardClient`: executes one batch on all servers of a store. `ServerListClient` is the one for a list of servers.
 
-    RedisStore ──route──> groups of rows ──carry──> one talk per server, one exchange      ListFleet: servers of a list
-                                                                                            ClusterFleet: cluster_fleet
+    RedisStore ──route──> groups of rows ──execute──> one request pipeline per server, one exchange
 
-A store has a fleet for reading and one for writing, so that two threads never share a socket.
+A store has one client for reading and one for writing, so that two threads never share a socket. A Redis Cluster has
+a client of its own: `bagpipe.store.redis.cluster_client`.
 
 What may be repeated (reading, and writing with a fence) survives a connection that breaks or falls silent: it is made
 anew and all is sent again, until the deadline. A server that came back as another process ends it: rows may be lost.
@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError, RolledBackError, StoreError
-from bagpipe.store.redis.exchange import Frame, Talk, exchange
+from bagpipe.store.redis.exchange import Frame, RequestPipeline, exchange
 from bagpipe.store.redis.link import Link, LinkLost
 from bagpipe.store.redis.routing import RoutedRows, Router, spread
 from bagpipe.store.redis.servers import Server, Unreachable
 from bagpipe.store.redis.transfer import Codec, Group, max_command_rows
 
-__all__ = ["Fleet", "ListFleet", "Traffic", "patience_s"]
+__all__ = ["ServerListClient", "ShardClient", "Traffic", "patience_s"]
 
 G = TypeVar("G", bound=Group)
 G_contra = TypeVar("G_contra", bound=Group, contravariant=True)
@@ -45,7 +45,7 @@ _PAUSES_S = (0.005, 0.25)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Totals of a fleet since it was made.
+    """Totals of a client since it was made.
 
     Attributes:
         bytes_sent, bytes_received: of the wire.
@@ -60,7 +60,7 @@ class Traffic:
     failovers: int = 0
 
 
-class Fleet(Protocol[G_contra]):
+class ShardClient(Protocol[G_contra]):
     """Use as a context manager; one thread at a time."""
 
     def __enter__(self) -> Self: ...
@@ -70,7 +70,7 @@ class Fleet(Protocol[G_contra]):
     ) -> None: ...
 
     def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
-        """Where rows of one width go; carried before anything else is routed."""
+        """Where rows of one width go; executed before anything else is routed."""
         ...
 
     def route_buckets(self) -> RoutedRows:
@@ -85,11 +85,11 @@ class Fleet(Protocol[G_contra]):
         """The server of a bucket, for messages."""
         ...
 
-    def carry(self, groups: Sequence[G_contra], *, repeat: bool) -> None:
+    def execute(self, groups: Sequence[G_contra], *, repeat: bool) -> None:
         """Send the groups' commands to their servers and take the replies.
 
         Args:
-            groups: routed by this fleet.
+            groups: routed by this client.
             repeat: sending a command twice does no harm, however late the first one arrives.
 
         Raises:
@@ -105,7 +105,7 @@ def patience_s(timeout_s: float) -> float:
     return max(_LEAST_PATIENCE_S, _PATIENCE * timeout_s)
 
 
-class ListFleet(Generic[G]):
+class ServerListClient(Generic[G]):
     """Servers that share the buckets by number.
 
     Args:
@@ -142,31 +142,31 @@ class ListFleet(Generic[G]):
             link.close("the store was closed")
 
     def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
-        """See `Fleet.route`."""
+        """See `ShardClient.route`."""
         return self._router.route(requests)
 
     def route_buckets(self) -> RoutedRows:
-        """See `Fleet.route_buckets`."""
+        """See `ShardClient.route_buckets`."""
         return self._router.route_buckets()
 
     def num_commands(self, routed: RoutedRows, row_bytes: int) -> NDArray[np.int64]:
-        """See `Fleet.num_commands`."""
+        """See `ShardClient.num_commands`."""
         return self._router.num_commands(routed, max_rows=max_command_rows(row_bytes))
 
     def place(self, bucket: int) -> str:
-        """See `Fleet.place`."""
+        """See `ShardClient.place`."""
         return self._servers[bucket % len(self._servers)].place
 
-    def carry(self, groups: Sequence[G], *, repeat: bool) -> None:
-        """See `Fleet.carry`. After an error the fleet stays closed."""
+    def execute(self, groups: Sequence[G], *, repeat: bool) -> None:
+        """See `ShardClient.execute`. After an error the client stays closed."""
         if not self._links:
             raise StoreError("the store is not open: use it in a with statement")
         deadline_s, pause_s = time.monotonic() + self._timeout_s, 0.0
         patience = self._patience_s if repeat else math.inf
         while True:
-            talks = [Talk(link, self._frames(number, groups)) for number, link in enumerate(self._links)]
+            pipelines = [RequestPipeline(link, self._frames(number, groups)) for number, link in enumerate(self._links)]
             try:
-                exchange(talks, self._timeout_s, deadline_s=deadline_s, patience_s=patience)
+                exchange(pipelines, self._timeout_s, deadline_s=deadline_s, patience_s=patience)
             except LinkLost as lost:
                 if not repeat:
                     raise
@@ -175,7 +175,7 @@ class ListFleet(Generic[G]):
                 return
 
     def traffic(self) -> Traffic:
-        """See `Fleet.traffic`."""
+        """See `ShardClient.traffic`."""
         return Traffic(
             bytes_sent=self._bytes_sent + sum(link.bytes_sent for link in self._links),
             bytes_received=self._bytes_received + sum(link.bytes_received for link in self._links),

@@ -29,17 +29,17 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError, RolledBackError, StoreError
 from bagpipe.store.keys import key_slot
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.exchange import Frame, Request, Talk, exchange
-from bagpipe.store.redis.fleet import Traffic, patience_s
+from bagpipe.store.redis.exchange import Frame, Request, RequestPipeline, exchange
 from bagpipe.store.redis.link import Link, LinkLost
 from bagpipe.store.redis.routing import RoutedRows, Router
 from bagpipe.store.redis.servers import Unreachable, refuse_unsafe
+from bagpipe.store.redis.shard_client import Traffic, patience_s
 from bagpipe.store.redis.topology import Address, RedirectKind, Topology
 from bagpipe.store.redis.transfer import Codec, Group, max_command_rows
-from bagpipe.store.redis.visits import Errand, Unserved, Visit, in_order
+from bagpipe.store.redis.visits import NodeCommands, PendingCommand, Unserved, in_order
 from bagpipe.store.redis.wire import decode_ok
 
-__all__ = ["ClusterFleet"]
+__all__ = ["ClusterClient"]
 
 G = TypeVar("G", bound=Group)
 
@@ -57,13 +57,13 @@ class _Node(Generic[G]):
         self.codec = codec
 
 
-class ClusterFleet(Generic[G]):
-    """The masters of a cluster. See `bagpipe.store.redis.fleet.Fleet`.
+class ClusterClient(Generic[G]):
+    """The masters of a cluster. See `bagpipe.store.redis.shard_client.ShardClient`.
 
     Args:
         cluster: where to ask who serves what.
         keys: key of each bucket.
-        timeout_s: deadline of one `carry`, however often something is sent again.
+        timeout_s: deadline of one `execute`, however often something is sent again.
         make_codec: one codec per link, which makes one request of each command.
     """
 
@@ -105,30 +105,30 @@ class ClusterFleet(Generic[G]):
         self._close(_NOT_OPEN)
 
     def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
-        """See `Fleet.route`."""
+        """See `ShardClient.route`."""
         if self._closed.is_set():
             raise StoreError(self._why_closed)
         return self._router.route(requests)
 
     def route_buckets(self) -> RoutedRows:
-        """See `Fleet.route_buckets`."""
+        """See `ShardClient.route_buckets`."""
         if self._closed.is_set():
             raise StoreError(self._why_closed)
         return self._router.route_buckets()
 
     def num_commands(self, routed: RoutedRows, row_bytes: int) -> NDArray[np.int64]:
-        """See `Fleet.num_commands`."""
+        """See `ShardClient.num_commands`."""
         return self._router.num_commands(routed, max_rows=max_command_rows(row_bytes))
 
     def place(self, bucket: int) -> str:
-        """See `Fleet.place`."""
+        """See `ShardClient.place`."""
         address = self._topology.master_of(self._slots[bucket])
         return self._cluster.place if address is None else self._cluster.server_at(address).place
 
-    def carry(self, groups: Sequence[G], *, repeat: bool) -> None:
-        """See `Fleet.carry`. After an error the fleet stays closed."""
+    def execute(self, groups: Sequence[G], *, repeat: bool) -> None:
+        """See `ShardClient.execute`. After an error the client stays closed."""
         try:
-            self._carry(groups, repeat)
+            self._execute(groups, repeat)
         except BaseException as error:
             self._close(f"the connection was closed: {str(error) or type(error).__name__}")
             if isinstance(error, InputError):  # the nodes were fine when the job began
@@ -136,7 +136,7 @@ class ClusterFleet(Generic[G]):
             raise
 
     def traffic(self) -> Traffic:
-        """See `Fleet.traffic`."""
+        """See `ShardClient.traffic`."""
         links = [node.link for node in self._nodes.values()]
         return Traffic(
             bytes_sent=self._bytes_sent + sum(link.bytes_sent for link in links),
@@ -146,7 +146,7 @@ class ClusterFleet(Generic[G]):
             failovers=self._failovers,
         )
 
-    def _carry(self, groups: Sequence[G], repeat: bool) -> None:
+    def _execute(self, groups: Sequence[G], repeat: bool) -> None:
         deadline_s = time.monotonic() + self._timeout_s
         visits = self._first_visits(groups)
         waiting: list[Unserved] = []
@@ -172,23 +172,23 @@ class ClusterFleet(Generic[G]):
         if self._topology is not self._routed:
             self._adopt(self._topology)
 
-    def _first_visits(self, groups: Sequence[G]) -> list[Visit]:
+    def _first_visits(self, groups: Sequence[G]) -> list[NodeCommands]:
         visits = []
         for number, address in enumerate(self._addresses):
             errands = [
-                Errand(position, command, False)
+                PendingCommand(position, command, False)
                 for position, group in enumerate(groups)
                 for command in self._router.commands(
                     group.routed, number, max_rows=max_command_rows(group.rows.itemsize)
                 )
             ]
             if errands:
-                visits.append(Visit(address=address, errands=errands))
+                visits.append(NodeCommands(address=address, errands=errands))
         return visits
 
-    def _next_visits(self, unserved: Sequence[Unserved]) -> tuple[list[Visit], list[Unserved]]:
+    def _next_visits(self, unserved: Sequence[Unserved]) -> tuple[list[NodeCommands], list[Unserved]]:
         """Visits for all that some node serves, and the rest."""
-        visits: dict[Address, Visit] = {}
+        visits: dict[Address, NodeCommands] = {}
         waiting = []
         for again in unserved:
             is_asking = again.redirect is not None and again.redirect.kind is RedirectKind.ASK
@@ -197,24 +197,24 @@ class ClusterFleet(Generic[G]):
             if address is None:
                 waiting.append(Unserved(again.errand, None))
             else:
-                visit = visits.setdefault(address, Visit(address=address, errands=[]))
+                visit = visits.setdefault(address, NodeCommands(address=address, errands=[]))
                 visit.errands.append(again.errand._replace(is_asking=is_asking))
         return list(visits.values()), waiting
 
     def _exchange(
-        self, visits: Sequence[Visit], groups: Sequence[G], deadline_s: float
+        self, visits: Sequence[NodeCommands], groups: Sequence[G], deadline_s: float
     ) -> LinkLost | Unreachable | None:
-        """Visit all nodes at once. What connections did not survive; None if all went well.
+        """NodeCommands all nodes at once. What connections did not survive; None if all went well.
 
         Raises:
             StoreError: a node answered something else, or not within the deadline, or lost its rows.
         """
         try:
-            talks = []
+            pipelines = []
             for visit in visits:
                 node = self._node(visit.address, self._step_s(deadline_s))
-                talks.append(Talk(node.link, self._frames(visit, node.codec, groups)))
-            exchange(talks, self._timeout_s, deadline_s=deadline_s, patience_s=self._patience_s)
+                pipelines.append(RequestPipeline(node.link, self._frames(visit, node.codec, groups)))
+            exchange(pipelines, self._timeout_s, deadline_s=deadline_s, patience_s=self._patience_s)
         except (LinkLost, Unreachable) as error:
             for visit in visits:
                 self._drop(visit.address, str(error))
@@ -225,7 +225,7 @@ class ClusterFleet(Generic[G]):
                 self._asked += again.redirect is not None and again.redirect.kind is RedirectKind.ASK
         return None
 
-    def _frames(self, visit: Visit, codec: Codec[G], groups: Sequence[G]) -> Iterator[Frame]:
+    def _frames(self, visit: NodeCommands, codec: Codec[G], groups: Sequence[G]) -> Iterator[Frame]:
         errands = iter(visit.errands)
         for position, part in groupby(visit.errands, key=lambda errand: errand.group):
             for frame in codec.frames(groups[position], (errand.command for errand in part)):
