@@ -26,7 +26,7 @@ from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradient_terms
 from bagpipe.cache.slab import Scratch, Slab
 from bagpipe.cache.slots import SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
-from bagpipe.cache.transfer import CapturedRows, RowTransfer
+from bagpipe.cache.transfer import CopiedRows, RowTransfer
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
@@ -111,7 +111,7 @@ class RowCache:
         self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
-        self.capture = RowSnapshot(
+        self.snapshot = RowSnapshot(
             self.slots,
             len(schema.tables),
             max(self._widths, default=1) * self.row_dtype.itemsize,
@@ -234,19 +234,19 @@ class RowCache:
         """
         return self.evict_in_epoch(owner)[0]()
 
-    def evict_in_epoch(self, owner: OwnerPlan) -> tuple[CapturedRows, int]:
+    def evict_in_epoch(self, owner: OwnerPlan) -> tuple[CopiedRows, int]:
         """`evict`, not waiting for the rows to be on the host: they are when what is returned first has been called.
 
         Second is the epoch of the capture in which the rows left: they are older than its moment, or not.
         """
         slots = owner.evict_slots
         if not len(slots):
-            return list, self.capture.epoch
+            return list, self.snapshot.epoch
         self.slots.check(owner.evict, slots)
         tables = row_tables(owner.evict)
-        with self.capture.lock:
-            self.capture.before_release(slots)
-            epoch = self.capture.epoch
+        with self.snapshot.lock:
+            self.snapshot.before_release(slots)
+            epoch = self.snapshot.epoch
             dirty = self.slots.dirty[slots]
             offsets = np.searchsorted(tables[dirty], np.arange(len(self._widths) + 1)).astype(np.int64)
             copied = self._transfer.copy_out(RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]), slots[dirty])
@@ -264,7 +264,7 @@ class RowCache:
         dirty = self.slots.dirty_slots()
         for first in range(0, len(dirty), chunk_rows):
             slots = dirty[first : first + chunk_rows]
-            with self.capture.lock:
+            with self.snapshot.lock:
                 copied = self._transfer.copy_out(self.slots.rows_at(slots, len(self._widths)), slots)
             yield copied()
             self.slots.mark_clean(slots)
@@ -361,7 +361,7 @@ class RowCache:
             terms: of their gradients.
             settings: of the optimizer.
         """
-        self.capture.before_change(rows.slots)
+        self.snapshot.before_change(rows.slots)
         if len(rows.rows):
             self.kernels.update(self._slab.records, rows.slot_index, terms, settings, rows.names)
         self.slots.mark_dirty(rows.slots)

@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.slots import Slots, SlotTable
-from bagpipe.cache.transfer import CapturedRows
+from bagpipe.cache.transfer import CopiedRows
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Event, Streams
 
-__all__ = ["CapturedRows", "RowSnapshot", "Taker"]
+__all__ = ["CopiedRows", "RowSnapshot", "SnapshotReceiver"]
 
 #: Copies rows out of slots, both ordered by table; who calls the result waits until they are on the host.
-ReadOut = Callable[[RowList, Slots], CapturedRows]
+ReadOut = Callable[[RowList, Slots], CopiedRows]
 
 
-class Taker(Protocol):
+class SnapshotReceiver(Protocol):
     """Takes what is captured. Called under the lock, so it must not wait for anything."""
 
-    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+    def take_rows(self, rows: CopiedRows, num_bytes: int) -> None:
         """Rows that were dirty, and had changed since the moment before."""
         ...
 
@@ -67,15 +67,15 @@ class RowSnapshot:
         self._row_bytes = row_bytes
         self._read_out = read_out
         self._streams = streams
-        self._taker: Taker | None = None
+        self._receiver: SnapshotReceiver | None = None
         self._next_slot = 0
         self._copies: dict[object, Event] = {}  # by stream: after its latest copy
 
-    def begin(self, taker: Taker | None) -> int:
+    def begin(self, receiver: SnapshotReceiver | None) -> int:
         """The moment is now. Nothing of the moment before is left.
 
         Args:
-            taker: gets the rows; None: only an epoch is over, nothing is captured.
+            receiver: gets the rows; None: only an epoch is over, nothing is captured.
 
         Returns:
             Bytes of the rows that are pending.
@@ -84,8 +84,8 @@ class RowSnapshot:
         with self.lock:
             assert not self.num_left, "drained before"
             self.epoch += 1
-            self._taker = taker
-            if taker is None:
+            self._receiver = receiver
+            if receiver is None:
                 return 0
             np.logical_and(slots.dirty, slots.changed, out=slots.pending)
             np.copyto(slots.named, slots.dirty)
@@ -120,9 +120,9 @@ class RowSnapshot:
 
     def _take_rows(self, slots: Slots) -> None:
         slots = slots[self._slots.pending[slots]]
-        if len(slots) and self._taker is not None:
+        if len(slots) and self._receiver is not None:
             rows = self._slots.rows_at(slots, self._num_tables)
-            self._taker.take_rows(self._read_out(rows, slots), len(slots) * self._row_bytes)
+            self._receiver.take_rows(self._read_out(rows, slots), len(slots) * self._row_bytes)
             self._slots.pending[slots] = False
             stream = self._streams.here()
             copied = stream.record()
@@ -131,8 +131,8 @@ class RowSnapshot:
 
     def _take_names(self, slots: Slots) -> None:
         slots = slots[self._slots.named[slots]]
-        if len(slots) and self._taker is not None:
-            self._taker.take_names(self._slots.slot_table[slots], self._slots.slot_id[slots])
+        if len(slots) and self._receiver is not None:
+            self._receiver.take_names(self._slots.slot_table[slots], self._slots.slot_id[slots])
             self._slots.named[slots] = False
 
     def _await_copies(self) -> None:

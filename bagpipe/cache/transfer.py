@@ -32,13 +32,13 @@ from bagpipe.pipeline.stream import Streams
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["WRITE_DEPTH", "CapturedRows", "RowTransfer"]
+__all__ = ["WRITE_DEPTH", "CopiedRows", "RowTransfer"]
 
 #: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
 WRITE_DEPTH = 4
 
 #: Brings copied rows to the host. Any thread.
-CapturedRows: TypeAlias = Callable[[], list[WriteRequest]]
+CopiedRows: TypeAlias = Callable[[], list[WriteRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class RowTransfer:
         np.concatenate(parts, out=host_words(host))
         return _Stored(upload.tensor(slots, torch.int64), rows)
 
-    def copy_out(self, rows: RowList, slots: Slots) -> CapturedRows:
+    def copy_out(self, rows: RowList, slots: Slots) -> CopiedRows:
         """Copy the rows, which are ordered by table; what is returned brings them to the host. Under one lock."""
         runs = list(self._runs(rows))
         blocks: list[Arrival] = []

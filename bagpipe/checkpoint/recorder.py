@@ -1,7 +1,7 @@
 """`Recorder`: one rank's checkpoints, made while it trains. Lanes copy what they are about to change; a thread writes.
 
     compute  before_forward(C)  the dense part, on its way to the host ───────┐
-    compute, push  before_update(b)  the moment of C; rows that are dirty ────┤ `PendingCheckpoint`
+    compute, push  before_update(b)  the snapshot of C; rows that are dirty ──┤ `PendingCheckpoint`
     copy     (RowCache.evict_in_epoch)  rows that leave, told their epoch     │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
     main     finish(N)  the last checkpoint, when everything is written back
@@ -144,7 +144,7 @@ class Recorder(NoRecorder):
         self._lock = threading.RLock()
         self._dense_lock = threading.Lock()
         self._makings: dict[int, PendingCheckpoint] = {}  # by epoch
-        self._moment = -1  # step of the latest moment
+        self._snapshot_step = -1  # of the latest snapshot
         self._drain_slots = 0
         self._store_epoch = 1
         self._num_writes = 0
@@ -186,13 +186,13 @@ class Recorder(NoRecorder):
                 self._note_loss(making, instance, loss_sum)
 
     def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
-        capture = self._bound.cache.capture
+        snapshot = self._bound.cache.snapshot
         if self.due(b):
             with self._stall():
-                self._take_moment(b, counts)
-        if drains and capture.num_left and self._scribe.backlog_bytes < BACKLOG_BYTES:
+                self._begin_snapshot(b, counts)
+        if drains and snapshot.num_left and self._scribe.backlog_bytes < BACKLOG_BYTES:
             with self._stall():
-                capture.drain(self._drain_slots)
+                snapshot.drain(self._drain_slots)
                 self._after_drain()
 
     def _begin(self, step: int) -> PendingCheckpoint:
@@ -206,8 +206,8 @@ class Recorder(NoRecorder):
         with self._lock:
             making = self._at(step)
             if making is None:
-                # Its moment comes later; the epochs that end with checkpoints are in the order of checkpoints.
-                epoch = max([self._bound.cache.capture.epoch - 1, *self._makings]) + 1
+                # Its snapshot begins later; the epochs that end with checkpoints are in the order of checkpoints.
+                epoch = max([self._bound.cache.snapshot.epoch - 1, *self._makings]) + 1
                 making = self._makings[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
                 making.progress["steps"] = step
                 if self._has_files:
@@ -225,12 +225,12 @@ class Recorder(NoRecorder):
 
     def _pieces(self) -> set[str]:
         if not self._has_files:
-            return {"moment", "log"}
+            return {"snapshot", "log"}
         pipeline = self._bound.pipeline
         if pipeline is None:
-            return {"moment", "log", "rows", "dense model"}
+            return {"snapshot", "log", "rows", "dense model"}
         dense = {f"dense {stage}" for stage in pipeline.stages} | {f"dense loss {n}" for n in pipeline.instances}
-        return {"moment", "log", "rows", *dense}
+        return {"snapshot", "log", "rows", *dense}
 
     def _at(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
@@ -273,27 +273,27 @@ class Recorder(NoRecorder):
         # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.
         return to_host(self._bound.cache.streams, loss_sum.clone())
 
-    def _take_moment(self, step: int, counts: Callable[[], Mapping[str, int]]) -> None:
+    def _begin_snapshot(self, step: int, counts: Callable[[], Mapping[str, int]]) -> None:
         cache = self._bound.cache
-        with cache.capture.lock:
-            if self._moment == step:
+        with cache.snapshot.lock:
+            if self._snapshot_step == step:
                 return  # the other lane that updates rows was first; the checkpoint may be done by now
             making = self._begin(step)
             # While the other lane waits: it is about to change what is counted.
             making.progress.update(counts())
             self.drain()
-            num_bytes = cache.capture.begin(SnapshotSink(self._scribe, making) if self._has_files else None)
-            self._moment = step
+            num_bytes = cache.snapshot.begin(SnapshotSink(self._scribe, making) if self._has_files else None)
+            self._snapshot_step = step
             batches = min(max(_DRAIN_BATCHES, num_bytes // _DRAIN_BYTES), self._every // 2)
             self._drain_slots = -(-len(cache.slots) // max(batches, 1))
-        self._give(making, "moment")
+        self._give(making, "snapshot")
         self._after_drain()
 
     def _after_drain(self) -> None:
-        capture = self._bound.cache.capture
+        snapshot = self._bound.cache.snapshot
         with self._lock:
-            making = self._makings.get(capture.epoch - 1)
-            if making is not None and "rows" in making.missing and not capture.num_left:
+            making = self._makings.get(snapshot.epoch - 1)
+            if making is not None and "rows" in making.missing and not snapshot.num_left:
                 self._give(making, "rows")
 
     # ---- lane net-out --------------------------------------------------------------------------------------------
@@ -330,10 +330,10 @@ class Recorder(NoRecorder):
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        capture = self._bound.cache.capture
-        while capture.num_left:
+        snapshot = self._bound.cache.snapshot
+        while snapshot.num_left:
             self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
-            capture.drain(max(self._drain_slots, 1))
+            snapshot.drain(max(self._drain_slots, 1))
             self._after_drain()
 
     def finish(
@@ -354,9 +354,9 @@ class Recorder(NoRecorder):
                     self._copy_stage(making, stage)
                 for instance, own_sum in instance_sums.items():
                     self._note_loss(making, instance, own_sum)
-            self._take_moment(step, counts)
+            self._begin_snapshot(step, counts)
             self.drain()
-            self.before_write(self._bound.cache.capture.epoch)
+            self.before_write(self._bound.cache.snapshot.epoch)
         self._wait_for(self._scribe.is_idle)
         self.stall_s = stall_s
 

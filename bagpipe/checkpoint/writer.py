@@ -31,7 +31,7 @@ from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
-    from bagpipe.cache.snapshot import CapturedRows
+    from bagpipe.cache.snapshot import CopiedRows
     from bagpipe.cache.staging import Arrival
     from bagpipe.checkpoint.dense_state import DenseCopy
 
@@ -274,13 +274,13 @@ class CheckpointWriter:
 
 
 class SnapshotSink:
-    """`bagpipe.cache.snapshot.Taker` of one checkpoint: what is captured goes to its scribe."""
+    """`bagpipe.cache.snapshot.SnapshotReceiver` of one checkpoint: passes the rows of a snapshot to its writer."""
 
     def __init__(self, scribe: CheckpointWriter, making: PendingCheckpoint) -> None:
         self._scribe = scribe
         self._making = making
 
-    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+    def take_rows(self, rows: CopiedRows, num_bytes: int) -> None:
         self._scribe.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
 
     def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:

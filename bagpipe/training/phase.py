@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.lookup import ActiveTableGroup
-from bagpipe.cache.transfer import WRITE_DEPTH, CapturedRows
+from bagpipe.cache.transfer import WRITE_DEPTH, CopiedRows
 from bagpipe.dense.executor import DensePass
 from bagpipe.distributed.interface import Peers, StepVote
 from bagpipe.errors import InputError, JobError, LostRowError
@@ -56,7 +56,7 @@ class InFlightBatch:
     context: BatchContext
     inputs: ModelInputs | None
     results: list[ReadResult] = field(default_factory=list)
-    writes: CapturedRows = list
+    writes: CopiedRows = list
     work: DensePass | None = None
     loss_sum: Tensor | None = None
     groups: tuple[ActiveTableGroup, ...] = ()

@@ -186,7 +186,7 @@ class Training(Phase):
         self.guard.check()
         self.recorder.drain()
         for requests in self.cache.flush():
-            self.write(requests, self.cache.capture.epoch, self.num_steps)
+            self.write(requests, self.cache.snapshot.epoch, self.num_steps)
         self.recorder.finish(self.num_steps, self.counts, self.loss_sum, self.instance_sums())
 
     def instance_sums(self) -> Mapping[int, Tensor]:

@@ -1,4 +1,4 @@
-"""`RowSnapshot`: what is captured is what the moment held, whatever lanes do to rows and slots afterwards."""
+"""`RowSnapshot`: the copied rows are those of its begin, whatever lanes do to rows and slots afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bagpipe.cache.slots import FREE, Slots, SlotTable
-from bagpipe.cache.snapshot import CapturedRows, RowSnapshot
+from bagpipe.cache.snapshot import CopiedRows, RowSnapshot
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
@@ -19,17 +19,17 @@ Row = tuple[int, int]
 
 
 class Toy:
-    """Rows of one number each, in slots, and all that is captured of them."""
+    """Rows of one number each, in slots, and all that a snapshot copies of them."""
 
     def __init__(self) -> None:
         self.slots = SlotTable(NUM_SLOTS)
         self.values = np.zeros(NUM_SLOTS, np.int64)
-        self.capture = RowSnapshot(self.slots, NUM_TABLES, 8, self.read_out, NullStreams())
+        self.snapshot = RowSnapshot(self.slots, NUM_TABLES, 8, self.read_out, NullStreams())
         self.rows: dict[Row, int] = {}
         self.names: list[Row] = []
         self.next_id = 0
 
-    def read_out(self, rows: RowList, slots: Slots) -> CapturedRows:
+    def read_out(self, rows: RowList, slots: Slots) -> CopiedRows:
         values = self.values[slots]
 
         def requests() -> list[WriteRequest]:
@@ -39,7 +39,7 @@ class Toy:
 
         return requests
 
-    def take_rows(self, rows: CapturedRows, num_bytes: int) -> None:
+    def take_rows(self, rows: CopiedRows, num_bytes: int) -> None:
         taken = {
             (request.table, int(row)): int(value)
             for request in rows()
@@ -59,13 +59,13 @@ class Toy:
         self.next_id += 1
 
     def update(self, slots: NDArray[np.int64], value: int) -> None:
-        self.capture.before_change(slots)
+        self.snapshot.before_change(slots)
         self.values[slots] = value
         self.slots.mark_dirty(slots)
 
     def evict(self, slots: NDArray[np.int64]) -> None:
-        with self.capture.lock:
-            self.capture.before_release(slots)
+        with self.snapshot.lock:
+            self.snapshot.before_release(slots)
             self.slots.release(slots)
 
     def resident(self, chosen: list[int]) -> NDArray[np.int64]:
@@ -83,28 +83,28 @@ class Toy:
 
 SLOTS = st.lists(st.integers(0, NUM_SLOTS - 1), max_size=5)
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["update", "evict", "insert", "drain", "grow", "moment"]), SLOTS, st.integers(0, 2)),
+    st.tuples(st.sampled_from(["update", "evict", "insert", "drain", "grow", "snapshot"]), SLOTS, st.integers(0, 2)),
     max_size=80,
 )
 
 
 @given(ACTIONS)
-def test_a_moment_stays_as_it_was(actions: list[tuple[str, list[int], int]]) -> None:
+def test_a_snapshot_stays_as_it_was(actions: list[tuple[str, list[int], int]]) -> None:
     toy = Toy()
     expected_rows: dict[Row, int] = {}
     expected_names: set[Row] = set()
 
-    def moment(taker: Toy) -> None:
+    def snapshot(receiver: Toy) -> None:
         nonlocal expected_rows, expected_names
-        while toy.capture.num_left:
-            toy.capture.drain(3)
+        while toy.snapshot.num_left:
+            toy.snapshot.drain(3)
         assert toy.rows == expected_rows
         assert sorted(toy.names) == sorted(expected_names)
         toy.rows, toy.names = {}, []
         expected_rows, expected_names = toy.state(changed=True), set(toy.state(changed=False))
-        before = toy.capture.epoch
-        assert toy.capture.begin(taker) == 8 * len(expected_rows)
-        assert toy.capture.epoch == before + 1
+        before = toy.snapshot.epoch
+        assert toy.snapshot.begin(receiver) == 8 * len(expected_rows)
+        assert toy.snapshot.epoch == before + 1
 
     for number, (action, chosen, table) in enumerate(actions):
         if action == "update":
@@ -116,19 +116,19 @@ def test_a_moment_stays_as_it_was(actions: list[tuple[str, list[int], int]]) -> 
                 if toy.slots.slot_table[slot] == FREE:
                     toy.insert(slot, table)
         elif action == "drain":
-            toy.capture.drain(table + 1)
+            toy.snapshot.drain(table + 1)
         elif action == "grow":
             toy.slots.grow(len(toy.slots) + table)
             toy.values = np.resize(toy.values, len(toy.slots))
         else:
-            moment(toy)
-    moment(toy)
+            snapshot(toy)
+    snapshot(toy)
 
 
-def test_a_moment_without_a_taker_only_counts() -> None:
+def test_a_snapshot_without_a_receiver_only_counts() -> None:
     toy = Toy()
     toy.insert(3, 1)
     toy.update(np.array([3]), 5)
-    assert (toy.capture.begin(None), toy.capture.epoch, toy.capture.num_left) == (0, 2, 0)
+    assert (toy.snapshot.begin(None), toy.snapshot.epoch, toy.snapshot.num_left) == (0, 2, 0)
     toy.evict(np.array([3]))
     assert not toy.rows

@@ -64,7 +64,7 @@ def test_no_row_changes_before_the_examples_are_counted(job: Recorded) -> None:
         def watched(b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
             def count() -> Mapping[str, int]:
                 other = threading.Thread(
-                    target=lambda: held.append(not engine.cache.capture.lock.acquire(blocking=False))
+                    target=lambda: held.append(not engine.cache.snapshot.lock.acquire(blocking=False))
                 )
                 other.start()
                 other.join()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.cache import snapshot as capture
+from bagpipe.cache import snapshot
 from bagpipe.cache.staging import Area, StagingRing
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.errors import JobError
@@ -126,8 +126,8 @@ def test_evicted_rows_that_come_again_are_the_updated_ones() -> None:
     assert len(set(digests)) == 1
 
 
-class _Taker:
-    """Of a capture: takes no care of what it gets."""
+class _Receiver:
+    """Of a snapshot: takes no care of what it gets."""
 
     def take_rows(self, rows: object, num_bytes: int) -> None:
         pass
@@ -138,9 +138,9 @@ class _Taker:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same of a capture: one lane copies rows that it does not use, and another gives their slots away."""
+    """The same of a snapshot: one lane copies rows that it does not use, and another gives their slots away."""
     if not waits:
-        monkeypatch.setattr(capture.RowSnapshot, "_await_copies", lambda self: None)
+        monkeypatch.setattr(snapshot.RowSnapshot, "_await_copies", lambda self: None)
     with watch() as found, PlainJob(settings()) as job:
         cache, cuda = job.engine.cache, found.cuda
         first, *later = plan_rank_batches(batches(4), job.spec)
@@ -156,8 +156,8 @@ def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkey
             cache.slots.mark_dirty(first.owner.fetch_slots)
         compute.wait_stream(copy)
         with cuda.stream(compute):
-            cache.capture.begin(_Taker())
-            cache.capture.drain(len(cache.slots))
+            cache.snapshot.begin(_Receiver())
+            cache.snapshot.drain(len(cache.slots))
         with cuda.stream(copy):
             for step in later:
                 place(step.owner)
