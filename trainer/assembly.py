@@ -18,7 +18,7 @@ from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.embedding.collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.kernels.open import open_kernels
+from bagpipe.kernels.select import select_kernels
 from bagpipe.models.zoo import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
@@ -131,7 +131,7 @@ def build_engine(
             links=links,
             reduce=reduce,
         )
-    kernels = open_kernels(trainee.rows, device, config.run.kernels)
+    kernels = select_kernels(trainee.rows, device, config.run.kernels)
     cache = RowCache(
         trainee.rows, config.cache.rows, device, prefetch_depth=config.cache.prefetch_depth, kernels=kernels
     )

@@ -136,7 +136,7 @@ def _group_context(
     inverse = consumer.inverse[first:end] - np.int32(first_row)
     order = consumer.order[first:end] - np.int32(first)
     pooling = _pooling(group, layout, batch, inverse, order)
-    sums = HostSegmentSum(
+    segment_sum = HostSegmentSum(
         row_starts=consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row],
         sources=pooling.sources,
         coefficients=pooling.coefficients,
@@ -147,9 +147,9 @@ def _group_context(
     forward = pooling.inverse
     if exchange is None:
         local = upload.slot_rows(table_rows(consumer.unique, group.first_table, group.end_table), consumer.slots[rows])
-        backward: tuple[SegmentSum, ...] = (upload.sums(sums),)
+        backward: tuple[SegmentSum, ...] = (upload.segment_sum(segment_sum),)
     else:
-        prepared = prepare_exchange(group, consumer, exchange, sums, upload)
+        prepared = prepare_exchange(group, consumer, exchange, segment_sum, upload)
         group_exchange, backward = prepared.exchange, prepared.backward
         forward = prepared.place[forward]
     return GroupContext(

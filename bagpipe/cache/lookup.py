@@ -21,7 +21,7 @@ from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowView
 
-__all__ = ["ActiveBatch", "ActiveTableGroup", "gradient_terms", "lookup"]
+__all__ = ["ActiveBatch", "ActiveTableGroup", "gradients_of", "lookup"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,10 +70,12 @@ def lookup(group: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
     return vectors
 
 
-def gradient_terms(group: ActiveTableGroup, part: int) -> list[Gradients]:
+def gradients_of(group: ActiveTableGroup, part: int) -> list[Gradients]:
     """What the rows of a part of the group's backward are updated by; empty: backward never reached the group."""
-    sums = group.context.backward[part]
-    return [Gradients(vectors=vectors, sums=sums, weights=weights) for vectors, weights in group.gradients]
+    segment_sum = group.context.backward[part]
+    return [
+        Gradients(vectors=vectors, segment_sum=segment_sum, weights=weights) for vectors, weights in group.gradients
+    ]
 
 
 def _forward(group: ActiveTableGroup, weights: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
-from bagpipe.cache.lookup import ActiveTableGroup, gradient_terms
+from bagpipe.cache.lookup import ActiveTableGroup, gradients_of
 from bagpipe.cache.row_exchange_plan import GroupExchange, PullPart, PushPart
 from bagpipe.cache.rows import RowCache
 from bagpipe.cache.slab import Scratch
@@ -148,7 +148,7 @@ class RowExchange:
                 if weights is not None:
                     keep_for_current_stream(weights)
             if group.gradients:
-                given = self._cache.kernels.sum(gradient_terms(group, which))
+                given = self._cache.kernels.sum(gradients_of(group, which))
             else:
                 given = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
             taken = self._taken[which][group.context.tables.index].take(sum(part.taken), dim)
@@ -158,7 +158,7 @@ class RowExchange:
     def _update(self, context: BatchContext, which: int, settings: RowStep) -> None:
         for group, taken in zip(context.groups, self._arrived[which], strict=True):
             part = _part(group, which)
-            self._cache.apply(part.owned, [Gradients(vectors=taken, sums=part.sums)], settings)
+            self._cache.apply(part.owned, [Gradients(vectors=taken, segment_sum=part.segment_sum)], settings)
 
     def _row_scratch(self) -> Scratch:
         return Scratch(self._cache.row_dtype, self._cache.device)

@@ -57,13 +57,13 @@ class PushPart:
         given: gradient rows for each rank.
         taken: gradient rows from each rank.
         owned: the rows they belong to.
-        sums: taken gradient rows -> owned rows, contributions in rank order.
+        segment_sum: taken gradient rows -> owned rows, contributions in rank order.
     """
 
     given: tuple[int, ...]
     taken: tuple[int, ...]
     owned: SlotRows
-    sums: SegmentSum
+    segment_sum: SegmentSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,14 +99,14 @@ class PreparedExchange:
 
 
 def prepare_exchange(
-    group: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, sums: HostSegmentSum, upload: Uploader
+    group: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, segment_sum: HostSegmentSum, upload: Uploader
 ) -> PreparedExchange:
     """Cut one group out of a rank's plan.
 
     Args:
         group: the tables.
         consumer, exchange: the rank's plan.
-        sums: the gradients of the group's unique rows, in the plan's order.
+        segment_sum: the gradients of the group's unique rows, in the plan's order.
         upload: makes tensors.
     """
     used = rows_of_tables(consumer.unique, group.first_table, group.end_table)
@@ -132,7 +132,7 @@ def prepare_exchange(
             owned=_slot_rows(exchange, in_group, upload),
         ),
         place=place,
-        backward=(upload.sums(sums.select(push_rows)), upload.sums(sums.select(late_rows))),
+        backward=(upload.segment_sum(segment_sum.select(push_rows)), upload.segment_sum(segment_sum.select(late_rows))),
     )
 
 
@@ -168,8 +168,13 @@ def _push_part(exchange: ExchangePlan, chosen: NDArray[np.bool_], given: tuple[i
     row_starts = np.zeros(int(number[-1]) + 1 if len(number) else 1, dtype=np.int32)
     np.cumsum(np.bincount(numbers, minlength=len(row_starts) - 1), out=row_starts[1:])
     # Stable, so that each row's contributions stay in rank order.
-    sums = HostSegmentSum(row_starts=row_starts, sources=np.argsort(numbers, kind="stable").astype(np.int32))
-    return PushPart(given=given, taken=taken, owned=_slot_rows(exchange, chosen, upload), sums=upload.sums(sums))
+    segment_sum = HostSegmentSum(row_starts=row_starts, sources=np.argsort(numbers, kind="stable").astype(np.int32))
+    return PushPart(
+        given=given,
+        taken=taken,
+        owned=_slot_rows(exchange, chosen, upload),
+        segment_sum=upload.segment_sum(segment_sum),
+    )
 
 
 def _slot_rows(exchange: ExchangePlan, chosen: NDArray[np.bool_], upload: Uploader) -> SlotRows:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
-from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradient_terms
+from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
 from bagpipe.cache.slab import Scratch, Slab
 from bagpipe.cache.slots import SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
@@ -31,7 +31,7 @@ from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Gradients, Kernels, RowStep, RowView
-from bagpipe.kernels.open import open_kernels
+from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.stream import Streams, open_streams
@@ -75,7 +75,7 @@ class RowCache:
         device: where the rows live.
         streams: of the device, for all that works on the rows; default: those of its kind.
         prefetch_depth: batches whose rows may be on their way to their slots.
-        kernels: for the schema and the device; default: what `open_kernels` chooses.
+        kernels: for the schema and the device; default: what `select_kernels` chooses.
 
     Attributes:
         streams: as given.
@@ -104,7 +104,7 @@ class RowCache:
         self.slots = SlotTable(num_slots)
         self.current: ActiveBatch | None = None
         self._fixed = num_slots > 0
-        self.kernels: Kernels = open_kernels(schema, self.device) if kernels is None else kernels
+        self.kernels: Kernels = select_kernels(schema, self.device) if kernels is None else kernels
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
         self._slab = Slab(num_slots, max(self._widths, default=1), self.row_dtype, self.device)
         self._gathered = [Scratch(self.row_dtype, self.device) for _ in schema.tables]  # per group; no more than tables
@@ -350,20 +350,20 @@ class RowCache:
         for group in self.end(context):
             local = group.context.local
             if group.gradients and local is not None:
-                self.apply(local, gradient_terms(group, 0), settings)
+                self.apply(local, gradients_of(group, 0), settings)
             group.gradients.clear()
 
-    def apply(self, rows: SlotRows, terms: Sequence[Gradients], settings: RowStep) -> None:
+    def apply(self, rows: SlotRows, gradients: Sequence[Gradients], settings: RowStep) -> None:
         """One optimizer step for each of these rows.
 
         Args:
             rows: distinct rows of one group.
-            terms: of their gradients.
+            gradients: what is summed to theirs.
             settings: of the optimizer.
         """
         self.snapshot.before_change(rows.slots)
         if len(rows.rows):
-            self.kernels.update(self._slab.records, rows.slot_index, terms, settings, rows.names)
+            self.kernels.update(self._slab.records, rows.slot_index, gradients, settings, rows.names)
         self.slots.mark_dirty(rows.slots)
         with self._count_lock:  # with several ranks, two lanes update rows
             self._updated += len(rows.rows)

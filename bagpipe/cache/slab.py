@@ -24,7 +24,7 @@ class Slab:
     Args:
         num_slots: slots.
         width: elements of the widest record.
-        dtype: of the weights (`bagpipe.kernels.records`).
+        dtype: of the weights (`bagpipe.kernels.row_format`).
         device: where the records live.
 
     Attributes:

@@ -2,7 +2,7 @@
 
     to the device    StagingRing.take() ─> Area ─filled─> one copy, enqueued ─> area.sent(event)     used in turn
     from the device  HostCopy(tensor): memory of its own, the copy enqueued, an event                 used once
-                     HostCopies(tensors): the same for many, in one piece of memory, with one event
+                     HostCopies(tensors): the same for many, in one chunk of memory, with one event
 
 Rules of this file: *an area is filled only when its last copy is done*, and *a copy's memory is its holder's*. Rings
 are as long as the schedule lets batches be under way, so the wait for an area's event is over before it begins: it is
@@ -47,7 +47,7 @@ _STEP_BYTES = 1 << 20
 
 
 class Area:
-    """One piece of staging memory.
+    """One chunk of staging memory.
 
     Attributes:
         memory: uint8 ``[num_bytes]``, on the host.
@@ -183,7 +183,7 @@ class _CopiesHere:
 
 
 class HostCopies:
-    """Copies of a device's tensors, made on the current stream, in one piece of memory; see `HostCopy`.
+    """Copies of a device's tensors, made on the current stream, in one chunk of memory; see `HostCopy`.
 
     Tensors that are on the host all the same, such as an optimizer's counts of steps, are copied at once.
     """

@@ -25,7 +25,7 @@ from bagpipe.cache.staging import Arrival, to_host
 from bagpipe.cache.upload import Uploader, open_uploads
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels
-from bagpipe.kernels.records import host_words
+from bagpipe.kernels.row_format import host_words
 from bagpipe.kernels.torch_kernels import gather, scatter
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Streams

@@ -56,7 +56,7 @@ class Uploader:
         device: the device.
         dtype: of vectors and gradients.
         names: rows with slots get their names too (`Kernels.needs_names`).
-        max_terms: rows with more terms are summed in pieces (`Kernels.max_terms`).
+        max_terms: rows with more terms are summed in chunks (`Kernels.max_terms`).
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class Uploader:
     def optional(self, array: NDArray[np.integer] | None) -> Tensor | None:
         return None if array is None else self.tensor(array)
 
-    def sums(self, sums: HostSegmentSum) -> SegmentSum:
-        sums = sums.split(self._max_terms)
+    def segment_sum(self, host: HostSegmentSum) -> SegmentSum:
+        host = host.split(self._max_terms)
         return SegmentSum(
-            row_starts=sums.row_starts,
-            row_offsets=self.tensor(sums.row_starts),
-            sources=self.tensor(sums.sources),
-            coefficients=None if sums.coefficients is None else self.tensor(sums.coefficients, self._dtype),
-            occurrences=self.optional(sums.occurrences),
-            long=None if sums.long is None else self._long_rows(sums.long),
+            row_starts=host.row_starts,
+            row_offsets=self.tensor(host.row_starts),
+            sources=self.tensor(host.sources),
+            coefficients=None if host.coefficients is None else self.tensor(host.coefficients, self._dtype),
+            occurrences=self.optional(host.occurrences),
+            long=None if host.long is None else self._long_rows(host.long),
         )
 
     def _long_rows(self, long: HostLongRows) -> LongRows:
@@ -163,7 +163,7 @@ class StagedUploader(Uploader):
         return self._take((num_rows, width), dtype)
 
     def send(self) -> None:
-        """Enqueue the copies: one, or one for each piece of memory that had to be added."""
+        """Enqueue the copies: one, or one for each chunk of memory that had to be added."""
         for chunk in self._chunks:
             chunk.there[: chunk.used].copy_(chunk.host[: chunk.used], non_blocking=True)
 

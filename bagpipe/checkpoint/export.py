@@ -26,7 +26,7 @@ from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
-from bagpipe.kernels.records import split_record
+from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
 

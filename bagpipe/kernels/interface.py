@@ -37,7 +37,7 @@ class RowView:
 
     Attributes:
         records: ``[num_records, >= dim]``, weights in the first `dim` columns; their dtype may be narrower than that of
-            vectors and gradients (`bagpipe.kernels.records`).
+            vectors and gradients (`bagpipe.kernels.row_format`).
         slot_index: int64 ``[U]``, record of each row; None: row u is record u.
         dim: weights per row.
     """
@@ -92,12 +92,12 @@ class Gradients:
 
     Attributes:
         vectors: ``[num_vectors, dim]``, contiguous; never written.
-        sums: which of them make which row's gradient.
+        segment_sum: which of them make which row's gradient.
         weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; None: there are none.
     """
 
     vectors: Tensor
-    sums: SegmentSum
+    segment_sum: SegmentSum
     weights: Tensor | None = None
 
 
@@ -107,7 +107,7 @@ class Kernels(Protocol):
     Attributes:
         reads_slots: `pool` reads rows in their slots; otherwise they are better gathered first.
         needs_names: `update` wants the names of the rows, because it rounds stochastically.
-        max_terms: rows with more terms are to be summed in pieces (`HostSegmentSum.split`); None: no row is.
+        max_terms: rows with more terms are to be summed in chunks (`HostSegmentSum.split`); None: no row is.
     """
 
     reads_slots: bool
@@ -121,7 +121,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def sum(self, terms: Sequence[Gradients]) -> Tensor:
+    def sum(self, gradients: Sequence[Gradients]) -> Tensor:
         """``[k, dim]``: per row the sum of its terms; several lookups' sums are added in their order.
 
         Raises:
@@ -133,7 +133,7 @@ class Kernels(Protocol):
         self,
         records: Tensor,
         slot_index: Tensor,
-        terms: Sequence[Gradients],
+        gradients: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:
@@ -142,7 +142,7 @@ class Kernels(Protocol):
         Args:
             records: the cache's, ``[num_slots, width]``.
             slot_index: int64 ``[k]``, distinct.
-            terms: their gradients.
+            gradients: of these rows.
             step: numbers of the optimizer.
             names: the rows' names, ``[k]`` each, where `needs_names`; else unused.
 

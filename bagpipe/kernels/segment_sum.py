@@ -5,11 +5,11 @@
 `vectors` are a rank's bags, for the rows it uses; or what all ranks sent, rank by rank, for the rows it owns.
 
 A device with thousands of lanes sums a row's terms in one of them, so a row that the whole batch uses would hold all
-others up. `HostSegmentSum.split` cuts such *long* rows into pieces of at most `max_terms` terms:
+others up. `HostSegmentSum.split` cuts such *long* rows into chunks of at most `max_terms` terms:
 
-    terms ──pieces──> partial sums ──pieces of those──> … ──at most max_terms of them──> gradient of the long row
+    terms ──chunks──> partial sums ──chunks of those──> … ──at most max_terms of them──> gradient of the long row
 
-Rule of this file: pieces are cut by a term's position in its row, so a row's result depends on its own terms and on
+Rule of this file: chunks are cut by a term's position in its row, so a row's result depends on its own terms and on
 `max_terms`, and on nothing else: not on the other rows of the batch, nor on where the row stands among them.
 """
 
@@ -22,18 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MAX_TERMS", "Chunks", "HostLongRows", "HostPieces", "HostSegmentSum", "Int32", "LongRows", "SegmentSum"]
+__all__ = ["MAX_TERMS", "Chunks", "HostChunks", "HostLongRows", "HostSegmentSum", "Int32", "LongRows", "SegmentSum"]
 
 Int32 = NDArray[np.int32]
 
 #: Terms that one lane of a GPU walks through at most. Each few of them cost a trip to memory, about as long as a launch
 #: takes: with 32 a walk takes the time of two or three launches, and a row with 16,384 terms, or 32,768, two levels of
-#: pieces. The order of sums follows from it, so results on a GPU change with it.
+#: chunks. The order of sums follows from it, so results on a GPU change with it.
 MAX_TERMS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostPieces:
+class HostChunks:
     """`Chunks` before they are tensors."""
 
     starts: Int32
@@ -45,7 +45,7 @@ class HostLongRows:
     """`LongRows` before they are tensors."""
 
     rows: NDArray[np.int64]
-    levels: tuple[HostPieces, ...]
+    levels: tuple[HostChunks, ...]
     offsets: Int32
     num_terms: int
     max_terms: int
@@ -83,9 +83,9 @@ class HostSegmentSum:
         )
 
     def split(self, max_terms: int | None) -> HostSegmentSum:
-        """The same sums with rows of more than `max_terms` terms cut into pieces; None: nothing is cut.
+        """The same sums with rows of more than `max_terms` terms cut into chunks; None: nothing is cut.
 
-        The arrays of terms are shared, not copied: pieces are ranges of them.
+        The arrays of terms are shared, not copied: chunks are ranges of them.
         """
         if max_terms is None:
             return self
@@ -97,22 +97,22 @@ class HostSegmentSum:
         num_terms = int(counts.sum())
         levels = []
         while int(counts.max()) > max_terms:
-            num_pieces = -(-counts // np.int32(max_terms))
-            levels.append(_cut(starts, counts, num_pieces, max_terms))
-            counts = num_pieces
+            num_chunks = -(-counts // np.int32(max_terms))
+            levels.append(_cut(starts, counts, num_chunks, max_terms))
+            counts = num_chunks
             starts = (np.cumsum(counts) - counts).astype(np.int32)
         offsets = np.append(starts, starts[-1] + counts[-1]).astype(np.int32)
         long = HostLongRows(rows=rows, levels=tuple(levels), offsets=offsets, num_terms=num_terms, max_terms=max_terms)
         return dataclasses.replace(self, long=long)
 
 
-def _cut(starts: Int32, counts: Int32, num_pieces: Int32, max_terms: int) -> HostPieces:
+def _cut(starts: Int32, counts: Int32, num_chunks: Int32, max_terms: int) -> HostChunks:
     """Ranges of at most `max_terms`, row after row."""
-    first_piece = np.cumsum(num_pieces) - num_pieces
-    piece_starts = np.repeat((starts - first_piece * max_terms).astype(np.int32), num_pieces)
-    piece_starts += np.arange(0, len(piece_starts) * max_terms, max_terms, dtype=np.int32)
-    piece_ends = np.minimum(piece_starts + np.int32(max_terms), np.repeat(starts + counts, num_pieces))
-    return HostPieces(starts=piece_starts, ends=piece_ends.astype(np.int32))
+    first_chunk = np.cumsum(num_chunks) - num_chunks
+    chunk_starts = np.repeat((starts - first_chunk * max_terms).astype(np.int32), num_chunks)
+    chunk_starts += np.arange(0, len(chunk_starts) * max_terms, max_terms, dtype=np.int32)
+    chunk_ends = np.minimum(chunk_starts + np.int32(max_terms), np.repeat(starts + counts, num_chunks))
+    return HostChunks(starts=chunk_starts, ends=chunk_ends.astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,14 +132,14 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LongRows:
-    """The rows that are summed in pieces; m of them.
+    """The rows that are summed in chunks; m of them.
 
     Attributes:
         rows: int64 ``[m]``, which.
-        levels: pieces of their terms, then pieces of the partial sums of the level before; at least one level.
+        levels: chunks of their terms, then chunks of the partial sums of the level before; at least one level.
         offsets: int32 ``[m + 1]``, where each row's partial sums of the last level start; they are side by side.
         num_terms: terms of these rows together.
-        max_terms: no piece has more, nor any other row; these rows have.
+        max_terms: no chunk has more, nor any other row; these rows have.
     """
 
     rows: Tensor
@@ -162,7 +162,7 @@ class SegmentSum:
         sources: int32 ``[n]``.
         coefficients: ``[n]`` in the job's dtype, or None.
         occurrences: int32 ``[n]``, or None.
-        long: rows that are summed in pieces; None: each is summed from its first term to its last.
+        long: rows that are summed in chunks; None: each is summed from its first term to its last.
     """
 
     row_starts: Int32

@@ -11,12 +11,12 @@ from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import InitialWeights
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
-from bagpipe.kernels.records import open_records
+from bagpipe.kernels.row_format import open_row_format
 from bagpipe.kernels.segment_sum import MAX_TERMS
-from bagpipe.kernels.torch_sums import segment_sum, total_gradient
+from bagpipe.kernels.torch_sums import sum_segments, total_gradient
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["TorchKernels", "first_term", "gather", "scatter"]
+__all__ = ["TorchKernels", "gather", "require_gradients", "scatter"]
 
 #: Bytes of row records updated at a time on a CPU, so that their gradients and the optimizer's passes stay in the L2
 #: cache. Measured without the gradients: 29,351 rows of 512 bytes take 5.5 ms at 256-512 KiB and 7.8 ms in one block
@@ -42,46 +42,48 @@ class TorchKernels:
         self.max_terms = MAX_TERMS if device.type == "cuda" else None
         self._device = device
         self._optimizer = ROW_OPTIMIZERS[schema.optimizer]
-        self._records = open_records(schema, device)
+        self._format = open_row_format(schema, device)
         self._initial = InitialWeights(schema, device)
         self._dtype = self._initial.dtype
-        self.needs_names = self._records.needs_names
+        self.needs_names = self._format.needs_names
 
     def pool(self, rows: RowView, bags: Bags) -> Tensor:
         weights = rows.gathered()
         if bags.offsets is None:
             return weights.index_select(0, bags.indices).to(self._dtype)
-        return segment_sum(weights.to(self._dtype), bags.indices, bags.offsets, bags.factors, mean=bags.mean)
+        return sum_segments(weights.to(self._dtype), bags.indices, bags.offsets, bags.factors, mean=bags.mean)
 
-    def sum(self, terms: Sequence[Gradients]) -> Tensor:
-        first_term(terms)
-        return total_gradient(terms)
+    def sum(self, gradients: Sequence[Gradients]) -> Tensor:
+        require_gradients(gradients)
+        return total_gradient(gradients)
 
     def update(
         self,
         records: Tensor,
         slot_index: Tensor,
-        terms: Sequence[Gradients],
+        gradients: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:
-        dim = first_term(terms).vectors.shape[1]
-        width = self._records.width(dim)
+        dim = require_gradients(gradients).vectors.shape[1]
+        width = self._format.width(dim)
         num_rows = len(slot_index)
-        in_chunks = self._device.type == "cpu" and all(term.sums.long is None for term in terms)
+        in_chunks = self._device.type == "cpu" and all(
+            contribution.segment_sum.long is None for contribution in gradients
+        )
         chunk = max(1, UPDATE_CHUNK_BYTES // (width * records.itemsize)) if in_chunks else max(1, num_rows)
         for first in range(0, num_rows, chunk):
             end = min(first + chunk, num_rows)
             index = slot_index[first:end]
             rows = gather(records, index, width)
-            values = self._records.opened(rows, dim)
-            self._optimizer.apply(values, total_gradient(terms, first, end), step.lr, step.eps, step.step)
+            values = self._format.unpack(rows, dim)
+            self._optimizer.apply(values, total_gradient(gradients, first, end), step.lr, step.eps, step.step)
             part = None if names is None else names.part(first, end)
-            self._records.closed(values, rows, dim, part, step.step)
+            self._format.pack(values, rows, dim, part, step.step)
             scatter(records, index, rows)
 
     def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
-        rows = torch.zeros(len(slot_index), self._records.width(dim), dtype=records.dtype, device=self._device)
+        rows = torch.zeros(len(slot_index), self._format.width(dim), dtype=records.dtype, device=self._device)
         self._initial.fill_(rows[:, :dim], tables, ids)
         scatter(records, slot_index, rows)
 
@@ -100,8 +102,8 @@ def scatter(records: Tensor, slots: Tensor, rows: Tensor) -> None:
     fronts.index_copy_(0, slots, rows)
 
 
-def first_term(terms: Sequence[Gradients]) -> Gradients:
+def require_gradients(gradients: Sequence[Gradients]) -> Gradients:
     """Raises JobError if there is none."""
-    if not terms:
+    if not gradients:
         raise JobError("the gradient of rows was asked for, but backward never reached them")
-    return terms[0]
+    return gradients[0]

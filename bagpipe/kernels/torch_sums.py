@@ -1,7 +1,7 @@
-"""Sums of vectors with torch's own operations: a row's terms one after the other, or in pieces where the plan says so.
+"""Sums of vectors with torch's own operations: a row's terms one after the other, or in chunks where the plan says so.
 
     SegmentSum ──rows that are not long──> embedding_bag ──────────────────────────────────────> gradients
-            └─long rows──> pieces ─embedding_bag─> partial sums ─embedding_bag─> … ─index_copy─┘
+            └─long rows──> chunks ─embedding_bag─> partial sums ─embedding_bag─> … ─index_copy─┘
 
 `torch.embedding_bag` walks each bag from its first to its last term, on a CPU in one thread and on CUDA in one thread
 per column: no sort, no atomics, one order.
@@ -17,25 +17,25 @@ from torch import Tensor
 from bagpipe.kernels.interface import Gradients
 from bagpipe.kernels.segment_sum import LongRows, SegmentSum
 
-__all__ = ["add_in_order", "segment_sum", "sum_block", "sum_rows", "total_gradient"]
+__all__ = ["add_in_order", "sum_block", "sum_rows", "sum_segments", "total_gradient"]
 
 _MODE_NUMBER = {False: 0, True: 1}  # torch.embedding_bag's own numbers: sum, mean
 
 
-def total_gradient(terms: Sequence[Gradients], first: int = 0, end: int | None = None) -> Tensor:
+def total_gradient(gradients: Sequence[Gradients], first: int = 0, end: int | None = None) -> Tensor:
     """``[end - first, dim]``: of rows `first` to `end` (all, if not given), the lookups' sums, added in their order.
 
-    Rows are summed one by one, so blocks of them give the bits of all at once; sums in pieces are made all at once.
+    Rows are summed one by one, so blocks of them give the bits of all at once; sums in chunks are made all at once.
     """
-    return add_in_order(_gradient(term, first, end) for term in terms)
+    return add_in_order(_gradient(contribution, first, end) for contribution in gradients)
 
 
-def _gradient(term: Gradients, first: int, end: int | None) -> Tensor:
+def _gradient(contribution: Gradients, first: int, end: int | None) -> Tensor:
     """Of one lookup; new memory."""
-    if end is None or (first == 0 and end == len(term.sums)):
-        return sum_rows(term.vectors, term.sums, term.weights)
-    assert term.sums.long is None, "sums in pieces are made all at once"
-    return sum_block(term.vectors, term.sums, first, end, term.weights)
+    if end is None or (first == 0 and end == len(contribution.segment_sum)):
+        return sum_rows(contribution.vectors, contribution.segment_sum, contribution.weights)
+    assert contribution.segment_sum.long is None, "sums in chunks are made all at once"
+    return sum_block(contribution.vectors, contribution.segment_sum, first, end, contribution.weights)
 
 
 def add_in_order(sums: Iterable[Tensor]) -> Tensor:
@@ -47,33 +47,35 @@ def add_in_order(sums: Iterable[Tensor]) -> Tensor:
     return total
 
 
-def sum_rows(vectors: Tensor, sums: SegmentSum, weights: Tensor | None = None) -> Tensor:
-    """``[k, dim]``: the sums of all rows, long ones in their pieces.
+def sum_rows(vectors: Tensor, segment_sum: SegmentSum, weights: Tensor | None = None) -> Tensor:
+    """``[k, dim]``: the sums of all rows, long ones in their chunks.
 
     Args:
         vectors: ``[num_vectors, dim]``.
-        sums: what to sum.
+        segment_sum: what to sum.
         weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; weighted groups only.
     """
-    long = sums.long
+    long = segment_sum.long
     if long is None:
-        return sum_block(vectors, sums, 0, len(sums), weights)
-    factors = _factors(sums, slice(None), weights)
-    starts, ends = sums.row_offsets[:-1], sums.row_offsets[1:]
+        return sum_block(vectors, segment_sum, 0, len(segment_sum), weights)
+    factors = _factors(segment_sum, slice(None), weights)
+    starts, ends = segment_sum.row_offsets[:-1], segment_sum.row_offsets[1:]
     lengths = ends - starts
     lengths = torch.where(lengths > long.max_terms, 0, lengths)
-    num_short = len(sums.sources) - long.num_terms
-    out = _sum_ranges(vectors, sums.sources, factors, starts, lengths, num_short)
-    return out.index_copy_(0, long.rows, _sum_pieces(vectors, sums, factors, long))
+    num_short = len(segment_sum.sources) - long.num_terms
+    out = _sum_ranges(vectors, segment_sum.sources, factors, starts, lengths, num_short)
+    return out.index_copy_(0, long.rows, _sum_chunks(vectors, segment_sum, factors, long))
 
 
-def _sum_pieces(vectors: Tensor, sums: SegmentSum, factors: Tensor | None, long: LongRows) -> Tensor:
+def _sum_chunks(vectors: Tensor, segment_sum: SegmentSum, factors: Tensor | None, long: LongRows) -> Tensor:
     """``[m, dim]``: the long rows' sums."""
     terms, *above = long.levels
-    partial = _sum_ranges(vectors, sums.sources, factors, terms.starts, terms.ends - terms.starts, long.num_terms)
+    partial = _sum_ranges(
+        vectors, segment_sum.sources, factors, terms.starts, terms.ends - terms.starts, long.num_terms
+    )
     for level in above:
-        partial = segment_sum(partial, _all_of(partial), torch.cat([level.starts, level.ends[-1:]]))
-    return segment_sum(partial, _all_of(partial), long.offsets)
+        partial = sum_segments(partial, _all_of(partial), torch.cat([level.starts, level.ends[-1:]]))
+    return sum_segments(partial, _all_of(partial), long.offsets)
 
 
 def _all_of(vectors: Tensor) -> Tensor:
@@ -90,26 +92,26 @@ def _sum_ranges(
     terms = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=num_terms)
     terms += torch.arange(num_terms, dtype=torch.int32, device=starts.device)
     picked = None if factors is None else factors.index_select(0, terms)
-    return segment_sum(vectors, sources.index_select(0, terms), offsets, picked)
+    return sum_segments(vectors, sources.index_select(0, terms), offsets, picked)
 
 
-def sum_block(vectors: Tensor, sums: SegmentSum, first: int, end: int, weights: Tensor | None = None) -> Tensor:
+def sum_block(vectors: Tensor, segment_sum: SegmentSum, first: int, end: int, weights: Tensor | None = None) -> Tensor:
     """``[end - first, dim]``: the sums of rows `first` to `end`, each from its first term to its last."""
-    start, stop = int(sums.row_starts[first]), int(sums.row_starts[end])
-    offsets = sums.row_offsets[first : end + 1]
+    start, stop = int(segment_sum.row_starts[first]), int(segment_sum.row_starts[end])
+    offsets = segment_sum.row_offsets[first : end + 1]
     if start:
         offsets = offsets - start
-    factors = _factors(sums, slice(start, stop), weights)
-    return segment_sum(vectors, sums.sources[start:stop], offsets, factors)
+    factors = _factors(segment_sum, slice(start, stop), weights)
+    return sum_segments(vectors, segment_sum.sources[start:stop], offsets, factors)
 
 
-def _factors(sums: SegmentSum, terms: slice, weights: Tensor | None) -> Tensor | None:
-    if weights is not None and sums.occurrences is not None:
-        return weights.index_select(0, sums.occurrences[terms])
-    return None if sums.coefficients is None else sums.coefficients[terms]
+def _factors(segment_sum: SegmentSum, terms: slice, weights: Tensor | None) -> Tensor | None:
+    if weights is not None and segment_sum.occurrences is not None:
+        return weights.index_select(0, segment_sum.occurrences[terms])
+    return None if segment_sum.coefficients is None else segment_sum.coefficients[terms]
 
 
-def segment_sum(
+def sum_segments(
     vectors: Tensor, sources: Tensor, offsets: Tensor, factors: Tensor | None = None, *, mean: bool = False
 ) -> Tensor:
     """``out[i] = sum(factors[p] * vectors[sources[p]] for p in range(offsets[i], offsets[i + 1]))``, in that order."""

@@ -8,7 +8,7 @@
 
 Sizes come from the host's arrays and the tensors' shapes: nothing waits for the device. What a kernel does is in
 `triton_sums` and `triton_rows`, how much of it at a time in `tiles`. Results are the bits of `TorchKernels` for the
-same sums in the same pieces, with two exceptions, both of libraries: they may contract a product and a sum into one
+same sums in the same chunks, with two exceptions, both of libraries: they may contract a product and a sum into one
 rounding (per-id weights, means), and MKL's square root on a CPU is not correctly rounded.
 
 Under ``TRITON_INTERPRET=1`` everything runs on a CPU, slowly, one launch at a time: all threads share the interpreter.
@@ -35,9 +35,9 @@ from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowVie
 from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.rounding import StochasticRounding
 from bagpipe.kernels.segment_sum import MAX_TERMS
-from bagpipe.kernels.tiles import Tile, choose_tile
-from bagpipe.kernels.torch_kernels import first_term
+from bagpipe.kernels.torch_kernels import require_gradients
 from bagpipe.kernels.torch_sums import add_in_order
+from bagpipe.kernels.triton_tiles import Tile, choose_tile
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
 __all__ = ["Launch", "TritonKernels"]
@@ -158,13 +158,13 @@ class TritonKernels:
         self._enqueue(triton_sums.pool_kernel, tile, num_bags, arguments)
         return out
 
-    def sum(self, terms: Sequence[Gradients]) -> Tensor:
-        first_term(terms)
-        return add_in_order(map(self._sum, terms))
+    def sum(self, gradients: Sequence[Gradients]) -> Tensor:
+        require_gradients(gradients)
+        return add_in_order(map(self._sum, gradients))
 
-    def _sum(self, term: Gradients) -> Tensor:
-        out = term.vectors.new_empty(len(term.sums), term.vectors.shape[1])
-        for ranges in self._ranges(term):
+    def _sum(self, contribution: Gradients) -> Tensor:
+        out = contribution.vectors.new_empty(len(contribution.segment_sum), contribution.vectors.shape[1])
+        for ranges in self._ranges(contribution):
             self._sum_ranges(out, ranges)
         return out
 
@@ -172,17 +172,17 @@ class TritonKernels:
         self,
         records: Tensor,
         slot_index: Tensor,
-        terms: Sequence[Gradients],
+        gradients: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:
-        term = first_term(terms)
+        contribution = require_gradients(gradients)
         if self.needs_names and names is None:
             raise JobError("rows are rounded stochastically, and nobody said which rows they are")
-        if len(terms) == 1:
-            parts = self._ranges(term)
+        if len(gradients) == 1:
+            parts = self._ranges(contribution)
         else:
-            parts = [_Ranges(vectors=self.sum(terms), num_rows=len(slot_index))]
+            parts = [_Ranges(vectors=self.sum(gradients), num_rows=len(slot_index))]
         for ranges in parts:
             self._update_ranges(records, slot_index, ranges, step, names)
 
@@ -205,33 +205,33 @@ class TritonKernels:
         }
         self._enqueue(triton_rows.initialise_kernel, tile, len(slot_index), arguments)
 
-    # ---- sums in their pieces ------------------------------------------------------------------------------------
+    # ---- sums in their chunks ------------------------------------------------------------------------------------
 
-    def _ranges(self, term: Gradients) -> list[_Ranges]:
+    def _ranges(self, contribution: Gradients) -> list[_Ranges]:
         """What makes the sums of all rows: those that are not long, and the long ones, from their partial sums.
 
         The partial sums are enqueued here.
         """
-        sums = term.sums
-        factors, occurrences = sums.coefficients, None
-        if term.weights is not None and sums.occurrences is not None:
-            factors, occurrences = term.weights, sums.occurrences
+        segment_sum = contribution.segment_sum
+        factors, occurrences = segment_sum.coefficients, None
+        if contribution.weights is not None and segment_sum.occurrences is not None:
+            factors, occurrences = contribution.weights, segment_sum.occurrences
         terms = _Ranges(
-            vectors=term.vectors,
-            num_rows=len(sums),
-            starts=sums.row_offsets,
-            ends=sums.row_offsets[1:],
-            sources=sums.sources,
+            vectors=contribution.vectors,
+            num_rows=len(segment_sum),
+            starts=segment_sum.row_offsets,
+            ends=segment_sum.row_offsets[1:],
+            sources=segment_sum.sources,
             factors=factors,
             occurrences=occurrences,
         )
-        long = sums.long
+        long = segment_sum.long
         if long is None:
             return [terms]
         short = replace(terms, max_terms=long.max_terms)
         ranges = terms
         for level in long.levels:
-            partial = term.vectors.new_empty(len(level), term.vectors.shape[1])
+            partial = contribution.vectors.new_empty(len(level), contribution.vectors.shape[1])
             ranges = replace(ranges, num_rows=len(level), starts=level.starts, ends=level.ends)
             self._sum_ranges(partial, ranges)
             ranges = _Ranges(vectors=partial, num_rows=0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from bagpipe.cache.rows import RowCache
 from bagpipe.embedding.bags import CachedBags, PlainInputs
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.kernels.open import open_kernels
+from bagpipe.kernels.select import select_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
@@ -151,7 +151,7 @@ class PlainJob:
             settings.cache_rows,
             device,
             prefetch_depth=settings.prefetch_depth,
-            kernels=open_kernels(self.rows, device, settings.kernels),
+            kernels=select_kernels(self.rows, device, settings.kernels),
         )
         bags.bind(cache)
         self.store = make_store(self.rows)

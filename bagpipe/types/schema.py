@@ -182,7 +182,7 @@ class RowSchema:
 
     With ``float32`` and ``float64`` all of it is in `dtype`. With a half type the weights are; a zero half follows
     where their number is odd, so that the state is aligned to 4 bytes; and the state is float32. A record's length in
-    bytes is always a multiple of 4. Tensors of such records: `bagpipe.kernels.records`.
+    bytes is always a multiple of 4. Tensors of such records: `bagpipe.kernels.row_format`.
 
     Attributes:
         tables: cached tables; a table's position is its *table number*.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bagpipe.errors import InputError
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowStep, RowView
-from bagpipe.kernels.open import open_kernels
+from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.torch_kernels import gather
 from benchmarks.gpu.rows_batch import RowsBatch
 
@@ -93,7 +93,7 @@ class _OurRows(Rows):
         self._slot_index = context.local.slot_index
         self._view = RowView(records=self._records, slot_index=self._slot_index, dim=context.tables.dim)
         self._bags = Bags(indices=context.inverse, offsets=context.bag_offsets, factors=None, mean=False)
-        self._terms = [Gradients(vectors=batch.gradient, sums=context.backward[0])]
+        self._terms = [Gradients(vectors=batch.gradient, segment_sum=context.backward[0])]
         self._step = RowStep(lr=LR, eps=EPS, step=1)
 
     def forward(self) -> Tensor:
@@ -202,7 +202,7 @@ def open_contestants(batch: RowsBatch, device: torch.device, say: Callable[[str]
     found: dict[str, Rows] = {}
     for choice in ("triton", "torch"):
         try:
-            found[f"ours, {choice}"] = _OurRows(batch, open_kernels(batch.schema, device, choice), device)
+            found[f"ours, {choice}"] = _OurRows(batch, select_kernels(batch.schema, device, choice), device)
         except InputError as error:  # no such kernels for this device
             say(f"kernels: without ours, {choice} ({error})")
     makers: dict[str, Callable[[], Rows]] = {"FBGEMM TBE": lambda: _FbgemmRows(batch, device)}

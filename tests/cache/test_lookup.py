@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.lookup import ActiveTableGroup, gradient_terms, lookup
+from bagpipe.cache.lookup import ActiveTableGroup, gradients_of, lookup
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowView
@@ -37,7 +37,7 @@ SEGMENT_TABLES = (0, 0, 1)
 
 def gradient_of(group: ActiveTableGroup) -> Tensor:
     """All rows' gradients."""
-    return group.kernels.sum(gradient_terms(group, 0))
+    return group.kernels.sum(gradients_of(group, 0))
 
 
 def close(got: Tensor, expected: Tensor) -> None:

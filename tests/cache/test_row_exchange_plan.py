@@ -45,14 +45,14 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
             assert exchange.early.first == 0
             assert exchange.early.end == exchange.pull.first
             assert exchange.pull.end == group.num_rows == sum(exchange.push.given) + sum(exchange.late.given)
-            for part, sums in zip((exchange.push, exchange.late), group.backward, strict=True):
-                assert len(sums) == sum(part.given)
-                assert len(part.sums) == len(part.owned.rows)
-                assert sorted(part.sums.sources.tolist()) == list(range(sum(part.taken)))
+            for part, segment_sum in zip((exchange.push, exchange.late), group.backward, strict=True):
+                assert len(segment_sum) == sum(part.given)
+                assert len(part.segment_sum) == len(part.owned.rows)
+                assert sorted(part.segment_sum.sources.tolist()) == list(range(sum(part.taken)))
                 # contributions to a row in rank order: what arrives first is from the lower rank
-                starts = part.sums.row_starts
-                for row in range(len(part.sums)):
-                    assert (np.diff(part.sums.sources[starts[row] : starts[row + 1]]) > 0).all()
+                starts = part.segment_sum.row_starts
+                for row in range(len(part.segment_sum)):
+                    assert (np.diff(part.segment_sum.sources[starts[row] : starts[row + 1]]) > 0).all()
 
 
 def test_golden() -> None:
@@ -86,7 +86,7 @@ def test_golden() -> None:
     assert group.inverse.tolist() == [0, 1, 2, 0]  # rows stand as 5, 7, then 9
     assert (parts.push.given, parts.push.taken) == ((2, 0), (2, 2))
     assert parts.push.owned.slots.tolist() == [3, 1]
-    assert parts.push.sums.sources.tolist() == [0, 2, 1, 3]  # 5: from rank 0, from rank 1; then 9
+    assert parts.push.segment_sum.sources.tolist() == [0, 2, 1, 3]  # 5: from rank 0, from rank 1; then 9
     assert (parts.late.given, parts.late.taken) == ((0, 1), (0, 0))
-    assert [sums.row_starts.tolist() for sums in group.backward] == [[0, 2, 3], [0, 1]]
-    assert [sums.sources.tolist() for sums in group.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7
+    assert [segment_sum.row_starts.tolist() for segment_sum in group.backward] == [[0, 2, 3], [0, 1]]
+    assert [segment_sum.sources.tolist() for segment_sum in group.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7

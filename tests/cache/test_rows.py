@@ -22,7 +22,7 @@ from bagpipe.kernels import torch_kernels
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.interface import RowNames, RowStep
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
-from bagpipe.kernels.records import host_words, open_records
+from bagpipe.kernels.row_format import host_words, open_row_format
 from bagpipe.oracle.plan import FeatureRef, OwnerPlan
 from bagpipe.store.interface import ReadResult
 from bagpipe.types.batch import Batch
@@ -133,7 +133,7 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
 
 def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int, int], bytes]:
     """Records after training on sums of rows, one row after the other: float32 values, rounded after each step."""
-    records = open_records(schema, CPU)
+    row_format = open_row_format(schema, CPU)
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in data:
         starts = batch.feature_offsets()
@@ -163,10 +163,10 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
                     total += vector.grad
         for (table, row_id), gradient in totals.items():
             row, dim = rows[table, row_id], TABLES[table].dim
-            values = records.opened(row, dim)
+            values = row_format.unpack(row, dim)
             ROW_OPTIMIZERS[schema.optimizer].apply(values, gradient, LR, EPS, batch.index + 1)
             names = RowNames(tables=torch.tensor([table], dtype=torch.int32), ids=torch.tensor([row_id]))
-            records.closed(values, row, dim, names, batch.index + 1)
+            row_format.pack(values, row, dim, names, batch.index + 1)
     return {key: host_words(row).tobytes() for key, row in rows.items()}
 
 

@@ -107,7 +107,7 @@ def test_a_ring_has_areas() -> None:
 
 @pytest.mark.parametrize("streams", [LateStreams(), NullStreams()])
 def test_copies_are_of_the_moment(streams: NullStreams) -> None:
-    """Of any shape and dtype, contiguous, in one piece of memory with one event where there are events."""
+    """Of any shape and dtype, contiguous, in one chunk of memory with one event where there are events."""
     tied = torch.arange(3, dtype=torch.float64)
     tensors = {
         "turned": torch.arange(6, dtype=torch.float32).view(2, 3).t(), "count": torch.tensor(7),

@@ -8,7 +8,7 @@ import torch
 
 from bagpipe.cache.slab import Slab
 from bagpipe.cache.transfer import RowTransfer
-from bagpipe.kernels.open import open_kernels
+from bagpipe.kernels.select import select_kernels
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams, RecordingStreams, Streams
 from bagpipe.store.interface import ReadResult
@@ -37,7 +37,7 @@ class Half:
             1: ReadResult(np.full((1, 8), 3, np.float32), np.array([True])),
             2: ReadResult(np.full((1, 16), 4, np.float32), np.array([True])),  # the other was not asked for
         }
-        self.transfer.put(open_kernels(SCHEMA, CPU), ROWS, SLOTS, found, results)
+        self.transfer.put(select_kernels(SCHEMA, CPU), ROWS, SLOTS, found, results)
 
 
 @pytest.fixture(params=[NullStreams, RecordingStreams])
@@ -77,6 +77,6 @@ def test_no_rows_are_no_work() -> None:
     half = Half(streams)
     before = list(streams.log)
     nothing = RowList(table_offsets=np.zeros(4, np.int64), ids=np.zeros(0, np.int64))
-    half.transfer.put(open_kernels(SCHEMA, CPU), nothing, SLOTS[:0], np.zeros(0, np.bool_), {})
+    half.transfer.put(select_kernels(SCHEMA, CPU), nothing, SLOTS[:0], np.zeros(0, np.bool_), {})
     assert half.transfer.copy_out(nothing, SLOTS[:0])() == []
     assert streams.log == before

@@ -112,7 +112,7 @@ def test_an_event_is_recorded_after_the_copy() -> None:
 
 @pytest.mark.parametrize("make", [lambda: Uploader(CPU, torch.float64, names=True, max_terms=2), None])
 def test_what_a_plan_is_made_of(make: Any) -> None:
-    sums = HostSegmentSum(
+    segment_sum = HostSegmentSum(
         row_starts=np.array([0, 1, 6], np.int32),
         sources=np.arange(6, dtype=np.int32),
         coefficients=np.linspace(0, 1, 6),
@@ -120,7 +120,7 @@ def test_what_a_plan_is_made_of(make: Any) -> None:
     rows = RowList(table_offsets=np.array([0, 1, 2]), ids=np.array([7, 9]))
     uploads = staged(names=True, max_terms=2) if make is None else DirectUploads(make())
     with uploads.batch() as upload:
-        found = upload.sums(sums)
+        found = upload.segment_sum(segment_sum)
         where = upload.slot_rows(rows, np.array([4, 2], np.int32))
         assert upload.optional(None) is None
     assert found.row_offsets.tolist() == [0, 1, 6]

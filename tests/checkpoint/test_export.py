@@ -15,7 +15,7 @@ from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
-from bagpipe.kernels.records import host_words, split_record
+from bagpipe.kernels.row_format import host_words, split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
 from tests.checkpoint.samples import SCHEMA, captured, manifest_of, model_and_optimizer, rows_of, three_checkpoints

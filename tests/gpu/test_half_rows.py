@@ -8,8 +8,8 @@ import torch
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
-from bagpipe.kernels.records import host_words, open_records
 from bagpipe.kernels.rounding import open_rounding
+from bagpipe.kernels.row_format import host_words, open_row_format
 from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 
 pytestmark = pytest.mark.gpu
@@ -74,11 +74,11 @@ def test_records_after_steps(device: str) -> None:
     gradients = torch.randn(3, NUM_ROWS, DIM, generator=generator)
     found = []
     for where in ("cpu", device):
-        records = open_records(schema, torch.device(where))
-        rows = torch.zeros(NUM_ROWS, records.width(DIM), dtype=torch.bfloat16, device=where)
+        row_format = open_row_format(schema, torch.device(where))
+        rows = torch.zeros(NUM_ROWS, row_format.width(DIM), dtype=torch.bfloat16, device=where)
         for step, gradient in enumerate(gradients, 1):
-            values = records.opened(rows, DIM)
+            values = row_format.unpack(rows, DIM)
             ROW_OPTIMIZERS["sgd"].apply(values, gradient.to(where, copy=True), 0.05, 1e-7, step)
-            records.closed(values, rows, DIM, names_on(where), step)
+            row_format.pack(values, rows, DIM, names_on(where), step)
         found.append(host_words(rows.cpu()).tobytes())
     assert found[0] == found[1]

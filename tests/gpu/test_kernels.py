@@ -12,8 +12,8 @@ import torch
 
 from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowStep, RowView
-from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
 from bagpipe.kernels.segment_sum import HostSegmentSum
+from bagpipe.kernels.select import TritonSupport, missing_support, select_kernels
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 from tests.kernels.conformance import DIMS, DTYPES, OPTIMIZERS, Bench, Case
@@ -24,10 +24,10 @@ CHOICES = ("torch", "triton")
 
 
 def opener(choice: str, device: str) -> Callable[[RowSchema, torch.device], Kernels]:
-    problem = find_problem(Circumstances.of(torch.device(device)))
+    problem = missing_support(TritonSupport.of(torch.device(device)))
     if choice == "triton" and problem is not None:
         pytest.skip(problem)
-    return partial(open_kernels, choice=choice)
+    return partial(select_kernels, choice=choice)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,7 +66,7 @@ def zipf_sums(num_rows: int, num_vectors: int) -> HostSegmentSum:
 def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -> None:
     """Full size, so that programs really run side by side and in any order; against torch's kernels on the host.
 
-    Those sum in the same pieces, so all that may differ is the host's square roots.
+    Those sum in the same chunks, so all that may differ is the host's square roots.
     """
     dim, num_rows = 48, 60_000
     schema = RowSchema(tables=(RowTable(name="t", dim=dim),), optimizer="adagrad", seed=1)
@@ -82,8 +82,8 @@ def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -
         records = torch.zeros(num_rows, 96, device=device)
         index = slots.to(device)
         mine.initialise(records, index, tables.to(device), ids.to(device), dim)
-        sums = Uploader(torch.device(device), torch.float32, max_terms=kernels.max_terms).sums(host)
-        mine.update(records, index, [Gradients(vectors=vectors.to(device), sums=sums)], step)
+        segment_sum = Uploader(torch.device(device), torch.float32, max_terms=kernels.max_terms).segment_sum(host)
+        mine.update(records, index, [Gradients(vectors=vectors.to(device), segment_sum=segment_sum)], step)
         return records.cpu()
 
     first = updated(kernels, cuda)
@@ -114,7 +114,7 @@ def test_slots_beyond_31_bits(cuda: str, choice: str) -> None:
     host = HostSegmentSum(row_starts=np.array([0, 1, 2], np.int32), sources=np.array([0, 1], np.int32))
     before = records[[num_slots - 1, 0]].clone()
     vectors = torch.ones(2, dim, device=cuda)
-    terms = [Gradients(vectors=vectors, sums=Uploader(torch.device(cuda), torch.float32).sums(host))]
+    terms = [Gradients(vectors=vectors, segment_sum=Uploader(torch.device(cuda), torch.float32).segment_sum(host))]
     kernels.update(records, slots, terms, RowStep(lr=0.5, eps=0.0, step=1))
     assert torch.equal(records[[num_slots - 1, 0]], before - 0.5)
 
@@ -125,8 +125,8 @@ def test_nothing_waits_for_the_device(cuda: str) -> None:
     host = zipf_sums(1000, 500)
     for choice in CHOICES:
         kernels = opener(choice, cuda)(schema, torch.device(cuda))
-        sums = Uploader(torch.device(cuda), torch.float32, max_terms=kernels.max_terms).sums(host)
-        terms = [Gradients(vectors=torch.randn(500, 16, device=cuda), sums=sums)]
+        segment_sum = Uploader(torch.device(cuda), torch.float32, max_terms=kernels.max_terms).segment_sum(host)
+        terms = [Gradients(vectors=torch.randn(500, 16, device=cuda), segment_sum=segment_sum)]
         records, slots = torch.zeros(1000, 48, device=cuda), torch.arange(1000, device=cuda)
         step = RowStep(lr=0.1, eps=1e-8, step=1)
         kernels.update(records, slots, terms, step)  # compiles

@@ -22,8 +22,8 @@ from torch import Tensor
 from bagpipe.cache.upload import Uploader
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights, mixed_step, row_words, table_key
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowNames, RowStep, RowView
-from bagpipe.kernels.records import split_record
 from bagpipe.kernels.rounding import round_stochastic
+from bagpipe.kernels.row_format import split_record
 from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
 from tests.kernels.reference import Array, optimizer_step, row_sums, segment_sum
@@ -50,7 +50,7 @@ class Case:
         optimizer, dtype, rounding, dim: of the rows.
         max_rows: unique rows at most.
         max_length: of bags and of rows' sums; one row in some gets `long` times as many terms.
-        max_terms: of a piece; None: nothing is cut.
+        max_terms: of a chunk; None: nothing is cut.
         spare: columns of the records that nobody uses.
     """
 
@@ -202,11 +202,11 @@ class Bench:
         self.records[self.slots, : self.case.dim] = 0
         there = self._there(self.records)
         starts, sources = (np.arange(count, dtype=np.int32) for count in (self.num_rows + 1, self.num_rows))
-        sums = Uploader(self.device, self.dtype).sums(HostSegmentSum(row_starts=starts, sources=sources))
+        segment_sum = Uploader(self.device, self.dtype).segment_sum(HostSegmentSum(row_starts=starts, sources=sources))
         self.kernels.update(
             there,
             self._there(torch.from_numpy(self.slots)),
-            [Gradients(vectors=self._there(torch.from_numpy(-values)), sums=sums)],
+            [Gradients(vectors=self._there(torch.from_numpy(-values)), segment_sum=segment_sum)],
             RowStep(lr=1.0, eps=EPS, step=3),
             self._names(),
         )
@@ -248,7 +248,7 @@ class Bench:
             coefficients=self._short_numbers(num_terms, 1)[:, 0].double().numpy() if kind == "coefficients" else None,
             occurrences=self.rng.permutation(num_terms).astype(np.int32) if kind == "weights" else None,
         )
-        sums = Uploader(self.device, self.dtype, max_terms=self.case.max_terms).sums(host)
+        segment_sum = Uploader(self.device, self.dtype, max_terms=self.case.max_terms).segment_sum(host)
         terms, total = [], None
         for _ in range(num_lookups):
             vectors = self._numbers(num_vectors) if kind == "plain" else self._short_numbers(num_vectors, self.case.dim)
@@ -259,7 +259,7 @@ class Bench:
             summed = row_sums(vectors.numpy(), host, factors, self.case.max_terms)
             total = summed if total is None else total + summed
             there = None if weights is None else self._there(weights)
-            terms.append(Gradients(vectors=self._there(vectors), sums=sums, weights=there))
+            terms.append(Gradients(vectors=self._there(vectors), segment_sum=segment_sum, weights=there))
         assert total is not None
         return terms, total
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.kernels.open import open_kernels
-from bagpipe.kernels.tiles import Tile, choose_tile
+from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.triton_kernels import TritonKernels
+from bagpipe.kernels.triton_tiles import Tile, choose_tile
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
@@ -51,8 +51,8 @@ def test_conformance(case: Case) -> None:
 
 def test_by_name_a_cpu_gets_them() -> None:
     schema = RowSchema(tables=(), optimizer="sgd")
-    assert isinstance(open_kernels(schema, CPU, "triton"), TritonKernels)
-    assert not isinstance(open_kernels(schema, CPU), TritonKernels)
+    assert isinstance(select_kernels(schema, CPU, "triton"), TritonKernels)
+    assert not isinstance(select_kernels(schema, CPU), TritonKernels)
 
 
 # ---- whole jobs ------------------------------------------------------------------------------------------------------
@@ -95,6 +95,6 @@ def test_a_job_ends_with_the_bits_of_torch_s_kernels() -> None:
 
 
 def test_a_cached_job_ends_with_the_bits_of_a_direct_one() -> None:
-    """With a row of more terms than one piece."""
+    """With a row of more terms than one chunk."""
     settings = {"hot": True, "num_examples": 40, "rows": "adagrad"}
     assert train("triton", cache_rows=0, **settings) == train("triton", **settings)  # type: ignore[arg-type]

@@ -26,15 +26,15 @@ def segment_sum(vectors: Array, sources: Array, factors: Array | None, start: in
 
 
 def row_sums(vectors: Array, sums: HostSegmentSum, factors: Array | None, max_terms: int | None) -> Array:
-    """``[k, dim]``: all rows' sums; those of more than `max_terms` terms in pieces of so many, and pieces of those."""
+    """``[k, dim]``: all rows' sums; those of more than `max_terms` terms in chunks of so many, and chunks of those."""
     out = [
-        _in_pieces(vectors, sums.sources, factors, start, end, max_terms)
+        _in_chunks(vectors, sums.sources, factors, start, end, max_terms)
         for start, end in pairwise(sums.row_starts.tolist())
     ]
     return np.array(out, vectors.dtype).reshape(len(out), vectors.shape[1])
 
 
-def _in_pieces(
+def _in_chunks(
     vectors: Array, sources: Array, factors: Array | None, start: int, end: int, max_terms: int | None
 ) -> Array:
     if max_terms is None or end - start <= max_terms:
@@ -43,7 +43,7 @@ def _in_pieces(
         segment_sum(vectors, sources, factors, first, min(first + max_terms, end))
         for first in range(start, end, max_terms)
     ]
-    return _in_pieces(np.array(partial), np.arange(len(partial)), None, 0, len(partial), max_terms)
+    return _in_chunks(np.array(partial), np.arange(len(partial)), None, 0, len(partial), max_terms)
 
 
 def optimizer_step(

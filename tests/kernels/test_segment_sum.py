@@ -14,7 +14,7 @@ def sums_of(lengths: list[int]) -> HostSegmentSum:
     return HostSegmentSum(row_starts=starts, sources=np.arange(starts[-1], dtype=np.int32))
 
 
-def test_a_table_of_pieces() -> None:
+def test_a_table_of_chunks() -> None:
     """Rows of 2, 7, 3 and 28 terms, three at a time: those of 7 and 28 are long."""
     long = sums_of([2, 7, 3, 28]).split(3).long
     assert long is not None
@@ -42,8 +42,8 @@ def test_every_term_is_summed_once_and_in_order(lengths: list[int], max_terms: i
         sizes = level.ends - level.starts
         assert sizes.min() >= 1
         assert sizes.max() <= max_terms
-        pieces = zip(level.starts, level.ends, strict=True)
-        terms = [[place for part in terms[start:end] for place in part] for start, end in pieces]
+        chunks = zip(level.starts, level.ends, strict=True)
+        terms = [[place for part in terms[start:end] for place in part] for start, end in chunks]
     rows = zip(long.offsets[:-1], long.offsets[1:], strict=True)
     for row, (start, end) in zip(long.rows.tolist(), rows, strict=True):
         assert end - start <= max_terms

@@ -117,10 +117,13 @@ def test_batches_of_all_sizes_take_the_same_kernels(cache: Path, monkeypatch: py
     records, vectors = torch.zeros(64, 48), torch.zeros(8, 48)
     for step, num_rows in enumerate((1, 16, 33), 1):
         starts = np.append(0, 2000 + 3 * np.arange(num_rows)).astype(np.int32)
-        sums = upload.sums(HostSegmentSum(row_starts=starts, sources=np.zeros(starts[-1], np.int32)))
+        segment_sum = upload.segment_sum(HostSegmentSum(row_starts=starts, sources=np.zeros(starts[-1], np.int32)))
         slots = torch.arange(num_rows)
         kernels.update(
-            records, slots, [Gradients(vectors=vectors, sums=sums)], RowStep(lr=0.1 / step, eps=0.0, step=step)
+            records,
+            slots,
+            [Gradients(vectors=vectors, segment_sum=segment_sum)],
+            RowStep(lr=0.1 / step, eps=0.0, step=step),
         )
         indices = torch.zeros(num_rows, dtype=torch.int32)
         bags = Bags(indices=indices, offsets=None, factors=None, mean=False)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bagpipe.errors import InputError
-from bagpipe.kernels import open as module
-from bagpipe.kernels.open import Circumstances, find_problem, open_kernels
+from bagpipe.kernels import select as module
+from bagpipe.kernels.select import TritonSupport, missing_support, select_kernels
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import RowSchema, RowTable
 
@@ -20,12 +20,12 @@ def found(
     capability: tuple[int, int] | None = (9, 0),
     has_triton: bool = True,
     is_interpreted: bool = False,
-) -> Circumstances:
-    return Circumstances(device=device, capability=capability, has_triton=has_triton, is_interpreted=is_interpreted)
+) -> TritonSupport:
+    return TritonSupport(device=device, capability=capability, has_triton=has_triton, is_interpreted=is_interpreted)
 
 
 @pytest.mark.parametrize(
-    ("circumstances", "problem"),
+    ("support", "problem"),
     [
         (found(), None),
         (found(capability=(8, 0)), None),
@@ -37,36 +37,36 @@ def found(
         (found(is_interpreted=True), "TRITON_INTERPRET=1 is set, and Triton's interpreter is for the CPU"),
     ],
 )
-def test_where_they_run(circumstances: Circumstances, problem: str | None) -> None:
-    assert find_problem(circumstances) == problem
+def test_where_they_run(support: TritonSupport, problem: str | None) -> None:
+    assert missing_support(support) == problem
 
 
 @pytest.mark.parametrize("choice", ["auto", "torch"])
 def test_a_cpu_gets_torch_s_and_no_warning(choice: str) -> None:
-    assert isinstance(open_kernels(SCHEMA, CPU, choice), TorchKernels)
+    assert isinstance(select_kernels(SCHEMA, CPU, choice), TorchKernels)
 
 
 def test_by_name_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match=r"^run.kernels is triton, but run.device is cpu, and .* need a CUDA device$"):
-        open_kernels(SCHEMA, CPU, "triton")
+        select_kernels(SCHEMA, CPU, "triton")
 
 
 def test_a_kernel_that_does_not_run_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no device behind the promise, as there is none for Triton where it finds no C compiler."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    monkeypatch.setattr(module.Circumstances, "of", lambda device: found())
+    monkeypatch.setattr(module.TritonSupport, "of", lambda device: found())
     with pytest.raises(InputError, match=r"^run.kernels is triton, but the first .* did not run: \w+: "):
-        open_kernels(SCHEMA, CPU, "triton")
+        select_kernels(SCHEMA, CPU, "triton")
 
 
 def test_an_old_device_gets_torch_s_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of an older kind stands in for the CPU's answer; its kernels are never launched."""
-    monkeypatch.setattr(module.Circumstances, "of", lambda device: found(capability=(7, 0)))
+    monkeypatch.setattr(module.TritonSupport, "of", lambda device: found(capability=(7, 0)))
     monkeypatch.setattr(module, "TorchKernels", lambda schema, device: ("torch's", device))
     cuda = torch.device("cuda", 0)
     with pytest.warns(UserWarning, match=r"^rows are .* slower: the device has compute capability 7.0") as warned:
-        assert open_kernels(SCHEMA, cuda) == ("torch's", cuda)
+        assert select_kernels(SCHEMA, cuda) == ("torch's", cuda)
     assert len(warned) == 1
     with pytest.raises(InputError, match=r"compute capability 7\.0"):
-        open_kernels(SCHEMA, cuda, "triton")
+        select_kernels(SCHEMA, cuda, "triton")

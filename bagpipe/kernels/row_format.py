@@ -4,8 +4,8 @@
     float32, float64    4, 8 B    [dim weights | state]                                in the same dtype
     float16, bfloat16   2 B       [dim weights | 0 if dim is odd | 2 * state]          float32: two elements a number
 
-    slots ──gather──> records ──opened──> float [n, dim + state] ──optimizer──> the same, updated
-                      records <──closed, weights rounded─────────┘
+    slots ──gather──> records ──unpack──> float [n, dim + state] ──optimizer──> the same, updated
+                      records <──pack, weights rounded─────────┘
 
 A tensor of records has the dtype of the weights, so the weights of half rows are its first `dim` columns, as those of
 any rows. Their state begins at the even element ``dim + dim % 2``, and records begin on multiples of 4 bytes, so it can
@@ -31,7 +31,7 @@ from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
-__all__ = ["HalfRecords", "PlainRecords", "Records", "host_words", "open_records", "split_record"]
+__all__ = ["FullRowFormat", "HalfRowFormat", "RowFormat", "host_words", "open_row_format", "split_record"]
 
 #: What numpy calls the elements of a tensor of records.
 _WORD = {
@@ -43,7 +43,7 @@ _WORD = {
 
 
 def host_words(records: Tensor) -> NDArray[Any]:
-    """Records in host memory as the words that stores and files take, of the same memory."""
+    """RowFormat in host memory as the words that stores and files take, of the same memory."""
     return records.view(_WORD[records.dtype]).numpy()
 
 
@@ -56,11 +56,11 @@ def split_record(records: Tensor, schema: RowSchema, dim: int) -> tuple[Tensor, 
     )
 
 
-class Records(Protocol):
-    """Records of one schema: numbers to compute with, and back.
+class RowFormat(Protocol):
+    """RowFormat of one schema: numbers to compute with, and back.
 
     Attributes:
-        needs_names: `closed` wants names.
+        needs_names: `pack` wants names.
     """
 
     needs_names: bool
@@ -69,7 +69,7 @@ class Records(Protocol):
         """Elements of a record of `dim` weights."""
         ...
 
-    def opened(self, rows: Tensor, dim: int) -> Tensor:
+    def unpack(self, rows: Tensor, dim: int) -> Tensor:
         """Weights and state ``[n, dim + state]`` in the dtype computed in; may be `rows` themselves.
 
         Args:
@@ -78,11 +78,11 @@ class Records(Protocol):
         """
         ...
 
-    def closed(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+    def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
         """Put the updated numbers back.
 
         Args:
-            values: what `opened` gave, updated; used as scratch.
+            values: what `unpack` gave, updated; used as scratch.
             rows: what it was given.
             dim: weights of each.
             names: their names, ``[n]`` each, where they are needed.
@@ -94,7 +94,7 @@ class Records(Protocol):
         ...
 
 
-class PlainRecords:
+class FullRowFormat:
     """Weights and state of one dtype: the optimizer works on the records themselves."""
 
     needs_names = False
@@ -105,14 +105,14 @@ class PlainRecords:
     def width(self, dim: int) -> int:
         return self._schema.record_words(dim)
 
-    def opened(self, rows: Tensor, dim: int) -> Tensor:
+    def unpack(self, rows: Tensor, dim: int) -> Tensor:
         return rows
 
-    def closed(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+    def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
         assert values is rows
 
 
-class HalfRecords:
+class HalfRowFormat:
     """Half weights beside float32 state: widened, updated, rounded."""
 
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
@@ -124,19 +124,19 @@ class HalfRecords:
     def width(self, dim: int) -> int:
         return self._schema.record_words(dim)
 
-    def opened(self, rows: Tensor, dim: int) -> Tensor:
+    def unpack(self, rows: Tensor, dim: int) -> Tensor:
         weights, state = split_record(rows, self._schema, dim)
         values = torch.empty(len(rows), dim + self._state_width(dim), dtype=torch.float32, device=rows.device)
         values[:, :dim].copy_(weights)
         values[:, dim:].copy_(state)
         return values
 
-    def closed(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+    def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
         weights, state = split_record(rows, self._schema, dim)
         self._rounding.write(values[:, :dim], weights, names, step)
         state.copy_(values[:, dim:])
 
 
-def open_records(schema: RowSchema, device: torch.device) -> Records:
+def open_row_format(schema: RowSchema, device: torch.device) -> RowFormat:
     """The records of a schema on a device."""
-    return HalfRecords(schema, device) if schema.row_type.is_half else PlainRecords(schema)
+    return HalfRowFormat(schema, device) if schema.row_type.is_half else FullRowFormat(schema)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.kernels.tiles import Tile, choose_tile
+from bagpipe.kernels.triton_tiles import Tile, choose_tile
 
 
 @given(st.integers(1, 10_000), st.sampled_from([4, 8]), st.integers(0, 10**6))

@@ -25,13 +25,13 @@ from bagpipe.kernels.interface import Bags, Kernels, RowView
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["MIN_CAPABILITY", "Circumstances", "find_problem", "open_kernels"]
+__all__ = ["MIN_CAPABILITY", "TritonSupport", "missing_support", "select_kernels"]
 
 MIN_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class TritonSupport:
     """What decides where Triton's kernels run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Circumstances:
     is_interpreted: bool
 
     @classmethod
-    def of(cls, device: torch.device) -> Circumstances:
+    def of(cls, device: torch.device) -> TritonSupport:
         return cls(
             device=device.type,
             capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
@@ -56,7 +56,7 @@ class Circumstances:
         )
 
 
-def find_problem(found: Circumstances) -> str | None:
+def missing_support(found: TritonSupport) -> str | None:
     """Why Triton's kernels do not run: the rest of a line; None: they do."""
     if not found.has_triton:
         return "Triton is not installed"
@@ -70,7 +70,7 @@ def find_problem(found: Circumstances) -> str | None:
     return None
 
 
-def open_kernels(schema: RowSchema, device: torch.device, choice: str = "auto") -> Kernels:
+def select_kernels(schema: RowSchema, device: torch.device, choice: str = "auto") -> Kernels:
     """The kernels for rows of a schema on a device.
 
     Args:
@@ -83,7 +83,7 @@ def open_kernels(schema: RowSchema, device: torch.device, choice: str = "auto") 
     """
     if choice == "torch" or (choice == "auto" and device.type != "cuda"):
         return TorchKernels(schema, device)
-    problem = find_problem(Circumstances.of(device))
+    problem = missing_support(TritonSupport.of(device))
     if problem is None:
         from bagpipe.kernels.triton_kernels import TritonKernels
 

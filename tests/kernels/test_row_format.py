@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.interface import Bags, Gradients, RowStep, RowView
-from bagpipe.kernels.records import host_words, open_records, split_record
+from bagpipe.kernels.row_format import host_words, open_row_format, split_record
 from bagpipe.kernels.segment_sum import SegmentSum
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
@@ -30,16 +30,16 @@ def schema_of(dtype: str, optimizer: str = "adagrad", dim: int = 5, rounding: st
 )
 def test_what_is_opened_and_closed_again_has_the_same_bits(dtype: str, optimizer: str, dim: int, num_rows: int) -> None:
     schema = schema_of(dtype, optimizer, dim)
-    records = open_records(schema, CPU)
+    row_format = open_row_format(schema, CPU)
     generator = torch.Generator().manual_seed(dim)
-    rows = torch.zeros(num_rows, records.width(dim), dtype=TORCH_DTYPE[dtype])
+    rows = torch.zeros(num_rows, row_format.width(dim), dtype=TORCH_DTYPE[dtype])
     for part in split_record(rows, schema, dim):
         part.copy_(torch.randn(part.shape, generator=generator))
     before = host_words(rows).tobytes()
-    values = records.opened(rows, dim)
+    values = row_format.unpack(rows, dim)
     assert values.shape == (num_rows, dim + OPTIMIZER_STATE_WIDTH[optimizer](dim))
     assert values.dtype == TORCH_DTYPE[schema.row_type.compute]
-    records.closed(values, rows, dim, None, 1)
+    row_format.pack(values, rows, dim, None, 1)
     assert host_words(rows).tobytes() == before
     assert len(before) == num_rows * schema.row_bytes(0)
 
@@ -94,14 +94,14 @@ def test_names_are_asked_for_where_rounding_is_stochastic() -> None:
     kernels = TorchKernels(schema, CPU)
     assert kernels.needs_names
     assert not TorchKernels(schema_of("bfloat16"), CPU).needs_names
-    sums = SegmentSum(
+    segment_sum = SegmentSum(
         row_starts=np.array([0, 1], np.int32),
         row_offsets=torch.tensor([0, 1], dtype=torch.int32),
         sources=torch.tensor([0], dtype=torch.int32),
         coefficients=None,
         occurrences=None,
     )
-    terms = [Gradients(vectors=torch.ones(1, 4), sums=sums)]
+    terms = [Gradients(vectors=torch.ones(1, 4), segment_sum=segment_sum)]
     with pytest.raises(JobError, match="which rows they are"):
         kernels.update(
             torch.zeros(1, 8, dtype=torch.bfloat16), torch.tensor([0]), terms, RowStep(lr=0.1, eps=0.0, step=1)
