@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
-from tests.system.programs import CONTEXT
+from tests.system.forked import CONTEXT
 
 __all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]
 

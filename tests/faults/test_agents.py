@@ -8,8 +8,7 @@ import pytest
 
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
-from tests.system.programs import await_gone, run_forked
-from tests.system.test_torchrun import torchrun
+from tests.system.programs import await_gone, run_forked, torchrun
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -20,7 +19,8 @@ def test_restarts_used_up(redis_server: EmbeddedServer, namespace: str, tmp_path
     data = ["--data.path", str(clicks), "--data.format", "parquet", "--data.schema", str(schemas["everything"])]
     sizes = ["--data.batch_size", "12", "--cache.rows", "200", "--model.embedding_dim", "4"]
     flags = [*data, *sizes, "--store.url", redis_server.url, "--store.namespace", namespace]
-    with torchrun([*flags, "--model.factory", "tests.system.factory:refuses"], "--max-restarts=0") as program:
+    refusing = [*flags, "--model.factory", "tests.system.factory:refuses"]
+    with torchrun(refusing, "--max-restarts=0", forked=tmp_path) as program:
         failed = program.finish()
     assert failed.code == 1
     await_gone(failed.mark)

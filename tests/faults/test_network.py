@@ -38,7 +38,8 @@ def test_a_slow_and_lossy_network_changes_nothing_but_the_time(clicks: MakeConfi
     config = change(clicks("mixed", "deepfm"), cache__rows=100)
     result = tmp_path / "out.json"
     with bad_cable() as cable, serve_store(cable.far, tmp_path) as store:
-        with Program([*far_job(config, store.url), "--result", str(result)], prefix=cable.near.prefix) as program:
+        flags = [*far_job(config, store.url), "--result", str(result)]
+        with Program(flags, host=cable.near, forked=tmp_path) as program:
             done = program.finish()
     assert (done.code, done.err) == (0, "")
     found: dict[str, Any] = json.loads(result.read_text())
@@ -51,7 +52,7 @@ def test_a_store_that_vanishes_from_the_network_ends_the_job(clicks: MakeConfig,
     with bad_cable(loss=0.0) as cable, serve_store(cable.far, tmp_path) as store:
         flags = flags_of(change(config, store__url=store.url, store__namespace=namespace))
         writes = Writes(store.local_url, namespace)
-        with Program([*flags, "--store.timeout_s=1.5"], prefix=cable.near.prefix) as program:
+        with Program([*flags, "--store.timeout_s=1.5"], host=cable.near, forked=tmp_path) as program:
             writes.wait(50)
             writes.close()
             cable.swallow()

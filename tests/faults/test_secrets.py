@@ -10,8 +10,8 @@ import pytest
 
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.cacher.daemons import Daemon, config
-from tests.system.programs import await_gone, marked_processes
-from tests.system.test_torchrun import ENDLESS, torchrun
+from tests.system.programs import await_gone, marked_processes, torchrun
+from tests.system.test_torchrun import ENDLESS
 from tests.system.writes import Writes, client_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]

@@ -7,8 +7,10 @@ Needs root and iproute2. Programs started "on a host" see its name and its netwo
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import socket
 import subprocess
 import time
 import uuid
@@ -25,6 +27,9 @@ __all__ = ["Host", "HostStore", "run_ip", "serve_store", "two_hosts", "why_no_ho
 
 _NAMES = ("node-a", "node-b")
 _RATE = "400mbit"
+#: From linux/sched.h and linux/mount.h.
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
+_MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,18 @@ class Host:
         """What a command line begins with to run here; every step replaces the one before, so the process is one."""
         there = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
         return [*there, "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
+
+    def enter(self) -> None:
+        """Move this process, which must have one thread, where `prefix` would start it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self.namespace}", "rb") as network:
+            _succeed(libc.setns(network.fileno(), _CLONE_NEWNET), "setns")
+        _succeed(libc.unshare(_CLONE_NEWUTS | _CLONE_NEWNS), "unshare")
+        socket.sethostname(self.name)
+        names = Path("/etc/netns", self.namespace, "hosts")
+        if names.exists():
+            _succeed(libc.mount(b"", b"/", None, _MS_SLAVE | _MS_REC, None), "mount /")
+            _succeed(libc.mount(str(names).encode(), b"/etc/hosts", None, _MS_BIND, None), "mount /etc/hosts")
 
     def pull_the_plug(self) -> None:
         """The cable carries nothing any more; nobody is told."""
@@ -144,6 +161,11 @@ def _await_server(path: Path, server: subprocess.Popen[bytes]) -> None:
                 continue
             raise AssertionError("the store server ended") from None
     raise AssertionError("the store server does not answer")
+
+
+def _succeed(code: int, what: str) -> None:
+    if code:
+        raise OSError(ctypes.get_errno(), what)
 
 
 def run_ip(*arguments: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 
-for name in ("bagpipe.store.redis.store", "sklearn.metrics", "trainer.cli", "trainer.job"):
+for name in ("bagpipe.store.redis.store", "sklearn.metrics", "torch.distributed.run", "trainer.cli", "trainer.job"):
     importlib.import_module(name)
 
 # Else every collection in a forked process copies the pages of all that was imported.

@@ -1,16 +1,14 @@
-"""`python -m trainer` as a user runs it, and as a process forked from one that has torch imported already.
+"""`python -m trainer` and `torchrun`, as a user runs them or forked from a server that has torch imported already.
 
-    run_program(args), Program(args)                   a fresh interpreter: everything, warnings of imports included
-    run_forked(args, folder), Program(args, forked=…)  the same `main` in a process forked from a server that imported
-                                                       torchrec once: 20 times faster
+    run_program(args), Program(args), torchrun(args)    fresh interpreters: everything, warnings of imports included
+    run_forked(args, folder), Program(args, forked=…),  the same `main` in forked processes (see `forked`), several
+    torchrun(args, forked=…)                            seconds of processor time less for each
 
 Every process started here, and all its descendants, carry a mark in their environment, by which orphans are found.
 """
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
 import os
 import select
 import signal
@@ -21,26 +19,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagpipe.util import failpoints as crash_points
+from tests.system.forked import MARK, ROOT, Forked
+from tests.system.hosts import Host
 
 __all__ = [
-    "CONTEXT",
     "ROOT",
     "Done",
     "Program",
     "await_end",
     "await_gone",
     "marked_processes",
+    "ranks_of",
     "run_forked",
     "run_program",
+    "torchrun",
 ]
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100.0
-_MARK = "BAGPIPE_TEST_MARK"
-CONTEXT = multiprocessing.get_context("forkserver")
-# Imported by the fork server, once.
-CONTEXT.set_forkserver_preload(["tests.system.preloaded"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,72 +55,37 @@ class Done:
         return lines[0]
 
 
-class Forked:
-    """The trainer's `main` in a process forked from the server: as much of `subprocess.Popen` as `Program` needs."""
-
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Path) -> None:
-        self._streams = streams.with_suffix(".out"), streams.with_suffix(".err")
-        for path in self._streams:
-            path.touch()
-        self._process = CONTEXT.Process(target=_main, args=(list(arguments), *self._streams, dict(environment)))
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("trainer", timeout or 0.0)
-        return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        if self._process.exitcode is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        self.wait(timeout)
-        out, err = (path.read_text() for path in self._streams)
-        return out, err
-
-
 @dataclass(slots=True)
 class Program:
     """`PREFIX python -m MODULE ARGUMENTS` running. Use as a context manager: it is killed on the way out.
 
     Attributes:
-        forked: folder for the streams of a process that is forked from the server, the trainer without a prefix only;
-            None: a fresh interpreter.
+        module: ``trainer`` or ``torch.distributed.run``.
+        prefix: of a fresh interpreter's command line.
+        host: where it runs; None: here.
+        forked: folder for the streams of a process that is forked from the server; None: a fresh interpreter.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "trainer"
     prefix: Sequence[str] = ()
+    host: Host | None = None
     forked: Path | None = None
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | Forked | None = None
 
     def __enter__(self) -> Program:
         if self.forked is not None:
-            assert self.module == "trainer"
             assert not self.prefix
-            marked = {**self.environment, _MARK: self.mark}
-            self.process = Forked(self.arguments, marked, self.forked / self.mark)
+            marked, streams = {**self.environment, MARK: self.mark}, self.forked / uuid.uuid4().hex
+            self.process = Forked(self.module, self.arguments, marked, streams, self.host)
             return self
+        there = [] if self.host is None else self.host.prefix
         self.process = subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", self.module, *self.arguments],
+            [*self.prefix, *there, sys.executable, "-m", self.module, *self.arguments],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment, _MARK: self.mark},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment, MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -172,21 +132,10 @@ def run_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str,
         return program.finish()
 
 
-def _main(arguments: list[str], out: Path, err: Path, environment: Mapping[str, str]) -> None:
-    """The forked process: the program's own main, with its own session and standard streams."""
-    os.setsid()
-    for path, stream in ((out, sys.stdout), (err, sys.stderr)):
-        descriptor = os.open(path, os.O_WRONLY)
-        os.dup2(descriptor, stream.fileno())
-        os.close(descriptor)
-    os.environ.update(environment)
-    # It reads the environment when it is imported, which was in the fork server.
-    importlib.reload(crash_points)
-    os.chdir(ROOT)
-    sys.argv = ["trainer", *arguments]
-    from trainer.cli import main
-
-    main()
+def torchrun(arguments: Sequence[str], *options: str, ranks: int = 2, forked: Path | None = None) -> Program:
+    """``torchrun --nproc-per-node=RANKS OPTIONS -m trainer ARGUMENTS``; see `Program.forked`."""
+    launcher = [f"--nproc-per-node={ranks}", *options, "-m", "trainer"]
+    return Program([*launcher, *arguments], module="torch.distributed.run", forked=forked)
 
 
 def marked_processes(mark: str) -> dict[int, str]:
@@ -196,11 +145,20 @@ def marked_processes(mark: str) -> dict[int, str]:
         if not folder.name.isdigit():
             continue
         try:
-            if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # gone in the meantime, or not ours to look at
             continue
     return found
+
+
+def ranks_of(program: Program) -> list[int]:
+    """Processes of torchrun's workers, in no order."""
+    return [pid for pid in marked_processes(program.mark) if _parent(pid) == program.pid]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def await_end(pids: Iterable[int], timeout_s: float = 20.0) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bagpipe.config.sections import Config
 from tests.system.hosts import Host, serve_store, two_hosts, why_no_hosts
 from tests.system.jobs import change
-from tests.system.programs import Done, Program, await_end, await_gone, marked_processes
+from tests.system.programs import Done, Program, await_end, await_gone, ranks_of
 from tests.system.test_ranks import digests_of, run_to_the_end
 from tests.system.writes import Writes
 
@@ -64,14 +64,15 @@ def flags_of(config: Config, **values: object) -> list[str]:
 class Job:
     """torchrun on both hosts. Use as a context manager."""
 
-    def __init__(self, hosts: tuple[Host, Host], arguments: list[str]) -> None:
+    def __init__(self, hosts: tuple[Host, Host], arguments: list[str], folder: Path) -> None:
         self.mark = uuid.uuid4().hex
         rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0].name}:29500", f"--rdzv-id={self.mark}"]
         self.programs = [
             Program(
                 ["--nnodes=2", "--nproc-per-node=1", *rendezvous, "-m", "trainer", *arguments],
                 module="torch.distributed.run",
-                prefix=host.prefix,
+                host=host,
+                forked=folder,
                 mark=self.mark,
             )
             for host in hosts
@@ -108,7 +109,7 @@ def test_two_hosts_equal_one(
     config = change(clicks("everything", "factory", eval_fraction=0.1), cache__rows=100)
     result = tmp_path / "out.json"
     arguments = flags_of(config, store__url=store_url, store__namespace=uuid.uuid4().hex)
-    with Job(hosts, [*arguments, "--result", str(result)]) as job:
+    with Job(hosts, [*arguments, "--result", str(result)], tmp_path) as job:
         ended = job.finish()
     assert [(done.code, own_lines(done)) for done in ended] == [(0, [])] * 2
     assert sum("AUC" in done.out for done in ended) == 1
@@ -119,10 +120,11 @@ def test_two_hosts_equal_one(
 
 
 def test_a_rank_s_error_ends_the_job_on_both_hosts(
-    hosts: tuple[Host, Host], store_url: str, clicks: MakeConfig
+    hosts: tuple[Host, Host], store_url: str, clicks: MakeConfig, tmp_path: Path
 ) -> None:
     config = change(clicks("everything", "factory"), model__factory="tests.system.factory:refuses", cache__rows=100)
-    with Job(hosts, flags_of(config, store__url=store_url, store__namespace=uuid.uuid4().hex)) as job:
+    arguments = flags_of(config, store__url=store_url, store__namespace=uuid.uuid4().hex)
+    with Job(hosts, arguments, tmp_path) as job:
         ended = job.finish()
     lines = sorted(line for done in ended for line in error_lines(done))
     assert lines == [
@@ -141,12 +143,11 @@ def test_a_pulled_plug_ends_the_job_on_both_sides(clicks: MakeConfig, tmp_path: 
         config = change(clicks(epochs=10_000), cache__rows=0, store__namespace=namespace)
         arguments = flags_of(config, store__url=store.url, run__peer_timeout_s=2.0)
         writes = Writes(store.local_url, namespace)
-        with Job(hosts, [*arguments, "--store.timeout_s=1.5", "--cacher.timeout_s=5"]) as job:
+        with Job(hosts, [*arguments, "--store.timeout_s=1.5", "--cacher.timeout_s=5"], tmp_path) as job:
             writes.wait(100)
             writes.close()
             hosts[1].pull_the_plug()
-            commands = marked_processes(job.mark).items()
-            await_end([pid for pid, command in commands if "-m trainer" in command and "-m torch." not in command])
+            await_end([pid for program in job.programs for pid in ranks_of(program)])
             # torchrun itself, on the side without the rendezvous, waits for TCP to give up, a quarter of an hour.
             for program in job.programs:
                 assert program.process is not None

@@ -18,11 +18,10 @@ from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.data.files import criteo_lines, real_samples
 from tests.system.jobs import change, largest_batch, run_job
-from tests.system.programs import await_gone
+from tests.system.programs import await_gone, torchrun
 from tests.system.staging import end_of, staged
 from tests.system.test_exactness import MakeConfig
 from tests.system.test_ranks import digests_of, run_processes, run_to_the_end
-from tests.system.test_torchrun import torchrun
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -112,7 +111,8 @@ def test_torchrun(schedule: str, ranks: int, log: Path, redis_server: EmbeddedSe
     flags = ["--pipeline.schedule", schedule, "--pipeline.stages", "2", "--pipeline.microbatches", "8"]
     flags += ["--data.path", str(log), "--data.format", "criteo-tsv", "--data.batch_size", "128", *MODEL]
     flags += ["--store.url", redis_server.url, "--store.namespace", namespace]
-    with torchrun([*flags, "--cache.rows", "5000", "--result", str(result)], ranks=ranks) as program:
+    flags_of_ranks = [*flags, "--cache.rows", "5000", "--result", str(result)]
+    with torchrun(flags_of_ranks, ranks=ranks, forked=tmp_path) as program:
         done = program.finish()
     assert (done.code, done.err) == (0, "")
     await_gone(done.mark)

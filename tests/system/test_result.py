@@ -19,7 +19,7 @@ import torch
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from tests.system.jobs import change, run_job
-from tests.system.programs import Done, await_gone, run_forked, run_program
+from tests.system.programs import Done, await_gone, run_forked, torchrun
 from tools.trace_picture import picture, read_tracks
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
@@ -197,8 +197,8 @@ def test_a_result_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_torchrun_with_one_process(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    arguments = ["--nproc-per-node", "1", "--standalone", "-m", "trainer", *SMALL, "--result", str(result)]
-    done = run_program(arguments, module="torch.distributed.run")
+    with torchrun([*SMALL, "--result", str(result)], "--standalone", ranks=1, forked=tmp_path) as program:
+        done = program.finish()
     assert done.code == 0, done.err
     await_gone(done.mark)
     config = change(parse_config(SMALL, "test").config, store__url="memory://")

@@ -22,7 +22,7 @@ from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.util import failpoints as crash_points
 from tests.distributed.processes import Ended, run_ranks
 from tests.system.jobs import change
-from tests.system.programs import Program, await_gone, marked_processes, run_forked
+from tests.system.programs import await_gone, ranks_of, run_forked, torchrun
 from tests.system.resumed import JOB, Resumed, digests
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from tests.system.writes import Writes
@@ -31,11 +31,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 ENDLESS = ["--data.epochs", "1000000", "--data.eval_fraction", "0"]
 STAGES = ["--pipeline.schedule", "1f1b", "--pipeline.stages", "2", "--pipeline.microbatches", "2"]
-
-
-def torchrun(arguments: list[str], *options: str, ranks: int = 2) -> Program:
-    launcher = [f"--nproc-per-node={ranks}", *options, "-m", "trainer"]
-    return Program([*launcher, *arguments], module="torch.distributed.run")
 
 
 def config_of(arguments: Sequence[str]) -> Config:
@@ -67,20 +62,14 @@ def uninterrupted(*more: str) -> tuple[object, ...]:
     return numbers(run_to_the_end(config_of([*JOB, *more]), 2))
 
 
-def workers(mark: str) -> list[int]:
-    """The ranks under a launcher, in no order."""
-    found = marked_processes(mark).items()
-    return [pid for pid, line in found if " -m trainer " in line and "torch.distributed.run" not in line]
-
-
 def test_torchrun_restarts_a_job_that_lost_a_rank(
     server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
     more = [*ENDLESS, "--run.steps", "300"]
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *more])
-    with torchrun(job.line("--checkpoint.every", "20"), "--max-restarts=1") as program:
+    with torchrun(job.line("--checkpoint.every", "20"), "--max-restarts=1", forked=tmp_path) as program:
         writes.wait(8 * 2 * 60)
-        os.kill(workers(program.mark)[-1], signal.SIGKILL)
+        os.kill(ranks_of(program)[-1], signal.SIGKILL)
         done = program.finish()
     assert done.code == 0, done.err
     await_gone(done.mark)
@@ -123,8 +112,7 @@ def test_a_single_rank_does_not_outlive_its_launcher(
     server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
-    with torchrun(job.line(), ranks=1) as program:
+    with torchrun(job.line(), ranks=1, forked=tmp_path) as program:
         writes.wait(200)
         os.kill(program.pid, signal.SIGKILL)
-        done = program.finish()
-    await_gone(done.mark)
+        await_gone(program.mark)

@@ -16,7 +16,7 @@ from bagpipe.config.sections import Config
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.jobs import change
-from tests.system.programs import Done, Program, await_gone
+from tests.system.programs import Done, await_gone, torchrun
 from tests.system.test_ranks import digests_of, run_to_the_end
 from tests.system.writes import Writes
 
@@ -30,11 +30,6 @@ JOB = [
 ENDLESS = [*JOB, "--data.epochs", "1000000", "--data.eval_fraction", "0"]
 
 
-def torchrun(arguments: list[str], *options: str, ranks: int = 2) -> Program:
-    launcher = [f"--nproc-per-node={ranks}", *options, "-m", "trainer"]
-    return Program([*launcher, *arguments], module="torch.distributed.run")
-
-
 def direct_digests(arguments: list[str], url: str, **values: object) -> tuple[str, str]:
     config: Config = parse_config(arguments, "test").config
     config = change(config, cache__rows=0, store__url=url, store__namespace=uuid.uuid4().hex, **values)
@@ -45,7 +40,7 @@ def stopped_by_ctrl_c(flags: list[str], store_url: str, writes: Writes, namespac
     """The result of two ranks on endless data that are interrupted while they train, and end as they should."""
     result = folder / "out.json"
     store = ["--store.url", store_url, "--store.namespace", namespace, "--result", str(result)]
-    with torchrun([*flags, *store]) as program:
+    with torchrun([*flags, *store], forked=folder) as program:
         writes.wait(200)
         program.interrupt_group()
         done = program.finish()
@@ -73,7 +68,8 @@ def broken_in_the_first_attempt(tmp_path: Path, factory: str, *, restarts: int) 
     data = ["--data.path", str(clicks), "--data.format", "parquet", "--data.schema", str(schemas["everything"])]
     sizes = ["--data.batch_size", "12", "--cache.rows", "200", "--model.embedding_dim", "4"]
     model = ["--model.factory", f"tests.system.factory:{factory}"]
-    with torchrun([*data, *sizes, *model, "--result", str(result)], f"--max-restarts={restarts}") as program:
+    arguments = [*data, *sizes, *model, "--result", str(result)]
+    with torchrun(arguments, f"--max-restarts={restarts}", forked=tmp_path) as program:
         done = program.finish()
     await_gone(done.mark)
     return done
@@ -99,10 +95,13 @@ def test_an_error_is_one_line_of_each_rank(tmp_path: Path) -> None:
     assert "Traceback" not in of_ranks, "the launcher adds one of its own"
 
 
-def test_ranks_do_not_outlive_their_launcher(server: EmbeddedServer, writes: Writes, namespace: str) -> None:
-    with torchrun([*ENDLESS, "--store.url", server.url, "--store.namespace", namespace]) as program:
+def test_ranks_do_not_outlive_their_launcher(
+    server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
+) -> None:
+    store = ["--store.url", server.url, "--store.namespace", namespace]
+    with torchrun([*ENDLESS, *store], forked=tmp_path) as program:
         writes.wait(200)
         os.kill(program.pid, signal.SIGKILL)
+        await_gone(program.mark)
         done = program.finish()
-    await_gone(done.mark)
     assert "lost the job's key-value store, and with it rank 0 or its launcher" in done.err
