@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema, Feature, Table
 from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
-from data.digits import Positions
+from data.number_parsing import Positions
 from data.source import Block, Columns, Segment
-from data.text import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
+from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
 
 __all__ = ["COLUMNS", "AvazuSource", "avazu_schema"]
 

@@ -71,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _synth(options: argparse.Namespace) -> str:
-    from data.columnar import write_columnar
-    from data.criteo_text import write_criteo_text
+    from data.columnar_writer import write_columnar
+    from data.criteo_writer import write_criteo_text
     from data.synthetic import SyntheticSource
     from data.synthetic_options import options_at
 
@@ -98,7 +98,7 @@ def _synth(options: argparse.Namespace) -> str:
 
 
 def _convert(options: argparse.Namespace) -> str:
-    from data.columnar import write_columnar
+    from data.columnar_writer import write_columnar
 
     if options.limit < 0:
         raise InputError(f"--limit must be at least 0, got {options.limit}")

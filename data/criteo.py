@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
 from data.delimited import place_ids
-from data.digits import Positions, digit_words, parse_hex, parse_integers, quote
 from data.hashing import first_out_of_range
-from data.schema import criteo_schema
+from data.number_parsing import Positions, digit_words, parse_hex, parse_integers, quote
+from data.schema_file import criteo_schema
 from data.source import Block, Columns, Segment
-from data.text import (
+from data.text_files import (
     BLOCK_BYTES,
     TextSource,
     line_number,

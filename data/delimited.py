@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Table
-from data.digits import Positions, Words, byte_words, digit_words, parse_hex, parse_integers, quote
 from data.hashing import first_out_of_range, hash_ids
+from data.number_parsing import Positions, Words, byte_words, digit_words, parse_hex, parse_integers, quote
 from data.rows import take_rows
 from data.source import Block, Columns
-from data.text import line_number
+from data.text_files import line_number
 
 __all__ = [
     "Column",
@@ -101,7 +101,7 @@ class Fields:
         num_lines: all of them.
         lines: int64 ``[n]``, ascending positions (from 0) of the well-formed ones.
         ends, widths: int64 ``[num_columns, n]``: where each field ends, and its bytes.
-        words: of `data.digits.digit_words`.
+        words: of `data.number_parsing.digit_words`.
     """
 
     text: bytes

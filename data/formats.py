@@ -19,7 +19,7 @@ def _fixed_schema(config: DataConfig, schema: DataSchema, *sections: str) -> tup
     Raises:
         InputError: the file holds more than tables and the `sections` of the format.
     """
-    from data.schema import override_tables, read_schema_file
+    from data.schema_file import override_tables, read_schema_file
 
     if not config.schema:
         return schema, {}
@@ -43,7 +43,7 @@ def _open_avazu(config: DataConfig, seed: int) -> Source:
 
 def _open_criteo(config: DataConfig, seed: int) -> Source:
     from data.criteo import CriteoSource
-    from data.schema import criteo_schema
+    from data.schema_file import criteo_schema
 
     schema, _ = _fixed_schema(config, criteo_schema())
     return CriteoSource.at(config.path, schema=schema, bad_rows=config.bad_rows)
@@ -51,7 +51,7 @@ def _open_criteo(config: DataConfig, seed: int) -> Source:
 
 def _open_movielens(config: DataConfig, seed: int) -> Source:
     from data.movielens import MovieLensSource, find_genres, movielens_schema
-    from data.schema import check_keys
+    from data.schema_file import check_keys
 
     genres = find_genres(config.path)
     schema, value = _fixed_schema(config, movielens_schema(genres is not None), "movielens")

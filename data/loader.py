@@ -1,7 +1,7 @@
 """`LookaheadLoader`: the rows of a source as batches, made ahead of use, in an order that never depends on timing.
 
     segments in epoch order ──tasks──> block readers (bounded in flight) ──Columns in order──> assembler thread
-        ──pieces of batch_size rows──> Batch ──> BatchBuffer (bounded) ──> consumer
+        ──pieces of batch_size rows──> Batch ──> BatchQueue (bounded) ──> consumer
 
 Batches do not cross epochs; the last, smaller one of an epoch is served too. A bad block raises its error after all
 batches made wholly of earlier rows have been served, and before any row of its own.
@@ -18,10 +18,10 @@ from typing import Any, Literal, Self
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
-from data.assembler import Assembler, BlockOrder
-from data.buffer import BatchBuffer
+from data.batch_queue import BatchQueue
+from data.batcher import Batcher, BlockOrder
 from data.formats import open_source
-from data.order import Position, RowIndex, Window, split
+from data.row_order import Position, RowIndex, Window, split
 from data.source import Segment, Source
 from data.worker import BlockReaders
 
@@ -127,9 +127,9 @@ class LookaheadLoader:
         }
         self._position = Position() if state is None else Position.from_state(state, self._order)
         self._readers = BlockReaders(source, workers if source.in_processes else 0)
-        self._buffer: BatchBuffer[tuple[Batch, Position]] = BatchBuffer(batches_ahead)
+        self._buffer: BatchQueue[tuple[Batch, Position]] = BatchQueue(batches_ahead)
         self._thread: threading.Thread | None = None
-        self._assembler: Assembler | None = None
+        self._assembler: Batcher | None = None
 
     def __enter__(self) -> Self:
         segments = self.source.segments()
@@ -143,7 +143,7 @@ class LookaheadLoader:
             shuffle=self._shuffle,
             epochs=0 if window.high is not None and window.high <= window.low else self._epochs,
         )
-        self._assembler = Assembler(order, self._readers, self._batch_size)
+        self._assembler = Batcher(order, self._readers, self._batch_size)
         self._readers.__enter__()
         self._thread = threading.Thread(
             target=self._run, args=(self._assembler,), name=f"bagpipe-loader-{self._phase}", daemon=True
@@ -206,7 +206,7 @@ class LookaheadLoader:
             rows_read=assembler.rows_read if assembler else 0,
         )
 
-    def _run(self, assembler: Assembler) -> None:
+    def _run(self, assembler: Batcher) -> None:
         """The assembler thread: batches into the buffer until the end, an error, or `close`."""
         # Worker processes are started from this thread and inherit its mask: Ctrl-C in a terminal goes to them too, and
         # one that is still starting would end with a traceback before its initializer could ignore the signal.

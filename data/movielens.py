@@ -24,10 +24,10 @@ import numpy as np
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
 from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, good_columns, split_fields
-from data.digits import quote
-from data.genres import SIDE_FILES, FilmGenres, read_genres
+from data.movielens_genres import SIDE_FILES, FilmGenres, read_genres
+from data.number_parsing import quote
 from data.source import Block, Columns, Segment
-from data.text import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
+from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
 
 __all__ = ["MovieLensSource", "find_genres", "movielens_schema"]
 

@@ -3,7 +3,7 @@
     (seed, block) ──Philox──> uniforms ──zipf──> ranks ──scramble──> ids ─┐
                                        ──log-normal──> counts ────────────┼─ planted logistic model ──> labels
                                                                           └──> Columns, or Criteo's text
-Without a schema the data has Criteo's shape, with the skews of `data.skew`. A schema TOML may hold
+Without a schema the data has Criteo's shape, with the skews of `data.criteo_skew`. A schema TOML may hold
 
     [synthetic]
     rows = 200000              # examples
@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema
 from data.hashing import hash_ids, scramble40
-from data.planted import PlantedModel, calibrate, dense_part, id_part
 from data.source import Block, Columns, Segment
+from data.synthetic_labels import LabelModel, calibrate, dense_part, id_part
 from data.synthetic_options import SyntheticFeature
 
 __all__ = ["RawBlock", "SyntheticSource"]
@@ -205,7 +205,7 @@ class _Drawn:
 
 
 @lru_cache(maxsize=8)
-def _model(source: SyntheticSource) -> PlantedModel:
+def _model(source: SyntheticSource) -> LabelModel:
     """The model of a source, calibrated on a block that no source serves: the same for every seed and size."""
     sample = source._draw_all(0, 2**64 - 1)
     return calibrate(sample.dense_part, sample.id_part, source.label_rate)

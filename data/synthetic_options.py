@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
-from data.schema import check_keys, criteo_schema, override_tables, parse_schema, read_schema_file
-from data.skew import COLUMNS, CRITEO_KAGGLE_ROWS
+from data.criteo_skew import COLUMNS, CRITEO_KAGGLE_ROWS
+from data.schema_file import check_keys, criteo_schema, override_tables, parse_schema, read_schema_file
 from data.zipf import ZipfLaw
 
 __all__ = ["DEFAULT_ROWS", "PROFILES", "SyntheticFeature", "SyntheticOptions", "options_at", "synthetic_schema"]

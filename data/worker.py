@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
-from data.order import row_permutation
+from data.row_order import row_permutation
 from data.rows import take_rows
 from data.source import Block, Columns, Source
 

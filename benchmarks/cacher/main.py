@@ -32,10 +32,10 @@ from bagpipe.client.slim import slim, values_follow
 from bagpipe.config.sections import Assignment, CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.machine import processor_name
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from cacher.process import settle_process
-from data.replay.machine import processor_name
 from trainer.process import peak_rss_bytes
 
 BATCH_SIZE = 16_384

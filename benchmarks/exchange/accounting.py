@@ -1,6 +1,6 @@
 """Rows that cross ranks, counted from plans and batches. Nothing is trained.
 
-plan  ──> OwnedCounts: pulls and pushes between owners and consumers, as the plan lists them (`data.replay.exchange`)
+plan  ──> ExchangeCounts: pulls and pushes between owners and consumers, as the plan lists them (`data.replay.exchange`)
 batch ──> GlobalCounts: what the other ways to exchange rows are computed from
 """
 
@@ -21,7 +21,7 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.window import NextUses
 from bagpipe.types.batch import Batch
-from data.replay.exchange import OwnedCounts
+from data.replay.exchange import ExchangeCounts
 
 __all__ = ["GlobalCounts", "count_global", "count_owned", "mean"]
 
@@ -47,12 +47,12 @@ class GlobalCounts:
     single: float
 
 
-Counts = TypeVar("Counts", OwnedCounts, GlobalCounts)
+Counts = TypeVar("Counts", ExchangeCounts, GlobalCounts)
 
 
-def count_owned(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[OwnedCounts]:
+def count_owned(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[ExchangeCounts]:
     """Batch by batch."""
-    return (OwnedCounts.of(plan) for _, plan in plan_batches(batches, spec))
+    return (ExchangeCounts.of(plan) for _, plan in plan_batches(batches, spec))
 
 
 def count_global(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[GlobalCounts]:

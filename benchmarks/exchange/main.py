@@ -24,7 +24,7 @@ import numpy as np
 from bagpipe.config.sections import DataConfig
 from benchmarks.exchange.accounting import GlobalCounts, count_global, count_owned, mean
 from benchmarks.exchange.workload import KAGGLE_SCHEMA, WORKLOADS, Workload
-from data.replay.exchange import OwnedCounts
+from data.replay.exchange import ExchangeCounts
 
 WEIGHT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 8, 4
 #: Critical bytes of ours, at most this share of all bytes of replicate-and-all-reduce.
@@ -109,7 +109,7 @@ def sharded(
     )
 
 
-def owned(name: str, ranks: int, row_mb: float, counts: OwnedCounts, *, assign: str, baseline_mb: float) -> Result:
+def owned(name: str, ranks: int, row_mb: float, counts: ExchangeCounts, *, assign: str, baseline_mb: float) -> Result:
     """Every row at its owner; the others pull it and push their gradients."""
     parts = {part: getattr(counts, part) * row_mb for part in ("pull_now", "pull_early", "push_now", "push_late")}
     critical = parts["pull_now"] + parts["push_now"]
@@ -134,7 +134,7 @@ def measure(name: str, workload: Workload, data: DataConfig, all_ranks: list[int
     counted = slice(workload.warmup, workload.warmup + workload.measured)
     row_mb = workload.dim * WEIGHT_BYTES / 1e6
 
-    def counts_of(ranks: int, assign: str) -> OwnedCounts:
+    def counts_of(ranks: int, assign: str) -> ExchangeCounts:
         start = time.perf_counter()
         counts = count_owned(workload.batches(data), workload.spec(data, ranks, assign))
         result = mean(list(itertools.islice(counts, counted.start, counted.stop)))

@@ -14,8 +14,8 @@ import torch
 
 from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import find_server
+from bagpipe.util.machine import processor_name
 from benchmarks.gpu.timing import median_s, open_clock
-from data.replay.machine import processor_name
 
 __all__ = ["code_digest", "copy_bandwidth", "describe", "load_average", "missing"]
 

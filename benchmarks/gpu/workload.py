@@ -20,7 +20,7 @@ from bagpipe.testing.plain_job import PlainSettings, plan_rank_batches
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Table
 from benchmarks.gpu.settings import Settings
-from data.skew import criteo_kaggle_rows
+from data.criteo_skew import criteo_kaggle_rows
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 

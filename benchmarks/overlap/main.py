@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from bagpipe.errors import InputError
+from bagpipe.util.machine import processor_name
 from benchmarks.overlap.experiment import Record, check_same_work, run_workload
 from benchmarks.overlap.link import check_privileges, server_version
 from benchmarks.overlap.report import WorkloadSummary, draw, markdown, records_from_json, summarise, to_json
 from benchmarks.overlap.workload import LOOKAHEADS, WORKLOADS
-from data.replay.machine import processor_name
 from trainer.process import settle_process
 
 __all__ = ["main"]

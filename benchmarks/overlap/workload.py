@@ -23,7 +23,7 @@ from bagpipe.config.sections import (
     RunConfig,
     StoreConfig,
 )
-from data.skew import CRITEO_KAGGLE_ROWS
+from data.criteo_skew import CRITEO_KAGGLE_ROWS
 
 __all__ = ["LOOKAHEADS", "TABLE_ROWS", "TOTAL_ROWS", "WORKLOADS", "Workload", "schema_toml"]
 

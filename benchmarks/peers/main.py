@@ -20,12 +20,12 @@ from pathlib import Path
 
 from bagpipe.errors import InputError, JobError
 from bagpipe.util.environment import check_environment
+from bagpipe.util.machine import processor_name
 from benchmarks.overlap.link import check_privileges, server_version
 from benchmarks.peers.contest import line_of, run_contest
 from benchmarks.peers.report import outcomes_from_json, to_json, write
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.task import CONTENDERS, Outcome
-from data.replay.machine import processor_name
 
 __all__ = ["main"]
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.types.batch import Batch
-from data.replay.machine import processor_name
-from data.skew import CRITEO_KAGGLE_ROWS
+from bagpipe.util.machine import processor_name
+from data.criteo_skew import CRITEO_KAGGLE_ROWS
 
 #: Exponent of the bounded Zipf draws: about 1 % of the rows cover 80 % of the accesses at this scale.
 ZIPF_EXPONENT = 1.05

@@ -1,6 +1,6 @@
 """The three logs, as the row numbers of each batch, on disk.
 
-    reader, or a law ──> unique rows of each batch (ascending by table and id) ──> Spool
+    reader, or a law ──> unique rows of each batch (ascending by table and id) ──> RowBatchFile
 
 Which row leaves depends on the unique rows of the batches alone; how often each occurs in its batch does not matter.
 """
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Table
+from data.criteo_skew import criteo_kaggle_rows
 from data.loader import open_loader
-from data.replay.spool import Spool
-from data.skew import criteo_kaggle_rows
+from data.replay.row_batch_file import RowBatchFile
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 from data.zipf import ZipfLaw
@@ -42,7 +42,7 @@ class Log:
         num_rows: that they are numbered from. distinct: those that occur.
     """
 
-    batches: Spool
+    batches: RowBatchFile
     num_rows: int
     distinct: int
 
@@ -69,7 +69,7 @@ class Experiment:
     @contextmanager
     def open(self, batch_size: int, folder: Path) -> Iterator[Log]:
         """The log, while the block lasts."""
-        with Spool(folder, "log") as spool:
+        with RowBatchFile(folder, "log") as spool:
             rows_of_batches, num_rows = self.rows(batch_size)
             seen = np.zeros(num_rows, dtype=np.bool_)
             for rows in rows_of_batches:

@@ -23,11 +23,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bagpipe.errors import InputError
+from bagpipe.util.machine import processor_name
 from benchmarks.readme import fill_in
 from data.cli import main as data_program
 from data.loader import LookaheadLoader
 from data.parquet import ParquetSource
-from data.replay.machine import processor_name
 
 POLICY = "belady-window"
 

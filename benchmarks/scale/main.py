@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.machine import processor_name
 from benchmarks.readme import fill_in
 from benchmarks.scale.planning import measure_planning
 from benchmarks.scale.points import PLAN_CURVES, STEP_CURVES, Curve, Point, select
 from benchmarks.scale.report import Measured, draw, from_json, markdown, median_of, summary, to_json
 from benchmarks.scale.training import measure_training
-from data.replay.machine import processor_name
 
 __all__ = ["main"]
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError, InputError
-from data.replay.spool import RowBatches, Spool
+from data.replay.row_batch_file import RowBatches, RowBatchFile
 
 __all__ = ["BASELINES", "Counts", "run_baseline"]
 
@@ -234,7 +234,7 @@ def _offline_belady(log: _Log) -> Counts:
     last = len(log.batches) - 1
     with ExitStack() as stack:
         # Filled from the end of the log: the next uses of its last batch come first.
-        next_uses = stack.enter_context(Spool(log.folder, "next-uses"))
+        next_uses = stack.enter_context(RowBatchFile(log.folder, "next-uses"))
         upcoming = np.full(log.num_rows, _NEVER, dtype=np.int32)
         for number in range(last, -1, -1):
             rows = log.batches[number]

@@ -25,7 +25,7 @@ from bagpipe.types.batch import Batch
 from bagpipe.util.outputs import write_json
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
-from data.replay.recommend import recommend
+from data.replay.recommendation import recommend
 from data.replay.records import Replay, ReplayRecord, Trial
 from data.replay.sweep import replay
 from data.replay.trials import run_trial, trial_settings, with_trials

@@ -1,6 +1,6 @@
 """Rows that cross ranks for one batch, counted from its plan. Nothing is trained.
 
-plan ──exchanges, consumers──> OwnedCounts: pulls and pushes between owners and consumers
+plan ──exchanges, consumers──> ExchangeCounts: pulls and pushes between owners and consumers
                            └─> rows_now: those that a step waits for, by table
 """
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import CachePlan, RowList
 
-__all__ = ["OwnedCounts", "rows_now"]
+__all__ = ["ExchangeCounts", "rows_now"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedCounts:
+class ExchangeCounts:
     """Rows of one batch, over all ranks; with an owner per row.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Every setting of a sweep, replayed: `replay` makes the records, one setting after the other.
 
-Log ──once per oracle setting──> Planner ──CachePlan──> PlanTotals ─┐
+ScannedLog ──once per oracle setting──> Planner ──CachePlan──> PlanTotals ─┐
     └─spool, once per baseline and cache size─────────> Counts ─────┴─> ReplayRecord
 
 A row's first touch is a miss, whatever the policy; so of all misses as many need no read as the log has distinct rows.
@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.planner import make_planner, plans_of
+from bagpipe.util.machine import machine_facts
 from data.formats import open_source
 from data.replay.baselines import BASELINES, run_baseline
-from data.replay.census import Census
-from data.replay.log import Log, Watch, scan
-from data.replay.machine import machine_facts
+from data.replay.log_tables import LogTables, at_setting
 from data.replay.options import Sweep, policy_problem
 from data.replay.records import Replay, ReplayRecord, Setting
-from data.replay.spool import Spool
-from data.replay.tables import LogTables, at_setting
+from data.replay.row_batch_file import RowBatchFile
+from data.replay.row_counter import RowCounter
+from data.replay.scanned_log import ScannedLog, Watch, scan
 from data.replay.totals import PlanTotals
 
 __all__ = ["replay", "settings_of"]
@@ -66,12 +66,16 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
     first = sweep.configs[0]
     source = open_source(first.data, first.run.seed)
     tables = LogTables.of(source.schema, first)
-    census = Census(tables.spec(first))
+    census = RowCounter(tables.spec(first))
     needs_spool = any(policy in BASELINES for policy in sweep.policies)
     records: list[ReplayRecord] = []
-    logs: list[Log] = []
+    logs: list[ScannedLog] = []
     for config in sweep.configs:
-        with TemporaryDirectory(prefix="bagpipe-replay-") as folder, _keeping(folder), Spool(Path(folder)) as spool:
+        with (
+            TemporaryDirectory(prefix="bagpipe-replay-") as folder,
+            _keeping(folder),
+            RowBatchFile(Path(folder)) as spool,
+        ):
             try:
                 with _keeping(folder):
                     log = scan(config, source, tables, census, spool if needs_spool else None, watch, counts=not logs)
@@ -109,7 +113,7 @@ def _keeping(folder: str) -> Iterator[None]:
         ) from error
 
 
-def settings_of(log: Log, sweep: Sweep) -> tuple[Setting, ...]:
+def settings_of(log: ScannedLog, sweep: Sweep) -> tuple[Setting, ...]:
     """The combinations of one batch size, in the order of the command line."""
     lookaheads = sweep.lookaheads or _default_lookaheads(log.batches)
     cache_rows = sweep.cache_rows or _default_cache_rows(log.num_rows, log.largest, sweep.world_size)
@@ -136,7 +140,7 @@ def _default_cache_rows(num_rows: int, largest: int, world_size: int) -> tuple[i
     return tuple(size for size in sizes if size >= least) or (least,)
 
 
-def _replay_log(log: Log, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[ReplayRecord]:
+def _replay_log(log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[ReplayRecord]:
     """The records of one batch size. A baseline does not look ahead: it runs once for all windows."""
     settings = settings_of(log, sweep)
     known: dict[tuple[str, int], _Found] = {}
@@ -155,7 +159,7 @@ def _replay_log(log: Log, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[
             yield _record(setting, log, found)
 
 
-def _check(setting: Setting, log: Log) -> None:
+def _check(setting: Setting, log: ScannedLog) -> None:
     """Refuse what the first pass has shown to be impossible, before a second one.
 
     Raises:
@@ -179,7 +183,7 @@ def _check(setting: Setting, log: Log) -> None:
         )
 
 
-def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
+def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> _Found:
     """One pass through the oracle."""
     start_s = time.perf_counter()
     config = at_setting(
@@ -205,7 +209,7 @@ def _run_oracle(setting: Setting, log: Log, watch: Watch, label: str) -> _Found:
     )
 
 
-def _run_baseline(setting: Setting, log: Log, folder: Path) -> _Found:
+def _run_baseline(setting: Setting, log: ScannedLog, folder: Path) -> _Found:
     """One pass of a baseline over the spool. Its rows have no owners, so nothing is known of exchanges."""
     assert log.spool is not None, "made where a baseline is asked for"
     start_s = time.perf_counter()
@@ -230,7 +234,7 @@ def _run_baseline(setting: Setting, log: Log, folder: Path) -> _Found:
     )
 
 
-def _record(setting: Setting, log: Log, found: _Found | None, error: Exception | None = None) -> ReplayRecord:
+def _record(setting: Setting, log: ScannedLog, found: _Found | None, error: Exception | None = None) -> ReplayRecord:
     named = dataclasses.asdict(setting)
     if found is None:
         return ReplayRecord(**named, error=" ".join(str(error).split()))

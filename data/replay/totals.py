@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import CachePlan
-from data.replay.exchange import OwnedCounts, rows_now
+from data.replay.exchange import ExchangeCounts, rows_now
 
 __all__ = ["PlanTotals"]
 
@@ -52,6 +52,6 @@ class PlanTotals:
             return
         self.rows_unique += sum(len(exchange.owned) for exchange in plan.exchanges)
         rows, gradients = rows_now(plan)
-        self.exchange_rows += OwnedCounts.of(plan).rows
+        self.exchange_rows += ExchangeCounts.of(plan).rows
         self.exchange_rows_now += int(rows.sum() + gradients.sum())
         self.exchange_bytes_now += int(rows @ self._weight_bytes + gradients @ self._gradient_bytes)

@@ -22,7 +22,7 @@ from typing import Any
 
 from bagpipe.config.sections import CheckpointConfig
 from data.replay.options import Sweep
-from data.replay.recommend import setting_of
+from data.replay.recommendation import setting_of
 from data.replay.records import ReplayRecord, Setting, Span, Trial
 
 __all__ = ["run_trial", "spans_of_step", "trainer_command", "trial_settings", "with_trials"]

@@ -12,7 +12,7 @@ import grpc
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
-from data.schema import criteo_schema
+from data.schema_file import criteo_schema
 from tests.client.rank_batches import encode_rank_batch, example_rank_batch
 
 __all__ = ["Script", "end", "error", "scripted", "step", "welcome"]

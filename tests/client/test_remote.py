@@ -14,7 +14,7 @@ from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
-from data.schema import criteo_schema
+from data.schema_file import criteo_schema
 from tests.client.scripted import Script, end, error, scripted, step, welcome
 
 SPEC = OracleSpec(table_rows=(10,), features=(FeatureRef(feature=0, table=0),), num_slots=10, lookahead=1)

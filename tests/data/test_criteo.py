@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bagpipe.errors import InputError
 from bagpipe.types.schema import Table
 from data.criteo import CriteoSource, explain_line, parse_lines, transform_dense
-from data.schema import criteo_schema
+from data.schema_file import criteo_schema
 from data.source import Columns, Segment
 from data.testing import check_source
 from tests.data.files import criteo_line, criteo_lines, real_samples

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
-from data.columnar import write_columnar
+from data.columnar_writer import write_columnar
 from data.formats import open_source
 from data.loader import LookaheadLoader
 from data.movielens import MovieLensSource

@@ -8,7 +8,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from data.criteo import CriteoSource
-from data.schema import criteo_schema
+from data.schema_file import criteo_schema
 from data.source import Source, check_bad_rows, file_version, num_rows
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at

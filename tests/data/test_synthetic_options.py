@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError
-from data.skew import CRITEO_KAGGLE_ROWS
+from data.criteo_skew import CRITEO_KAGGLE_ROWS
 from data.synthetic_options import DEFAULT_ROWS, SyntheticFeature, options_at
 from data.zipf import ZipfLaw
 

@@ -13,9 +13,9 @@ from plotly.offline import get_plotlyjs
 
 from data.replay.records import Replay, ReplayRecord
 from data.replay.report.charts import Chart, Json, short
+from data.replay.report.html_tables import escape, is_setting, record_table, skew_table, trial_table
+from data.replay.report.skew_chart import skew_chart
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio, sweep_charts
-from data.replay.report.table_charts import skew_chart
-from data.replay.report.tables import escape, is_setting, record_table, skew_table, trial_table
 from data.replay.report.trial_charts import trial_charts
 
 __all__ = ["render_page"]

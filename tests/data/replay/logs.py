@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from data.cli import main
-from data.columnar import write_columnar
+from data.columnar_writer import write_columnar
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 

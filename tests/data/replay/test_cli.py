@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from data.replay.cli import _unwinding
-from data.replay.log import Watch
 from data.replay.options import Sweep
 from data.replay.records import Replay, ReplayRecord, Setting
+from data.replay.scanned_log import Watch
 from data.replay.sweep import replay
 from tests.data.replay.logs import run_replay, write_log
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.types.batch import Batch
-from data.replay.exchange import OwnedCounts, rows_now
+from data.replay.exchange import ExchangeCounts, rows_now
 from tests.oracle.batches import make_batch, traces
 
 
@@ -14,7 +14,7 @@ from tests.oracle.batches import make_batch, traces
 def test_both_ends_of_every_exchange_count_the_same(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
     for _, plan in plan_batches(batches, spec):
-        counts, (pulled, pushed) = OwnedCounts.of(plan), rows_now(plan)
+        counts, (pulled, pushed) = ExchangeCounts.of(plan), rows_now(plan)
         assert (pulled.sum(), pushed.sum()) == (counts.pull_now, counts.push_now)
         if spec.world_size == 1:
             assert counts.rows == pulled.sum() == pushed.sum() == 0
@@ -36,7 +36,7 @@ def test_a_row_of_both_ranks_crosses_once_each_way() -> None:
     # Table 0: one row for both ranks, in every batch. Table 1: a row for each rank.
     batches = [make_batch(index, [[[5], [5]], [[1], [2]]]) for index in range(3)]
     plans = [plan for _, plan in plan_batches(batches, spec)]
-    found = [(OwnedCounts.of(plan), [now.tolist() for now in rows_now(plan)]) for plan in plans]
+    found = [(ExchangeCounts.of(plan), [now.tolist() for now in rows_now(plan)]) for plan in plans]
     assert [counts.rows for counts, _ in found] == [2, 2, 2]
     # The first batch pulls nothing that a batch before it changed; the last pushes nothing that a next one needs.
     assert [now for _, now in found] == [[[0, 0], [1, 0]], [[1, 0], [1, 0]], [[1, 0], [0, 0]]]

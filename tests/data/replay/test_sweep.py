@@ -16,7 +16,7 @@ from bagpipe.types.batch import Batch
 from data.replay.baselines import run_baseline
 from data.replay.options import Sweep, parse_sweep
 from data.replay.records import Replay, ReplayRecord
-from data.replay.spool import Spool
+from data.replay.row_batch_file import RowBatchFile
 from data.replay.sweep import replay
 from tests.data.replay.logs import write_log
 
@@ -227,13 +227,13 @@ def test_a_log_that_changes_is_told_and_what_was_found_before_stays(log: Path) -
 
 
 def test_no_room_for_a_baseline_costs_the_others_nothing(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def append(spool: Spool, rows: NDArray[np.int32]) -> None:
+    def append(spool: RowBatchFile, rows: NDArray[np.int32]) -> None:
         if "next-uses" in str(spool._paths[0]):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         whole(spool, rows)
 
-    whole = Spool.append
-    monkeypatch.setattr(Spool, "append", append)
+    whole = RowBatchFile.append
+    monkeypatch.setattr(RowBatchFile, "append", append)
     flags = ("--lookahead", "1", "--policy", "drop-unused,offline-belady,lru", "--cache_rows", "900")
     errors = [record.error for record in replay(sweep_of(log, *flags), plain).records]
     assert (errors[0], errors[2]) == (None, None)
@@ -241,10 +241,10 @@ def test_no_room_for_a_baseline_costs_the_others_nothing(log: Path, monkeypatch:
 
 
 def test_no_room_for_the_rows_of_the_log_is_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def append(spool: Spool, rows: NDArray[np.int32]) -> None:
+    def append(spool: RowBatchFile, rows: NDArray[np.int32]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Spool, "append", append)
+    monkeypatch.setattr(RowBatchFile, "append", append)
     with pytest.raises(JobError, match=r"cannot keep the rows of the log in .*: No space left on device; TMPDIR"):
         replay(sweep_of(log, "--policy", "lru"), plain)
 

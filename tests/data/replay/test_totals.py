@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.types.batch import Batch
-from data.replay.exchange import OwnedCounts
+from data.replay.exchange import ExchangeCounts
 from data.replay.totals import PlanTotals
 from tests.oracle.batches import traces
 
@@ -31,7 +31,7 @@ def test_totals_are_sums_over_plans(trace: tuple[OracleSpec, list[Batch]]) -> No
             resident |= rows_of(owner.fetch)
         peak = max(peak, len(resident))
     assert (totals.misses.sum(), totals.rows_unique, totals.peak_rows) == (misses, unique, peak)
-    counts = [OwnedCounts.of(plan) for plan in plans]
+    counts = [ExchangeCounts.of(plan) for plan in plans]
     assert totals.exchange_rows == sum(count.rows for count in counts)
     assert totals.exchange_rows_now == sum(int(count.pull_now + count.push_now) for count in counts)
     pulled, pushed = (sum(int(getattr(count, name)) for count in counts) for name in ("pull_now", "push_now"))

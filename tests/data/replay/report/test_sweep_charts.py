@@ -7,8 +7,8 @@ import dataclasses
 import plotly.graph_objects
 import pytest
 
+from data.replay.report.skew_chart import skew_chart
 from data.replay.report.sweep_charts import BOUND, bounds_of, refetch_ratio, sweep_charts
-from data.replay.report.table_charts import skew_chart
 from data.replay.report.trial_charts import trial_charts
 from tests.data.replay.report.samples import ALL, FAILED, FULL, RANKS, SINGLE, failed, record
 

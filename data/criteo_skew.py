@@ -3,7 +3,7 @@
 Measured on 80,000 examples of the Criteo click logs: the share of missing values, how many distinct ids occur, and
 which share of the accesses goes to the most popular 0.1, 1 and 10 % of them. Beside each the law of `data.zipf` that
 gives the same figures when 80,000 examples are drawn from it (random search over its four numbers; coverages agree
-within 0.04, distinct ids within 8 %). `tests/data/test_skew.py` draws them again. Batches of
+within 0.04, distinct ids within 8 %). `tests/data/test_criteo_skew.py` draws them again. Batches of
 1024 examples then hold 8,043 different ids and share 28 % of them with the batch before (measured: 7,962 and 29 %).
 """
 

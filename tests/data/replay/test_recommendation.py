@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from data.replay.recommend import recommend
+from data.replay.recommendation import recommend
 from data.replay.records import ReplayRecord
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError
-from data.genres import FilmGenres, read_genres
+from data.movielens_genres import FilmGenres, read_genres
 
 MOVIES_CSV = (
     "movieId,title,genres\r\n"

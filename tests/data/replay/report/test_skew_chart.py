@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.replay.report.table_charts import skew_chart
+from data.replay.report.skew_chart import skew_chart
 from tests.data.replay.report.samples import skew
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.planted import DENSE_SIGNAL, ID_SIGNAL, calibrate, dense_part, id_part
+from data.synthetic_labels import DENSE_SIGNAL, ID_SIGNAL, calibrate, dense_part, id_part
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.25, 0.9])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from data.assembler import Assembler, BlockOrder
+from data.batcher import Batcher, BlockOrder
 from data.criteo import CriteoSource
-from data.order import Position, RowIndex, Window
+from data.row_order import Position, RowIndex, Window
 from data.worker import BlockReaders
 from tests.data.files import criteo_lines
 
@@ -35,13 +35,13 @@ def test_blocks_outside_the_window_are_not_read(source: CriteoSource) -> None:
 
 
 def test_reading_stops_at_the_limit_without_an_index(source: CriteoSource) -> None:
-    assembler = Assembler(order_of(source, Window(low=0, high=3), indexed=False), BlockReaders(source, 0), 2)
+    assembler = Batcher(order_of(source, Window(low=0, high=3), indexed=False), BlockReaders(source, 0), 2)
     assert [batch.num_examples for batch, _ in assembler.batches(Position())] == [2, 1]
     assert assembler.blocks_read == 1
 
 
 def test_positions_name_the_block_they_stopped_in(source: CriteoSource) -> None:
-    assembler = Assembler(order_of(source, Window(low=0, high=None), indexed=False), BlockReaders(source, 0), 4)
+    assembler = Batcher(order_of(source, Window(low=0, high=None), indexed=False), BlockReaders(source, 0), 4)
     raw_rows = 0
     for batch, position in assembler.batches(Position()):
         raw_rows += batch.num_examples

@@ -9,10 +9,10 @@ from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 from data.formats import open_source
-from data.replay.census import Census
-from data.replay.log import Log, Watch, scan
-from data.replay.spool import Spool
-from data.replay.tables import LogTables
+from data.replay.log_tables import LogTables
+from data.replay.row_batch_file import RowBatchFile
+from data.replay.row_counter import RowCounter
+from data.replay.scanned_log import ScannedLog, Watch, scan
 from tests.data.replay.logs import write_log
 
 
@@ -20,10 +20,10 @@ def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[B
     return batches
 
 
-def scanned(config: Config, watch: Watch = plain, spool: Spool | None = None) -> Log:
+def scanned(config: Config, watch: Watch = plain, spool: RowBatchFile | None = None) -> ScannedLog:
     source = open_source(config.data)
     tables = LogTables.of(source.schema, config)
-    return scan(config, source, tables, Census(tables.spec(config)), spool, watch)
+    return scan(config, source, tables, RowCounter(tables.spec(config)), spool, watch)
 
 
 def config_of(path: Path, **values: object) -> Config:
@@ -32,7 +32,7 @@ def config_of(path: Path, **values: object) -> Config:
 
 def test_the_first_pass_finds_what_there_is(tmp_path: Path) -> None:
     config = config_of(write_log(tmp_path), batch_size=64)
-    with Spool(tmp_path) as spool:
+    with RowBatchFile(tmp_path) as spool:
         log = scanned(config, spool=spool)
         batches = list(log.read(plain, "again"))
         rows = [len(spool[number]) for number in range(len(spool))]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from data.skew import COLUMNS, CRITEO_KAGGLE_ROWS, EXAMPLES_MEASURED, ColumnSkew, criteo_kaggle_rows
+from data.criteo_skew import COLUMNS, CRITEO_KAGGLE_ROWS, EXAMPLES_MEASURED, ColumnSkew, criteo_kaggle_rows
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=[f"C{number}" for number in range(1, 27)])

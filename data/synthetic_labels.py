@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data.hashing import mix64
 
-__all__ = ["PlantedModel", "calibrate", "dense_part", "id_part"]
+__all__ = ["LabelModel", "calibrate", "dense_part", "id_part"]
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ ID_SIGNAL = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedModel:
+class LabelModel:
     """Logit = dense_scale * dense part + id_scale * id part + bias."""
 
     dense_scale: float
@@ -60,7 +60,7 @@ def id_part(table: str, ids: NDArray[np.int64], lengths: NDArray[np.int32]) -> F
     return scaled
 
 
-def calibrate(dense: Floats, ids: Floats, rate: float) -> PlantedModel:
+def calibrate(dense: Floats, ids: Floats, rate: float) -> LabelModel:
     """The model whose logit has the wanted spread and whose mean chance is `rate` on this sample of parts."""
     dense_scale = DENSE_SIGNAL / (float(dense.std()) or 1.0)
     id_scale = ID_SIGNAL / (float(ids.std()) or 1.0)
@@ -70,4 +70,4 @@ def calibrate(dense: Floats, ids: Floats, rate: float) -> PlantedModel:
         bias = (low + high) / 2.0
         mean = float((1.0 / (1.0 + np.exp(np.clip(-(logit + bias), -700.0, 700.0)))).mean())
         low, high = (bias, high) if mean < rate else (low, bias)
-    return PlantedModel(dense_scale=dense_scale, id_scale=id_scale, bias=low)
+    return LabelModel(dense_scale=dense_scale, id_scale=id_scale, bias=low)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from data.order import Position, RowIndex, Window, row_permutation, segment_order, split
+from data.row_order import Position, RowIndex, Window, row_permutation, segment_order, split
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from data.buffer import BatchBuffer
+from data.batch_queue import BatchQueue
 
 
 def test_items_come_out_in_order_and_never_more_than_fit() -> None:
-    buffer: BatchBuffer[int] = BatchBuffer(3)
+    buffer: BatchQueue[int] = BatchQueue(3)
 
     def produce() -> None:
         for number in range(200):
@@ -28,7 +28,7 @@ def test_items_come_out_in_order_and_never_more_than_fit() -> None:
 
 
 def test_an_error_comes_after_the_items_and_stays() -> None:
-    buffer: BatchBuffer[int] = BatchBuffer(2)
+    buffer: BatchQueue[int] = BatchQueue(2)
     buffer.put(1)
     buffer.fail(ValueError("bad"))
     assert buffer.get() == 1
@@ -39,7 +39,7 @@ def test_an_error_comes_after_the_items_and_stays() -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_close_wakes_whoever_waits_and_is_no_end(full: bool) -> None:
-    buffer: BatchBuffer[int] = BatchBuffer(1)
+    buffer: BatchQueue[int] = BatchQueue(1)
     if full:
         buffer.put(0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from data.source import Block, Segment
-from data.text import (
+from data.text_files import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
     count_segment,
@@ -22,7 +22,7 @@ from data.text import (
 
 
 def texts(path: Path, block_bytes: int) -> list[bytes]:
-    from data.text import read_text
+    from data.text_files import read_text
 
     segments = text_segments(str(path), block_bytes)
     return [read_text(block) for segment in segments for block in text_blocks(segment, block_bytes)]

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
-from data.arrow import embed_schema
+from data.arrow_files import embed_schema
 from data.rows import RowRange, bag_starts, join
-from data.schema import SchemaFile
+from data.schema_file import SchemaFile
 from data.source import Source
 
 __all__ = ["WrittenFile", "write_columnar"]

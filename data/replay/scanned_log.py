@@ -1,7 +1,7 @@
-"""`Log`: a log cut into batches, read once in full: how long it is, how large its batches are, which rows it has.
+"""`ScannedLog`: a log cut into batches and read once: its length, its batch sizes, its rows.
 
-loader ──first pass──> Census: rows counted, once for all batch sizes ──numbers──> Spool, if a baseline wants them
-                  └──> Log ──read()──> further passes, one for each oracle setting
+loader ──first pass──> RowCounter: counts rows once for all batch sizes ──numbers──> RowBatchFile, for baselines
+                  └──> ScannedLog ──read()──> further passes, one per oracle setting
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 from data.loader import open_loader
-from data.replay.census import Census
-from data.replay.spool import Spool
-from data.replay.tables import LogTables
+from data.replay.log_tables import LogTables
+from data.replay.row_batch_file import RowBatchFile
+from data.replay.row_counter import RowCounter
 from data.source import Source
 
-__all__ = ["Log", "Watch", "scan"]
+__all__ = ["ScannedLog", "Watch", "scan"]
 
 
 class Watch(Protocol):
@@ -32,7 +32,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Log:
+class ScannedLog:
     """A log cut into batches.
 
     Attributes:
@@ -56,7 +56,7 @@ class Log:
     table_of_row: NDArray[np.int16]
     largest: int
     largest_at: int
-    spool: Spool | None
+    spool: RowBatchFile | None
 
     @property
     def batch_size(self) -> int:
@@ -99,12 +99,12 @@ def scan(
     config: Config,
     source: Source,
     tables: LogTables,
-    census: Census,
-    spool: Spool | None,
+    census: RowCounter,
+    spool: RowBatchFile | None,
     watch: Watch,
     *,
     counts: bool = True,
-) -> Log:
+) -> ScannedLog:
     """The first pass.
 
     Args:
@@ -127,7 +127,7 @@ def scan(
             ids += batch.values.shape[0]
     if not batches:
         raise InputError(f"{config.data.path or config.data.format}: the log is empty, expected at least one example")
-    return Log(
+    return ScannedLog(
         config=config,
         source=source,
         tables=tables,

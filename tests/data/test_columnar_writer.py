@@ -7,7 +7,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
-from data.columnar import write_columnar
+from data.columnar_writer import write_columnar
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader
 from data.parquet import ParquetSource

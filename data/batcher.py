@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
-from data.order import Position, RowIndex, Window, segment_order
+from data.row_order import Position, RowIndex, Window, segment_order
 from data.rows import RowRange, bag_starts, join
 from data.source import Columns, Segment, Source
 from data.worker import BlockReaders, ReadTask, Shuffle, good_range
 
-__all__ = ["Assembler", "BlockOrder"]
+__all__ = ["Batcher", "BlockOrder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class BlockOrder:
             )
 
 
-class Assembler:
+class Batcher:
     """Makes batches with the positions after them; its counters are read by the loader's statistics."""
 
     def __init__(self, order: BlockOrder, readers: BlockReaders, batch_size: int) -> None:

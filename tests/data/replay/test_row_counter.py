@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from data.replay import census as module
-from data.replay.census import Census
+from data.replay import row_counter as module
+from data.replay.row_counter import RowCounter
 from tests.oracle.batches import make_batch
 
 #: Features 0 and 2 read table 0, feature 1 reads table 1.
@@ -27,7 +27,7 @@ def spec_of(*table_rows: int | None) -> OracleSpec:
 def test_every_row_is_numbered_and_counted_once(
     log: list[list[tuple[list[int], ...]]], table_rows: tuple[int | None, ...]
 ) -> None:
-    census = Census(spec_of(*table_rows))
+    census = RowCounter(spec_of(*table_rows))
     uses: Counter[tuple[int, int]] = Counter()
     number_of: dict[tuple[int, int], int] = {}
     for index, examples in enumerate(log):
@@ -55,7 +55,7 @@ def test_every_row_is_numbered_and_counted_once(
 
 
 def test_a_curve_has_few_points_and_rises() -> None:
-    census = Census(OracleSpec(table_rows=(None,), features=FEATURES[:1], num_slots=1, lookahead=1))
+    census = RowCounter(OracleSpec(table_rows=(None,), features=FEATURES[:1], num_slots=1, lookahead=1))
     rng = np.random.default_rng(1)
     ids = (5000 * rng.random(20_000) ** 4).astype(int)
     census.take(make_batch(0, [[[int(row)] for row in ids]]))
@@ -69,7 +69,7 @@ def test_a_curve_has_few_points_and_rises() -> None:
 
 
 def test_what_is_held_follows_the_distinct_rows_not_the_log() -> None:
-    census = Census(spec_of(None, None))
+    census = RowCounter(spec_of(None, None))
     batch = make_batch(0, [[[1], [2]], [[3], []], [[4], [1]]])
     for _ in range(50):
         census.take(batch)
@@ -79,6 +79,6 @@ def test_what_is_held_follows_the_distinct_rows_not_the_log() -> None:
 
 def test_more_rows_than_can_be_numbered_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 3)
-    census = Census(spec_of(None, None))
+    census = RowCounter(spec_of(None, None))
     with pytest.raises(InputError, match="at most 3 distinct rows"):
         census.take(make_batch(0, [[[1, 2]], [[3, 4]], [[]]]))

@@ -1,4 +1,4 @@
-"""`Spool`: the rows of each batch on disk, written once in order, read by number as often as needed.
+"""`RowBatchFile`: the rows of each batch on disk, written once in order, read by number as often as needed.
 
 append(rows) ──bytes──> NAME.rows    ──ends──> NAME.ends (8 B a batch)
 spool[i]     ──two reads of ends, one of rows──> int32 rows of batch i
@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RowBatches", "Spool"]
+__all__ = ["RowBatchFile", "RowBatches"]
 
 _ROW_BYTES = 4
 _END_BYTES = 8
@@ -34,7 +34,7 @@ class RowBatches(Protocol):
         ...
 
 
-class Spool:
+class RowBatchFile:
     """int32 arrays in a file, by number. Use it inside its `with` block.
 
     Args:

@@ -6,7 +6,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import Feature, Table
-from data.schema import criteo_schema, override_tables, parse_schema, read_schema_file
+from data.schema_file import criteo_schema, override_tables, parse_schema, read_schema_file
 
 WHOLE = """
 label = "click"

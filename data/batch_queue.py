@@ -1,4 +1,4 @@
-"""`BatchBuffer`: the bounded queue between the thread that makes batches and whoever uses them.
+"""`BatchQueue`: the bounded queue between the thread that makes batches and whoever uses them.
 
 put ──blocks while full──> [item, item, …] ──> get ──blocks while empty──>
 finish / fail: get hands out what is there, then says so      close: wakes and stops both sides, and is no end
@@ -10,12 +10,12 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-__all__ = ["BatchBuffer"]
+__all__ = ["BatchQueue"]
 
 Item = TypeVar("Item")
 
 
-class BatchBuffer(Generic[Item]):
+class BatchQueue(Generic[Item]):
     """A queue of at most `capacity` items with one producer and one consumer.
 
     Counters (read them without the lock; each has one writer): `peak` most items held; `producer_waits` and

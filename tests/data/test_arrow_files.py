@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.errors import InputError
-from data.arrow import SCHEMA_KEY, cached_group, embed_schema, embedded_schema, open_arrow
-from data.schema import SchemaFile, criteo_schema
+from data.arrow_files import SCHEMA_KEY, cached_group, embed_schema, embedded_schema, open_arrow
+from data.schema_file import SchemaFile, criteo_schema
 from data.source import file_version
 
 

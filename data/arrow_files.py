@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
-from data.schema import SchemaFile
+from data.schema_file import SchemaFile
 from data.source import FileVersion
 
 __all__ = ["SCHEMA_KEY", "ArrowFile", "embed_schema", "embedded_schema", "open_arrow"]

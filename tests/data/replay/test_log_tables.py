@@ -6,7 +6,7 @@ import pytest
 
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, ModelConfig, OptimConfig, RunConfig
 from bagpipe.types.schema import DataSchema, Feature, Table
-from data.replay.tables import LogTables, at_setting
+from data.replay.log_tables import LogTables, at_setting
 
 #: Tables of two dimensions and poolings in turn, one of them read twice, features in another order.
 SCHEMA = DataSchema(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from data.replay.report.tables import record_table, skew_table, trial_table
+from data.replay.report.html_tables import record_table, skew_table, trial_table
 from tests.data.replay.report.samples import FAILED, FULL, HOSTILE, RANKS, SINGLE, skew
 
 

@@ -1,4 +1,4 @@
-"""`Census`: the distinct rows of a log, numbered in the order of their first use, and how often each is used.
+"""`RowCounter`: the distinct rows of a log, numbered in the order of their first use, and how often each is used.
 
 Batch ──index──> unique rows ──BoundedNumbers: an array by row | HashedNumbers: a hash map──> row numbers ─> baselines
                      └─uses of each─> counts by row number ──sorted table by table──> TableSkew
@@ -21,7 +21,7 @@ from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.types.batch import Batch
 from data.replay.records import TableSkew
 
-__all__ = ["Census"]
+__all__ = ["RowCounter"]
 
 _Integer = TypeVar("_Integer", np.int16, np.int64)
 
@@ -67,7 +67,7 @@ class HashedNumbers:
         return self._handles.lookup_or_add(rows)
 
 
-class Census:
+class RowCounter:
     """Counts a log, batch by batch.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from data.criteo import CriteoSource, explain_line
-from data.criteo_text import write_criteo_text
+from data.criteo_writer import write_criteo_text
 from data.loader import LookaheadLoader
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at

@@ -1,4 +1,4 @@
-from data.replay.machine import machine_facts
+from bagpipe.util.machine import machine_facts
 
 
 def test_every_fact_is_told() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.digits import byte_words, digit_words, parse_hex, parse_integers, quote
+from data.number_parsing import byte_words, digit_words, parse_hex, parse_integers, quote
 
 FIELDS = st.lists(st.text("0123456789abcdefABCDEF-+. x\0\t,", max_size=20).map(str.encode), min_size=1, max_size=30)
 
