@@ -17,7 +17,7 @@ from data.loader import LookaheadLoader
 from data.movielens import MovieLensSource
 from data.source import Block, Columns, Source, num_rows
 from data.testing import assert_same_batches, check_source, read_all
-from tests.data.test_genres import MOVIES_CSV, MOVIES_DAT, U_ITEM, write
+from tests.data.test_movielens_genres import MOVIES_CSV, MOVIES_DAT, U_ITEM, write
 
 HEADER = "userId,movieId,rating,timestamp"
 
