@@ -41,11 +41,11 @@ from numpy.typing import NDArray
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
-from bagpipe.store.redis.routing import Router, spread
+from bagpipe.store.redis.resp_rows import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+from bagpipe.store.redis.routing import Router, servers_of_buckets
 from bagpipe.store.redis.row_checksum import value_dtype
+from bagpipe.store.redis.row_codecs import max_command_rows
 from bagpipe.store.redis.store import RedisStore
-from bagpipe.store.redis.transfer import max_command_rows
-from bagpipe.store.redis.wire import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.store.plain import PlainWriter
@@ -74,7 +74,7 @@ class Workload:
             WriteRequest(table, ids, self.rows[share])
             for (table, ids), share in zip(self.reads, map(_as_slice, shares), strict=True)
         ]
-        router = Router(spread(self.num_buckets, 1))
+        router = Router(servers_of_buckets(self.num_buckets, 1))
         routed = router.route(self.reads)
         self.order = routed.order
         self.sent_tables, self.sent_ids = routed.tables[routed.order], routed.ids[routed.order]

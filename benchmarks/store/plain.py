@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
+from bagpipe.store.redis.resp_rows import RowEncoder
+from bagpipe.store.redis.row_codecs import WriteCodec, WriteGroup
 from bagpipe.store.redis.shard_client import ServerListClient
-from bagpipe.store.redis.transfer import WriteCodec, WriteGroup
 from bagpipe.store.redis.urls import parse_urls
-from bagpipe.store.redis.wire import RowEncoder
 
 __all__ = ["PlainWriter"]
 

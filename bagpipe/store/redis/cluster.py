@@ -30,7 +30,7 @@ from redis.exceptions import (
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import NUM_SLOTS, key_slot
-from bagpipe.store.redis.servers import PIPELINE_COMMANDS, Command, Server, Unreachable, run_pipeline
+from bagpipe.store.redis.servers import PIPELINE_COMMANDS, KeyCommand, Server, Unreachable, send_commands
 from bagpipe.store.redis.topology import Address, Topology, parse_slots
 from bagpipe.store.redis.urls import server_at
 
@@ -166,7 +166,7 @@ class ClusterSession:
             f"{self._timeout_s:g} s ({trouble})"
         )
 
-    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+    def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
         """Their answers, in order; many at a time to each node. One may run more than once. Raises as `run` does."""
         shares: dict[Address | None, list[int]] = {}
         for number, command in enumerate(commands):
@@ -179,7 +179,7 @@ class ClusterSession:
                 for start in range(0, len(share), PIPELINE_COMMANDS):
                     part = share[start : start + PIPELINE_COMMANDS]
                     client = self._client(address, is_asking=False)
-                    found = run_pipeline(client, [commands[number] for number in part], raise_on_error=False)
+                    found = send_commands(client, [commands[number] for number in part], raise_on_error=False)
                     for number, answer in zip(part, found, strict=True):
                         answers[number] = answer
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):

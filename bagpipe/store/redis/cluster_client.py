@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError, RolledBackError, StoreError
 from bagpipe.store.keys import key_slot
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.exchange import Frame, Request, RequestPipeline, exchange
 from bagpipe.store.redis.link import Link, LinkLost
+from bagpipe.store.redis.request_pipeline import Frame, Request, RequestPipeline, exchange
+from bagpipe.store.redis.resp_rows import decode_ok
 from bagpipe.store.redis.routing import RoutedRows, Router
+from bagpipe.store.redis.row_codecs import Codec, Group, max_command_rows
 from bagpipe.store.redis.servers import Unreachable, refuse_unsafe
 from bagpipe.store.redis.shard_client import Traffic, patience_s
 from bagpipe.store.redis.topology import Address, RedirectKind, Topology
-from bagpipe.store.redis.transfer import Codec, Group, max_command_rows
 from bagpipe.store.redis.visits import NodeCommands, PendingCommand, Unserved, in_order
-from bagpipe.store.redis.wire import decode_ok
 
 __all__ = ["ClusterClient"]
 

@@ -23,8 +23,8 @@ from functools import lru_cache
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.link import Bytes
-from bagpipe.store.redis.replies import Refusal, Reply, parse_reply
-from bagpipe.store.redis.wire import ErrorReply
+from bagpipe.store.redis.resp import ErrorLine, Reply, parse_reply
+from bagpipe.store.redis.resp_rows import ErrorReply
 
 __all__ = ["GuardedCommand", "Rotation", "ShortLog", "Transaction"]
 
@@ -155,7 +155,7 @@ class Transaction:
         if parsed is None:
             return None
         answers, after = parsed
-        if isinstance(answers, Refusal):
+        if isinstance(answers, ErrorLine):
             raise ErrorReply(answers.line.removeprefix(_ABORTED), start, start + after)
         self._check(answers, start + after)
         return start + after
@@ -167,7 +167,7 @@ class Transaction:
             parsed = parse_reply(data, position)
             if parsed is None:
                 return None
-            if line is None and isinstance(parsed.reply, Refusal):
+            if line is None and isinstance(parsed.reply, ErrorLine):
                 line = parsed.reply.line
             position = parsed.end
         if line is None:
@@ -252,7 +252,7 @@ class Rotation:
             case [int(length), bytes(owner)]:
                 if length != self.length:
                     raise _lost(self.token, self.bucket, self.length, length, owner, start + parsed.end)
-            case Refusal(line):
+            case ErrorLine(line):
                 raise ErrorReply(line, start, start + parsed.end)
             case other:
                 raise _strange(other)
@@ -282,7 +282,7 @@ def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, en
 
 
 def _strange(reply: Reply) -> StoreError:
-    if isinstance(reply, Refusal):
+    if isinstance(reply, ErrorLine):
         return StoreError(f"the store answered an error: {reply.line}")
     return StoreError(f"the store answered {reply!r:.80} to a guarded write")
 

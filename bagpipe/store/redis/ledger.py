@@ -44,7 +44,7 @@ from bagpipe.store.fencing.fence import (
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
 from bagpipe.store.redis.durability import needs_fsync
 from bagpipe.store.redis.namespace import Namespace, Session
-from bagpipe.store.redis.servers import Command, Unreachable
+from bagpipe.store.redis.servers import KeyCommand, Unreachable
 from bagpipe.store.redis.watch import Watch
 from bagpipe.util.failpoints import hit
 
@@ -155,8 +155,8 @@ class RedisLedger:
         self._namespace = namespace
         self._token = token
         self._keys = namespace.bucket_keys
-        self._homes: list[int] = namespace.home_numbers.tolist()
-        self._home_of_key = dict(zip(self._keys, self._homes, strict=True))
+        self._backends: list[int] = namespace.backend_numbers.tolist()
+        self._backend_of_key = dict(zip(self._keys, self._backends, strict=True))
         self._stacks: dict[int, ExitStack] = {}
         self._sessions: dict[int, Session] = {}
         self._watch: Watch | None = None
@@ -170,8 +170,8 @@ class RedisLedger:
 
     def __exit__(self, *details: object) -> None:
         self._watch = None
-        for home in list(self._stacks):
-            self._hang_up(home)
+        for backend in list(self._stacks):
+            self._hang_up(backend)
 
     def state(self) -> tuple[BucketState, ...]:
         """See `Ledger.state`."""
@@ -195,7 +195,7 @@ class RedisLedger:
             if not length:
                 raise RolledBackError(f"{self._place(bucket)} has lost the log {name.decode()} of bucket {bucket}")
             for start in range(1, length, _LOG_GROUPS):
-                (groups,) = self._ask([Command(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
+                (groups,) = self._ask([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
                 joined = b"".join(groups)
                 if len(groups) != min(_LOG_GROUPS, length - start):
                     raise RolledBackError(f"{self._place(bucket)} has lost some of the log {name.decode()}")
@@ -268,7 +268,9 @@ class RedisLedger:
         count = min(_INSPECT_BUCKETS, self.num_buckets)
         buckets = [(self._next_inspected + number) % self.num_buckets for number in range(count)]
         self._next_inspected = (self._next_inspected + count) % self.num_buckets
-        owners = self._ask([Command(self._keys[bucket], ("GET", owner_key(self._keys[bucket]))) for bucket in buckets])
+        owners = self._ask(
+            [KeyCommand(self._keys[bucket], ("GET", owner_key(self._keys[bucket]))) for bucket in buckets]
+        )
         expected = self._token.encode()
         self._check(buckets, [b"OK" if owner == expected else owner or b"" for owner in owners])
 
@@ -285,7 +287,7 @@ class RedisLedger:
             for number, kind in enumerate(kinds)
             if (bucket in self._had_rows if number == 0 else self._token)
         ]
-        answers = self._ask([Command(self._keys[bucket], ("PTTL", key)) for bucket, key in wanted])
+        answers = self._ask([KeyCommand(self._keys[bucket], ("PTTL", key)) for bucket, key in wanted])
         for (bucket, key), milliseconds in zip(wanted, answers, strict=True):
             if milliseconds != -1:
                 said = "has expired" if milliseconds == -2 else f"expires in {milliseconds / 1000:g} s"
@@ -293,7 +295,7 @@ class RedisLedger:
         self._had_rows = self._having_rows()
 
     def _having_rows(self) -> set[int]:
-        answers = self._ask([Command(key, ("EXISTS", key)) for key in self._keys])
+        answers = self._ask([KeyCommand(key, ("EXISTS", key)) for key in self._keys])
         return {bucket for bucket, answer in enumerate(answers) if answer}
 
     def _infos(self) -> list[tuple[str, Any]]:
@@ -301,14 +303,14 @@ class RedisLedger:
         timeout_s = self._namespace.timeout_s
         return [
             info
-            for number, home in enumerate(self._namespace.homes)
-            for info in self._repeated(number, partial(home.infos, timeout_s, with_fsync=with_fsync))
+            for number, backend in enumerate(self._namespace.backends)
+            for info in self._repeated(number, partial(backend.infos, timeout_s, with_fsync=with_fsync))
         ]
 
-    def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> Command:
+    def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> KeyCommand:
         key = self._keys[bucket]
         keys = (key, owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key))
-        return Command(key, ("EVAL", script, len(keys), *keys, *arguments))
+        return KeyCommand(key, ("EVAL", script, len(keys), *keys, *arguments))
 
     def _act(
         self,
@@ -341,7 +343,7 @@ class RedisLedger:
                 f"{place} was taken over: its owner is the job {answer.decode()!r}, this one is {self._token!r}"
             )
 
-    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+    def _ask(self, commands: Sequence[KeyCommand]) -> list[Any]:
         """Answers to commands about buckets, in order.
 
         Raises:
@@ -349,22 +351,26 @@ class RedisLedger:
         """
         shares: dict[int, list[int]] = {}
         for number, command in enumerate(commands):
-            shares.setdefault(self._home_of_key[command.key], []).append(number)
+            shares.setdefault(self._backend_of_key[command.key], []).append(number)
         answers: list[Any] = [None] * len(commands)
-        for home, share in shares.items():
+        for backend, share in shares.items():
             part = [commands[number] for number in share]
-            for number, answer in zip(share, self._repeated(home, partial(self._run_all, home, part)), strict=True):
+            for number, answer in zip(
+                share, self._repeated(backend, partial(self._run_all, backend, part)), strict=True
+            ):
                 answers[number] = answer
         return answers
 
-    def _run_all(self, home: int, commands: Sequence[Command]) -> list[Any]:
-        if home not in self._sessions:
+    def _run_all(self, backend: int, commands: Sequence[KeyCommand]) -> list[Any]:
+        if backend not in self._sessions:
             stack = ExitStack()
-            self._sessions[home] = stack.enter_context(self._namespace.homes[home].session(self._namespace.timeout_s))
-            self._stacks[home] = stack
-        return self._sessions[home].run_all(commands)
+            self._sessions[backend] = stack.enter_context(
+                self._namespace.backends[backend].session(self._namespace.timeout_s)
+            )
+            self._stacks[backend] = stack
+        return self._sessions[backend].run_all(commands)
 
-    def _repeated(self, home: int, call: Callable[[], T]) -> T:
+    def _repeated(self, backend: int, call: Callable[[], T]) -> T:
         """What `call` returns, which may be repeated, once its servers can be reached."""
         deadline_s = time.monotonic() + self._namespace.timeout_s
         was_unreachable = False
@@ -372,21 +378,21 @@ class RedisLedger:
             try:
                 return call()
             except InputError as error:
-                self._hang_up(home)
+                self._hang_up(backend)
                 # While one node of a cluster takes over from another, the cluster may refuse for other reasons too.
                 was_unreachable = was_unreachable or isinstance(error, Unreachable)
                 if not was_unreachable or time.monotonic() > deadline_s:
                     raise StoreError(str(error)) from error
             threading.Event().wait(_PAUSE_S)
 
-    def _hang_up(self, home: int) -> None:
-        self._sessions.pop(home, None)
-        stack = self._stacks.pop(home, None)
+    def _hang_up(self, backend: int) -> None:
+        self._sessions.pop(backend, None)
+        stack = self._stacks.pop(backend, None)
         if stack is not None:
             stack.close()
 
     def _place(self, bucket: int) -> str:
-        return self._namespace.place_of(self._homes[bucket])
+        return self._namespace.place_of(self._backends[bucket])
 
 
 def _bucket_state(answer: list[Any]) -> BucketState:

@@ -23,12 +23,12 @@ from bagpipe.errors import InputError
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
 from bagpipe.store.redis.durability import needs_fsync, refuse_less_durable
 from bagpipe.store.redis.rights import ask_rights, refuse_missing_rights
-from bagpipe.store.redis.routing import spread
-from bagpipe.store.redis.servers import Command, refuse_unsafe
+from bagpipe.store.redis.routing import servers_of_buckets
+from bagpipe.store.redis.servers import KeyCommand, refuse_unsafe
 from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["Home", "Namespace"]
+__all__ = ["Backend", "Namespace"]
 
 T = TypeVar("T")
 
@@ -43,18 +43,18 @@ _ASKED_BUCKETS = 64
 
 
 class Session(Protocol):
-    """Commands on keys of one home; errors come out as `InputError`."""
+    """Commands on keys of one backend; errors come out as `InputError`."""
 
     def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
         """What `call` returns, given a client of the server that has `key`; it may be called more than once."""
         ...
 
-    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+    def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
         """Answers to commands that may be repeated, in order."""
         ...
 
 
-class Home(Protocol):
+class Backend(Protocol):
     """What keeps a record and the buckets that go with it: a server of a list, or a whole cluster."""
 
     @property
@@ -76,7 +76,7 @@ class Home(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """What a home has of a namespace: its record, None if it has none, and whether any row."""
+    """What a backend has of a namespace: its record, None if it has none, and whether any row."""
 
     fields: dict[str, str] | None
     has_rows: bool
@@ -90,7 +90,7 @@ class Namespace:
         name: prefix of all keys.
         schema: what the rows mean.
         num_buckets: bucket hashes, spread over the servers by number.
-        homes: all servers, in order; or one cluster.
+        backends: all servers, in order; or one cluster.
         timeout_s: deadline of one administrative command.
         durability: see `bagpipe.store.redis.durability`.
     """
@@ -98,7 +98,7 @@ class Namespace:
     name: str
     schema: RowSchema
     num_buckets: int
-    homes: tuple[Home, ...]
+    backends: tuple[Backend, ...]
     timeout_s: float
     durability: str = "memory"
 
@@ -109,12 +109,12 @@ class Namespace:
             InputError: names the server, what it is set to, and the fix.
         """
         seen: dict[object, str] = {}
-        for home in self.homes:
-            for place, info in home.infos(self.timeout_s, with_fsync=needs_fsync(self.durability)):
+        for backend in self.backends:
+            for place, info in backend.infos(self.timeout_s, with_fsync=needs_fsync(self.durability)):
                 refuse_unsafe(place, info)
                 refuse_less_durable(place, info, str(info.get("appendfsync", "")), self.durability)
                 # A server named twice under two addresses; two databases of one server are two servers.
-                identity = (info.get("run_id"), home.database)
+                identity = (info.get("run_id"), backend.database)
                 if info.get("run_id") is not None and identity in seen:
                     raise InputError(f"store.url names one server twice: {seen[identity]} and {place}")
                 seen[identity] = place
@@ -132,7 +132,7 @@ class Namespace:
         records = self._stored_records(reloads=reloads)
         created = False
         # Server 0 last. Two jobs that claim at once both create or match the others; one of them creates this one.
-        for number in reversed(range(len(self.homes))):
+        for number in reversed(range(len(self.backends))):
             if records[number].fields is None:
                 created = self._create_record(number)
         return created and not self._is_claimed(records)
@@ -143,19 +143,19 @@ class Namespace:
         return [bucket_key(self.name, bucket) for bucket in range(self.num_buckets)]
 
     @property
-    def home_numbers(self) -> NDArray[np.int64]:
-        """Which of the homes has each bucket, by number."""
-        return spread(self.num_buckets, len(self.homes)).astype(np.int64)
+    def backend_numbers(self) -> NDArray[np.int64]:
+        """Which of the backends has each bucket, by number."""
+        return servers_of_buckets(self.num_buckets, len(self.backends)).astype(np.int64)
 
     def place_of(self, number: int) -> str:
-        """A home, for messages."""
-        return f"namespace {self.name!r} at {self.homes[number].place}"
+        """A backend, for messages."""
+        return f"namespace {self.name!r} at {self.backends[number].place}"
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
         parts = [np.empty(0, np.int64)]
-        for number, home in enumerate(self.homes):
-            with home.session(self.timeout_s) as session:
+        for number, backend in enumerate(self.backends):
+            with backend.session(self.timeout_s) as session:
                 for key in self._keys(number):
                     for pairs in session.run(key, partial(_scan, key=key)):
                         parts.append(pairs["id"][pairs["table"] == table].astype(np.int64))
@@ -163,21 +163,21 @@ class Namespace:
         return np.unique(np.concatenate(parts))
 
     def _keys(self, number: int) -> list[bytes]:
-        """Keys of a home's buckets."""
-        buckets = np.flatnonzero(spread(self.num_buckets, len(self.homes)) == number)
+        """Keys of a backend's buckets."""
+        buckets = np.flatnonzero(servers_of_buckets(self.num_buckets, len(self.backends)) == number)
         return [bucket_key(self.name, bucket) for bucket in buckets.tolist()]
 
     def _refuse_missing_rights(self) -> None:
         """Ask every server, and every node of a cluster that has one of the first buckets."""
-        for number, home in enumerate(self.homes):
+        for number, backend in enumerate(self.backends):
             keys = self._keys(number)[:_ASKED_BUCKETS]
-            with home.session(self.timeout_s) as session:
+            with backend.session(self.timeout_s) as session:
                 denied = session.run_all([ask_rights(key) for key in keys])
-            refuse_missing_rights(home.place, sorted({name for names in denied for name in names}))
+            refuse_missing_rights(backend.place, sorted({name for names in denied for name in names}))
 
     def _record(self, number: int) -> SchemaRecord:
         return SchemaRecord(
-            schema=self.schema, num_buckets=self.num_buckets, num_servers=len(self.homes), server=number
+            schema=self.schema, num_buckets=self.num_buckets, num_servers=len(self.backends), server=number
         )
 
     def _is_claimed(self, records: Sequence[_Stored]) -> bool:
@@ -193,10 +193,10 @@ class Namespace:
         """
         records: list[_Stored] = []
         key = meta_key(self.name)
-        for number, home in enumerate(self.homes):
-            with home.session(self.timeout_s) as session:
+        for number, backend in enumerate(self.backends):
+            with backend.session(self.timeout_s) as session:
                 fields = _decode(session.run(key, lambda client: client.hgetall(key))) or None
-                exist = session.run_all([Command(bucket, ("EXISTS", bucket)) for bucket in self._keys(number)])
+                exist = session.run_all([KeyCommand(bucket, ("EXISTS", bucket)) for bucket in self._keys(number)])
             records.append(_Stored(fields=fields, has_rows=any(exist)))
         for number, record in enumerate(records):
             if record.fields is not None:
@@ -222,7 +222,7 @@ class Namespace:
     def _create_record(self, number: int) -> bool:
         """Write one server's record if it has none, else compare. True if this call wrote it. Atomic (WATCH, EXEC)."""
         key, record = meta_key(self.name), self._record(number)
-        with self.homes[number].session(self.timeout_s) as session:
+        with self.backends[number].session(self.timeout_s) as session:
             stored = session.run(key, partial(_create, key=key, fields=record.to_fields()))
         if stored is None:
             return True

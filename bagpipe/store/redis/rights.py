@@ -9,7 +9,7 @@ Servers before Redis 7 cannot be asked: there it shows when the command is used.
 from __future__ import annotations
 
 from bagpipe.errors import InputError
-from bagpipe.store.redis.servers import Command
+from bagpipe.store.redis.servers import KeyCommand
 
 __all__ = ["COMMANDS", "ask_rights", "refuse_missing_rights"]
 
@@ -57,9 +57,9 @@ return denied
 """
 
 
-def ask_rights(bucket_key: bytes) -> Command:
+def ask_rights(bucket_key: bytes) -> KeyCommand:
     """Answers the commands that the user may not run on the bucket's keys."""
-    return Command(bucket_key, ("EVAL", _ASK, 1, bucket_key, *COMMANDS))
+    return KeyCommand(bucket_key, ("EVAL", _ASK, 1, bucket_key, *COMMANDS))
 
 
 def refuse_missing_rights(place: str, denied: list[bytes]) -> None:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from bagpipe.store.keys import bucket_of
 
-__all__ = ["Command", "RoutedRows", "Router", "spread"]
+__all__ = ["BucketCommand", "RoutedRows", "Router", "servers_of_buckets"]
 
 
-class Command(NamedTuple):
+class BucketCommand(NamedTuple):
     """One HMGET or HSET: rows ``[start, stop)`` of the sending order, all in `bucket`; number `part` of its bucket's.
 
     A tuple because making one takes a third of the time of a frozen dataclass, and a batch makes one per bucket before
@@ -49,7 +49,7 @@ class RoutedRows:
     stops: list[int]
 
 
-def spread(num_buckets: int, num_servers: int) -> NDArray[np.intp]:
+def servers_of_buckets(num_buckets: int, num_servers: int) -> NDArray[np.intp]:
     """Server of each bucket where servers are a list: bucket number modulo their number. Part of the stored format."""
     return np.arange(num_buckets, dtype=np.intp) % num_servers
 
@@ -88,7 +88,7 @@ class Router:
         places = np.arange(self.num_buckets)
         return RoutedRows(tables=none.astype(np.uint32), ids=none, order=places, stops=(places + 1).tolist())
 
-    def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[Command]:
+    def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[BucketCommand]:
         """Commands for one server in sending order, of at most `max_rows` rows each; `rows` were routed here.
 
         An iterator, so that the first is on its way before the last is made.
@@ -98,7 +98,7 @@ class Router:
         for place in range(first, last):
             bucket, stop = self._buckets[place], rows.stops[place]
             for part, begin in enumerate(range(start, stop, max_rows)):
-                yield Command(bucket, begin, min(begin + max_rows, stop), part)
+                yield BucketCommand(bucket, begin, min(begin + max_rows, stop), part)
             start = stop
 
     def num_commands(self, rows: RoutedRows, *, max_rows: int) -> NDArray[np.int64]:

@@ -28,12 +28,12 @@ from bagpipe.store.redis.link import Link
 
 __all__ = [
     "PIPELINE_COMMANDS",
-    "Command",
+    "KeyCommand",
     "Server",
     "ServerSession",
     "Unreachable",
     "refuse_unsafe",
-    "run_pipeline",
+    "send_commands",
 ]
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ PIPELINE_COMMANDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class KeyCommand:
     """Words of a command, and the key that says which server gets it."""
 
     key: bytes
@@ -149,7 +149,7 @@ class Server:
     def _connection_settings(self, timeout_s: float) -> dict[str, Any]:
         return {
             **self.settings,
-            "protocol": 2,  # RESP2: the reply formats that bagpipe.store.redis.wire decodes
+            "protocol": 2,  # RESP2: the reply formats that bagpipe.store.redis.resp_rows decodes
             "socket_timeout": timeout_s,
             "socket_connect_timeout": timeout_s,
             "retry": Retry(NoBackoff(), 0),
@@ -188,16 +188,16 @@ class ServerSession:
         with self._server.refusals(self._timeout_s):
             return call(self._client)
 
-    def run_all(self, commands: Sequence[Command]) -> list[Any]:
+    def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
         """Their answers, in order; commands go out many at a time."""
         answers: list[Any] = []
         with self._server.refusals(self._timeout_s):
             for start in range(0, len(commands), PIPELINE_COMMANDS):
-                answers += run_pipeline(self._client, commands[start : start + PIPELINE_COMMANDS], raise_on_error=True)
+                answers += send_commands(self._client, commands[start : start + PIPELINE_COMMANDS], raise_on_error=True)
         return answers
 
 
-def run_pipeline(client: redis.Redis, commands: Sequence[Command], *, raise_on_error: bool) -> list[Any]:
+def send_commands(client: redis.Redis, commands: Sequence[KeyCommand], *, raise_on_error: bool) -> list[Any]:
     """Send commands at once; their answers, which may be errors unless those are raised."""
     with client.pipeline(transaction=False) as pipeline:
         for command in commands:

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError, RolledBackError, StoreError
-from bagpipe.store.redis.exchange import Frame, RequestPipeline, exchange
 from bagpipe.store.redis.link import Link, LinkLost
-from bagpipe.store.redis.routing import RoutedRows, Router, spread
+from bagpipe.store.redis.request_pipeline import Frame, RequestPipeline, exchange
+from bagpipe.store.redis.routing import RoutedRows, Router, servers_of_buckets
+from bagpipe.store.redis.row_codecs import Codec, Group, max_command_rows
 from bagpipe.store.redis.servers import Server, Unreachable
-from bagpipe.store.redis.transfer import Codec, Group, max_command_rows
 
 __all__ = ["ServerListClient", "ShardClient", "Traffic", "patience_s"]
 
@@ -119,7 +119,7 @@ class ServerListClient(Generic[G]):
         self, servers: Sequence[Server], *, num_buckets: int, timeout_s: float, make_codec: Callable[[], Codec[G]]
     ) -> None:
         self._servers = tuple(servers)
-        self._router = Router(spread(num_buckets, len(servers)))
+        self._router = Router(servers_of_buckets(num_buckets, len(servers)))
         self._timeout_s = timeout_s
         self._patience_s = patience_s(timeout_s)
         self._codecs = tuple(make_codec() for _ in servers)

@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
-from bagpipe.store.fencing.logbook import Logbook
+from bagpipe.store.fencing.writer_logs import WriterLogs
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.keys import bucket_key, bucket_of, check_layout
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.cluster_client import ClusterClient
 from bagpipe.store.redis.ledger import RedisLedger
-from bagpipe.store.redis.namespace import Home, Namespace
+from bagpipe.store.redis.namespace import Backend, Namespace
 from bagpipe.store.redis.row_checksum import check_words
+from bagpipe.store.redis.row_codecs import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
-from bagpipe.store.redis.transfer import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
 from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
@@ -78,11 +78,11 @@ class RedisStore:
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
             one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # buckets have slots of their own
-            homes: tuple[Home, ...] = (cluster,)
+            backends: tuple[Backend, ...] = (cluster,)
             self._reading = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
             self._writing = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
         else:
-            homes = servers = parse_urls(urls)
+            backends = servers = parse_urls(urls)
             if len(servers) > num_buckets:
                 raise InputError(f"store.buckets = {num_buckets} is fewer than the {len(servers)} servers of store.url")
             self._reading = ServerListClient(
@@ -95,13 +95,13 @@ class RedisStore:
             name=namespace,
             schema=schema,
             num_buckets=num_buckets,
-            homes=homes,
+            backends=backends,
             timeout_s=timeout_s,
             durability=durability,
         )
         self._dtype = row_dtype(schema)
         self._stack: ExitStack | None = None
-        self._logbook: Logbook | None = None
+        self._logs: WriterLogs | None = None
         self._refusal: FencedError | RolledBackError | None = None
         self._rows_read = self._rows_found = self._rows_written = 0
 
@@ -132,7 +132,7 @@ class RedisStore:
 
     def ledger(self) -> Ledger:
         """See `Store.ledger`."""
-        return RedisLedger(self._namespace, token=self._logbook.fence.token if self._logbook is not None else "")
+        return RedisLedger(self._namespace, token=self._logs.fence.token if self._logs is not None else "")
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
         """See `Store.read`."""
@@ -180,8 +180,8 @@ class RedisStore:
             rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
             routed = self._writing.route([(table, ids) for table, ids, _ in part])
             voids, entries = _voids(rows), None
-            if self._logbook is not None:
-                entries = self._logbook.entries(self._writing.num_commands(routed, voids.itemsize))
+            if self._logs is not None:
+                entries = self._logs.entries(self._writing.num_commands(routed, voids.itemsize))
             groups.append(WriteGroup(routed=routed, rows=voids, entries=entries))
         self._execute(groups)
         self._rows_written += sum(len(group.rows) for group in groups)
@@ -189,14 +189,14 @@ class RedisStore:
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""
-        self._logbook = Logbook(fence, self._keys)
+        self._logs = WriterLogs(fence, self._keys)
 
     def rotate(self) -> NDArray[np.int64]:
         """See `Store.rotate`. ValueError without a fence."""
         self._check_writable()
-        if self._logbook is None:
+        if self._logs is None:
             raise ValueError("a store without a fence has no logs to rotate")
-        closed, opened = self._logbook, self._logbook.next()
+        closed, opened = self._logs, self._logs.next()
         rotation = LogRotation(
             routed=self._writing.route_buckets(),
             rows=np.zeros(len(self._keys), "V1"),
@@ -205,7 +205,7 @@ class RedisStore:
             next_name=opened.log_name,
         )
         self._execute([rotation])
-        self._logbook = opened
+        self._logs = opened
         return closed.num_groups()
 
     def ids(self, table: int) -> NDArray[np.int64]:
@@ -239,7 +239,7 @@ class RedisStore:
 
     def _execute(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
         try:
-            self._writing.execute(groups, repeat=self._logbook is not None)
+            self._writing.execute(groups, repeat=self._logs is not None)
         except FencedError as error:
             self._refusal = FencedError(str(error))
             raise

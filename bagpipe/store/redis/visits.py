@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bagpipe.store.redis.exchange import Accept
 from bagpipe.store.redis.fenced_write import ShortLog
 from bagpipe.store.redis.link import Bytes
-from bagpipe.store.redis.routing import Command
+from bagpipe.store.redis.request_pipeline import Accept
+from bagpipe.store.redis.resp_rows import ErrorReply
+from bagpipe.store.redis.routing import BucketCommand
 from bagpipe.store.redis.topology import Address, Redirect, RedirectKind, parse_redirect
-from bagpipe.store.redis.wire import ErrorReply
 
 __all__ = ["NodeCommands", "PendingCommand", "Unserved", "in_order"]
 
@@ -23,7 +23,7 @@ class PendingCommand(NamedTuple):
     """One command of one group, and whether it goes after ASKING."""
 
     group: int
-    command: Command
+    command: BucketCommand
     is_asking: bool
 
 
@@ -48,7 +48,7 @@ class NodeCommands:
     redirects: list[Unserved] = field(default_factory=list)
 
     def accept(self, decode: Accept, buffer: Bytes, start: int, end: int) -> int | None:
-        """Decode the next errand's reply, or note where it is to go. See `bagpipe.store.redis.exchange.Accept`."""
+        """Decode the next reply, or note the redirection. See `bagpipe.store.redis.request_pipeline.Accept`."""
         try:
             after = decode(buffer, start, end)
         except ErrorReply as error:

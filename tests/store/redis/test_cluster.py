@@ -12,7 +12,7 @@ import pytest
 from bagpipe.errors import InputError
 from bagpipe.store.keys import key_slot, meta_key
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.servers import Command, Unreachable
+from bagpipe.store.redis.servers import KeyCommand, Unreachable
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.redis.urls import parse_cluster_url
 from bagpipe.store.server.embedded import EmbeddedServer
@@ -29,8 +29,8 @@ def cluster_of(url: str) -> Cluster:
     return Cluster(seeds=parse_cluster_url(url))
 
 
-def exists(key: bytes) -> Command:
-    return Command(key, ("EXISTS", key))
+def exists(key: bytes) -> KeyCommand:
+    return KeyCommand(key, ("EXISTS", key))
 
 
 def refused(url: str, *words: str, namespace: str = "job", timeout_s: float = 30.0) -> None:

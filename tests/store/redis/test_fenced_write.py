@@ -15,8 +15,8 @@ from bagpipe.store.fencing.fence import Fence, log_key, logs_key, open_key, owne
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, ShortLog, Transaction
+from bagpipe.store.redis.resp_rows import ErrorReply
 from bagpipe.store.redis.store import RedisStore
-from bagpipe.store.redis.wire import ErrorReply
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.types.schema import RowSchema, RowTable

@@ -19,7 +19,7 @@ import redis
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger, checkpoint_id_key, invalidated, log_key, logs_key, owner_key
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, key_slot
-from bagpipe.store.redis.servers import Command
+from bagpipe.store.redis.servers import KeyCommand
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_token, rows_of, take_over, touched_ids
@@ -285,7 +285,7 @@ def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest
     fence = Fence(token=job.token, writer=0, epoch=1)
     ask = job.ledger._ask  # type: ignore[attr-defined]
 
-    def cut_then_ask(commands: list[Command]) -> list[object]:
+    def cut_then_ask(commands: list[KeyCommand]) -> list[object]:
         if commands[0].words[0] == "LRANGE":
             job.client.ltrim(log_key(job.keys[1], fence), 0, 0)
         answers: list[object] = ask(commands)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.store.keys import bucket_of
-from bagpipe.store.redis.routing import Router, spread
+from bagpipe.store.redis.routing import Router, servers_of_buckets
 
 
 @given(
@@ -43,11 +43,11 @@ def test_every_row_is_sent_once_to_the_server_of_its_bucket(
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_equal_ids_keep_their_order(num_servers: int) -> None:
     ids = np.array([5, 9, 5, 5], np.int64)
-    routed = Router(spread(16, num_servers)).route([(0, ids), (0, ids)])
+    routed = Router(servers_of_buckets(16, num_servers)).route([(0, ids), (0, ids)])
     places = routed.order[routed.ids[routed.order] == 5]
     assert places.tolist() == [0, 2, 3, 4, 6, 7]
 
 
 def test_servers_of_a_list_take_buckets_in_turn() -> None:
     """Part of the stored format."""
-    assert spread(8, 3).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert servers_of_buckets(8, 3).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]

@@ -8,17 +8,17 @@ import pytest
 from bagpipe.errors import RolledBackError, StoreError
 from bagpipe.store.redis.fenced_write import ShortLog
 from bagpipe.store.redis.link import Bytes
-from bagpipe.store.redis.routing import Command
+from bagpipe.store.redis.resp_rows import decode_ok
+from bagpipe.store.redis.routing import BucketCommand
 from bagpipe.store.redis.topology import Address, RedirectKind
 from bagpipe.store.redis.visits import NodeCommands, PendingCommand, Unserved, in_order
-from bagpipe.store.redis.wire import decode_ok
 
 HERE = Address("10.0.0.1", 7000)
 
 
 def errand(bucket: int, part: int = 0, group: int = 0) -> PendingCommand:
     start = 1000 * bucket + 10 * part
-    return PendingCommand(group, Command(bucket, start, start + 10, part), False)
+    return PendingCommand(group, BucketCommand(bucket, start, start + 10, part), False)
 
 
 def bytes_of(data: bytes) -> Bytes:

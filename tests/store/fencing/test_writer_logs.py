@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bagpipe.store.fencing.fence import Fence, parse_log_name
-from bagpipe.store.fencing.logbook import Logbook
+from bagpipe.store.fencing.writer_logs import WriterLogs
 from bagpipe.store.keys import bucket_key
 
 TOKEN = "3-" + "ab" * 16
@@ -12,7 +12,7 @@ KEYS = [bucket_key("job", bucket) for bucket in range(3)]
 
 
 def test_a_log_grows_by_one_element_for_each_command() -> None:
-    book = Logbook(Fence(token=TOKEN, writer=1, epoch=4), KEYS)
+    book = WriterLogs(Fence(token=TOKEN, writer=1, epoch=4), KEYS)
     first = book.entries(np.array([2, 0, 1]))
     assert first.lengths == [2, 2, 2], "the first element says only that the log exists"
     assert first.token == TOKEN
@@ -23,7 +23,7 @@ def test_a_log_grows_by_one_element_for_each_command() -> None:
 
 
 def test_the_next_epoch_begins_with_empty_logs() -> None:
-    book = Logbook(Fence(token=TOKEN, writer=1, epoch=4), KEYS)
+    book = WriterLogs(Fence(token=TOKEN, writer=1, epoch=4), KEYS)
     book.entries(np.array([2, 0, 1]))
     following = book.next()
     assert following.fence == Fence(token=TOKEN, writer=1, epoch=5) == parse_log_name(following.log_name)
@@ -33,4 +33,4 @@ def test_the_next_epoch_begins_with_empty_logs() -> None:
 
 def test_what_is_no_token() -> None:
     with pytest.raises(ValueError, match="expected a token"):
-        Logbook(Fence(token="3", writer=0, epoch=1), KEYS)
+        WriterLogs(Fence(token="3", writer=0, epoch=1), KEYS)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import StoreError
-from bagpipe.store.redis.exchange import Frame, Request, RequestPipeline, exchange
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
+from bagpipe.store.redis.request_pipeline import Frame, Request, RequestPipeline, exchange
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 TIMEOUT_S = 20.0

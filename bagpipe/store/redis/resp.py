@@ -1,7 +1,7 @@
 """Short RESP replies of any form, one value at a time. Pure: bytes in, values out. Rows have their own way: `wire`.
 
 +text   :number   $length text   *count values   -error line
-  str      int       bytes          list           Refusal       `$-1` and `*-1`: None
+  str      int       bytes          list           ErrorLine       `$-1` and `*-1`: None
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bagpipe.errors import StoreError
 
-__all__ = ["Parsed", "Refusal", "Reply", "parse_reply"]
+__all__ = ["ErrorLine", "Parsed", "Reply", "parse_reply"]
 
 _CRLF = b"\r\n"
 #: No reply that is read here nests deeper, or has more elements.
@@ -20,13 +20,13 @@ _MAX_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorLine:
     """An error line, without its minus."""
 
     line: str
 
 
-Reply = str | int | bytes | None | Refusal | list["Reply"]
+Reply = str | int | bytes | None | ErrorLine | list["Reply"]
 
 
 class Parsed(NamedTuple):
@@ -49,7 +49,7 @@ def parse_reply(data: bytes, start: int, depth: int = 0) -> Parsed | None:
     if kind == b"+":
         return Parsed(text.decode(errors="replace"), after)
     if kind == b"-":
-        return Parsed(Refusal(text.decode(errors="replace")), after)
+        return Parsed(ErrorLine(text.decode(errors="replace")), after)
     if kind not in (b":", b"$", b"*") or not text.lstrip(b"-").isdigit() or depth > _MAX_DEPTH:
         raise StoreError(f"the store answered {data[start : start + 40]!r}, expected a reply")
     number = int(text)

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import logs_key, open_key, owner_key
-from bagpipe.store.fencing.logbook import LogEntries
+from bagpipe.store.fencing.writer_logs import LogEntries
 from bagpipe.store.keys import FIELD_DTYPE
-from bagpipe.store.redis.exchange import Frame, Request
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
 from bagpipe.store.redis.link import Bytes
-from bagpipe.store.redis.routing import Command, RoutedRows
+from bagpipe.store.redis.request_pipeline import Frame, Request
+from bagpipe.store.redis.resp_rows import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
+from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.store.redis.row_checksum import value_dtype
-from bagpipe.store.redis.wire import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
 from bagpipe.util.failpoints import hit
 
 __all__ = [
@@ -74,7 +74,7 @@ G = TypeVar("G", bound=Group, contravariant=True)
 class Codec(Protocol[G]):
     """Makes the requests of one link. Its scratch arrays hold one frame at a time."""
 
-    def frames(self, group: G, commands: Iterable[Command]) -> Iterator[Frame]:
+    def frames(self, group: G, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         """Requests for `commands` of a group, in their order."""
         ...
 
@@ -134,7 +134,7 @@ class ReadCodec:
         self._encoder = FieldEncoder()
         self._decoders: dict[int, HmgetDecoder] = {}
 
-    def frames(self, group: ReadGroup, commands: Iterable[Command]) -> Iterator[Frame]:
+    def frames(self, group: ReadGroup, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         """See `Codec.frames`."""
         routed, row_bytes = group.routed, group.rows.itemsize
         if row_bytes not in self._decoders:
@@ -169,7 +169,7 @@ class WriteCodec:
         self._max_transaction_commands = max_transaction_commands
         self._encoders: dict[int, RowEncoder] = {}
 
-    def frames(self, group: WriteGroup | LogRotation, commands: Iterable[Command]) -> Iterator[Frame]:
+    def frames(self, group: WriteGroup | LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         """See `Codec.frames`. Of a group that is logged one request per transaction, else one per command."""
         if isinstance(group, LogRotation):
             return self._rotations(group, commands)
@@ -177,7 +177,7 @@ class WriteCodec:
             return self._plain(group, commands)
         return self._guarded(group, group.entries, commands)
 
-    def _plain(self, group: WriteGroup, commands: Iterable[Command]) -> Iterator[Frame]:
+    def _plain(self, group: WriteGroup, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         encoder = self._encoder(group)
         for run in _runs(commands, encoder.record_bytes, _FRAME_BYTES):
             _, bodies = self._encode(group, encoder, run)
@@ -189,7 +189,7 @@ class WriteCodec:
             yield requests
             hit("mid-write-back")
 
-    def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[Command]) -> Iterator[Frame]:
+    def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_transaction_commands
         for run in _runs(commands, encoder.record_bytes, _TRANSACTION_BYTES):
             fields, bodies = self._encode(group, encoder, run)
@@ -201,7 +201,7 @@ class WriteCodec:
             hit("mid-write-back")
 
     def _transaction(
-        self, entries: LogEntries, run: Sequence[Command], fields: Sequence[bytes], bodies: Sequence[memoryview]
+        self, entries: LogEntries, run: Sequence[BucketCommand], fields: Sequence[bytes], bodies: Sequence[memoryview]
     ) -> Request:
         transaction = Transaction(
             token=entries.token,
@@ -222,7 +222,7 @@ class WriteCodec:
         pieces.append(memoryview(transaction.tail()))
         return Request(pieces, transaction.max_reply_bytes, transaction.accept)
 
-    def _rotations(self, group: LogRotation, commands: Iterable[Command]) -> Iterator[Frame]:
+    def _rotations(self, group: LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         for run in _runs(commands, 1, _ROTATIONS):
             requests = []
             for bucket, *_ in run:
@@ -247,7 +247,7 @@ class WriteCodec:
         return self._encoders[row_bytes]
 
     def _encode(
-        self, group: WriteGroup, encoder: RowEncoder, run: Sequence[Command]
+        self, group: WriteGroup, encoder: RowEncoder, run: Sequence[BucketCommand]
     ) -> tuple[list[bytes], list[memoryview]]:
         """Of each command: the fields alone, if they are logged, and the encoded pairs."""
         routed, first_row = group.routed, run[0].start
@@ -263,7 +263,7 @@ class WriteCodec:
 
 
 def _accept_rows(
-    decoder: HmgetDecoder, group: ReadGroup, command: Command, buffer: Bytes, start: int, end: int
+    decoder: HmgetDecoder, group: ReadGroup, command: BucketCommand, buffer: Bytes, start: int, end: int
 ) -> int | None:
     """Put one reply's rows where they belong; offset after the reply, or None while it is incomplete."""
     reply = decoder.decode(buffer, start, end, command.stop - command.start)
@@ -278,12 +278,12 @@ def _accept_rows(
     return reply.end
 
 
-def _runs(commands: Iterable[Command], record_bytes: int, frame_bytes: int) -> Iterator[list[Command]]:
+def _runs(commands: Iterable[BucketCommand], record_bytes: int, frame_bytes: int) -> Iterator[list[BucketCommand]]:
     """Group commands whose rows follow each other into runs of about `frame_bytes`, at least one command each.
 
     No bucket comes twice in a run: a transaction opens each of its buckets once.
     """
-    run: list[Command] = []
+    run: list[BucketCommand] = []
     for command in commands:
         if run and (command.start != run[-1].stop or command.bucket == run[-1].bucket):
             yield run
@@ -296,5 +296,5 @@ def _runs(commands: Iterable[Command], record_bytes: int, frame_bytes: int) -> I
         yield run
 
 
-def _slice(data: memoryview, command: Command, first_row: int, record_bytes: int) -> memoryview:
+def _slice(data: memoryview, command: BucketCommand, first_row: int, record_bytes: int) -> memoryview:
     return data[(command.start - first_row) * record_bytes : (command.stop - first_row) * record_bytes]

@@ -1,7 +1,7 @@
 """What one writer knows of its logs: their names, and how long each must be. No I/O.
 
-    Fence ──> Logbook ──entries(commands per bucket)──> LogEntries: the length of each log after each command to come
-                      └─next()──> Logbook of the next epoch, all logs empty
+    Fence ──> WriterLogs ──entries(commands per bucket)──> LogEntries: the length of each log after each command to come
+                      └─next()──> WriterLogs of the next epoch, all logs empty
 
 A log begins with one empty element, so that it exists; each group adds one.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import Fence, check_token, log_key, log_name
 
-__all__ = ["LogEntries", "Logbook"]
+__all__ = ["LogEntries", "WriterLogs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class LogEntries:
     lengths: Sequence[int]
 
 
-class Logbook:
+class WriterLogs:
     """Counts the groups of one writer in one epoch. One thread at a time.
 
     Args:
@@ -67,6 +67,6 @@ class Logbook:
         """Groups in each log, int64 ``[num_buckets]``."""
         return self._lengths - 1
 
-    def next(self) -> Logbook:
+    def next(self) -> WriterLogs:
         """The logs of the next epoch."""
-        return Logbook(replace(self.fence, epoch=self.fence.epoch + 1), self._bucket_keys)
+        return WriterLogs(replace(self.fence, epoch=self.fence.epoch + 1), self._bucket_keys)

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import StoreError
-from bagpipe.store.redis.replies import Refusal, Reply, parse_reply
+from bagpipe.store.redis.resp import ErrorLine, Reply, parse_reply
 
 REPLIES = st.recursive(
     st.none()
     | st.integers(-(2**40), 2**40)
     | st.binary(max_size=20)
     | st.text("abc XYZ-+", max_size=20)
-    | st.text("abc XYZ-+", max_size=20).map(Refusal),
+    | st.text("abc XYZ-+", max_size=20).map(ErrorLine),
     lambda inner: st.lists(inner, max_size=4),
     max_leaves=8,
 )
@@ -29,7 +29,7 @@ def encode(reply: Reply) -> bytes:
             return b"$%d\r\n%b\r\n" % (len(reply), reply)
         case str():
             return b"+%b\r\n" % reply.encode()
-        case Refusal(line):
+        case ErrorLine(line):
             return b"-%b\r\n" % line.encode()
         case list():
             return b"*%d\r\n" % len(reply) + b"".join(map(encode, reply))

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import StoreError
-from bagpipe.store.redis.row_checksum import check_words
-from bagpipe.store.redis.wire import (
+from bagpipe.store.redis.resp_rows import (
     ErrorReply,
     FieldEncoder,
     HmgetDecoder,
@@ -21,6 +20,7 @@ from bagpipe.store.redis.wire import (
     hmget_header,
     hset_header,
 )
+from bagpipe.store.redis.row_checksum import check_words
 
 
 def encode_reply(rows: list[bytes | None]) -> bytes:

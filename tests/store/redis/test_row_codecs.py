@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bagpipe.store.redis.row_codecs import max_command_rows
 from bagpipe.store.redis.store import RedisStore
-from bagpipe.store.redis.transfer import max_command_rows
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
 
