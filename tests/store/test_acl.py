@@ -14,7 +14,7 @@ import redis
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.keys import bucket_key, bucket_of, key_slot
-from bagpipe.store.redis.rights import COMMANDS
+from bagpipe.store.redis.server_checks import REQUIRED_COMMANDS
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
@@ -106,7 +106,7 @@ def test_the_proposed_user_may_do_all_and_no_more(own_server: EmbeddedServer) ->
     # one namespace at the same time, RPOP for a group that was sent twice, PTTL for keys that expired.
     rare = {"hkeys", "select", "unwatch", "rpop", "pttl"}
     assert called - ours - {"hkeys"} == commands_of(rules) - rare
-    assert commands_of(rules) == {*COMMANDS, "hkeys", "select"}
+    assert commands_of(rules) == {*REQUIRED_COMMANDS, "hkeys", "select"}
 
 
 def test_the_proposed_user_may_follow_a_cluster(redis_cluster: ClusterNodes, namespace: str) -> None:

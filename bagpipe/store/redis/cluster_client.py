@@ -34,7 +34,8 @@ from bagpipe.store.redis.request_pipeline import Frame, Request, RequestPipeline
 from bagpipe.store.redis.resp_rows import decode_ok
 from bagpipe.store.redis.routing import RoutedRows, Router
 from bagpipe.store.redis.row_codecs import Codec, Group, max_command_rows
-from bagpipe.store.redis.servers import Unreachable, refuse_unsafe
+from bagpipe.store.redis.server_checks import check_eviction
+from bagpipe.store.redis.servers import Unreachable
 from bagpipe.store.redis.shard_client import Traffic, patience_s
 from bagpipe.store.redis.topology import Address, RedirectKind, Topology
 from bagpipe.store.redis.visits import NodeCommands, PendingCommand, Unserved, in_order
@@ -321,7 +322,7 @@ class ClusterClient(Generic[G]):
             try:
                 with server.admin(timeout_s) as client:
                     info = client.info()
-                    refuse_unsafe(server.place, info)
+                    check_eviction(server.place, info)
                     run_id = str(info.get("run_id"))
                     if self._run_ids.setdefault(address, run_id) != run_id:
                         raise RolledBackError(f"store {server.place} was started again, its rows may be lost")

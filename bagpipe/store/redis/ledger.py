@@ -42,10 +42,10 @@ from bagpipe.store.fencing.fence import (
     parse_log_name,
 )
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
-from bagpipe.store.redis.durability import needs_fsync
+from bagpipe.store.redis import ledger_scripts
 from bagpipe.store.redis.namespace import Namespace, Session
+from bagpipe.store.redis.server_checks import ServerMonitor, needs_appendfsync
 from bagpipe.store.redis.servers import KeyCommand, Unreachable
-from bagpipe.store.redis.watch import Watch
 from bagpipe.util.failpoints import hit
 
 __all__ = ["RedisLedger"]
@@ -61,85 +61,6 @@ _FOLD_ROWS = 1_000_000
 _INSPECT_BUCKETS = 64
 #: Pause before a call is repeated.
 _PAUSE_S = 0.05
-
-# KEYS: bucket, owner, checkpoint id, logs, open. The last does not exist, so that while a slot moves a cluster's nodes
-# refuse the command (TRYAGAIN): else a script could meet a bucket whose logs have not come yet, or have gone.
-# ARGV[1]: token. Answers OK, LOST (see `_check`), or whose the bucket is.
-_STATE = """
-local found = {redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or '', redis.call('HLEN', KEYS[1])}
-for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
-  local length = redis.call('LLEN', KEYS[1] .. ':log:' .. name)
-  if length == 0 then length = redis.call('LLEN', KEYS[1] .. ':fenced:' .. name) end
-  table.insert(found, name)
-  table.insert(found, length)
-end
-return found
-"""
-_ACQUIRE = """
-local checkpoint_id = redis.call('GET', KEYS[3]) or ''
-if checkpoint_id ~= '' and redis.call('EXISTS', KEYS[4]) == 0 and string.sub(checkpoint_id, -#ARGV[2]) ~= ARGV[2] then
-  redis.call('SET', KEYS[3], checkpoint_id .. ARGV[2])
-end
-for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
-  local log = KEYS[1] .. ':log:' .. name
-  if string.sub(name, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' and redis.call('EXISTS', log) == 1 then
-    redis.call('RENAME', log, KEYS[1] .. ':fenced:' .. name)
-  end
-end
-local name = ARGV[1] .. ':0:0'
-if redis.call('SADD', KEYS[4], name) == 1 then redis.call('RPUSH', KEYS[1] .. ':log:' .. name, '') end
-redis.call('SET', KEYS[2], ARGV[1])
-return 'OK'
-"""
-_CHECK_OWNER = """
-local owner = redis.call('GET', KEYS[2]) or ''
-if owner ~= ARGV[1] then return owner end
-"""
-_BEGIN = (
-    _CHECK_OWNER
-    + """
-local names, recovery, has_begun = redis.call('SMEMBERS', KEYS[4]), ARGV[1] .. ':0:0', true
-for _, name in ipairs(names) do has_begun = has_begun and name ~= recovery end
-if has_begun then return 'OK' end
-if redis.call('LLEN', KEYS[1] .. ':log:' .. recovery) ~= tonumber(ARGV[4]) + 1 then return 'LOST' end
-if ARGV[5] ~= '-1' and redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[5]) then return 'LOST' end
-for _, name in ipairs(names) do
-  redis.call('UNLINK', KEYS[1] .. ':log:' .. name, KEYS[1] .. ':fenced:' .. name)
-end
-redis.call('DEL', KEYS[4])
-redis.call('SET', KEYS[3], ARGV[2])
-for writer = 0, tonumber(ARGV[3]) - 1 do
-  local name = string.format('%s:1:%d', ARGV[1], writer)
-  redis.call('SADD', KEYS[4], name)
-  redis.call('RPUSH', KEYS[1] .. ':log:' .. name, '')
-end
-return 'OK'
-"""
-)
-_COMMIT = (
-    _CHECK_OWNER
-    + """
-local checkpoint_id = redis.call('GET', KEYS[3]) or ''
-local is_invalid = string.sub(checkpoint_id, -#ARGV[4]) == ARGV[4]
-if checkpoint_id ~= '' and (checkpoint_id == ARGV[2] or is_invalid) then return 'OK' end
-for number = 5, #ARGV do
-  local log = string.format('%s:log:%s:%s:%d', KEYS[1], ARGV[1], ARGV[3], number - 5)
-  if redis.call('LLEN', log) ~= tonumber(ARGV[number]) + 1 then return 'LOST' end
-end
-for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
-  local token, epoch = string.match(name, '^(.*):(%d+):%d+$')
-  if token == ARGV[1] and tonumber(epoch) <= tonumber(ARGV[3]) then
-    redis.call('UNLINK', KEYS[1] .. ':log:' .. name)
-    redis.call('SREM', KEYS[4], name)
-  end
-end
-redis.call('SET', KEYS[3], ARGV[2])
-return 'OK'
-"""
-)
-_INVALIDATE = _CHECK_OWNER + "redis.call('SET', KEYS[3], ARGV[2]) return 'OK'"
-_DROP = _CHECK_OWNER + "redis.call('UNLINK', KEYS[1]) return 'OK'"
-_DELETE = _CHECK_OWNER + "redis.call('HDEL', KEYS[1], unpack(ARGV, 2)) return 'OK'"
 
 
 class RedisLedger:
@@ -159,34 +80,34 @@ class RedisLedger:
         self._backend_of_key = dict(zip(self._keys, self._backends, strict=True))
         self._stacks: dict[int, ExitStack] = {}
         self._sessions: dict[int, Session] = {}
-        self._watch: Watch | None = None
+        self._monitor: ServerMonitor | None = None
         self._had_rows: set[int] = set()
         self._next_inspected = 0
 
     def __enter__(self) -> RedisLedger:
-        self._watch = Watch(self._infos(), self._namespace.durability)
+        self._monitor = ServerMonitor(self._infos(), self._namespace.durability)
         self._had_rows = self._having_rows()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._watch = None
+        self._monitor = None
         for backend in list(self._stacks):
             self._hang_up(backend)
 
     def state(self) -> tuple[BucketState, ...]:
         """See `Ledger.state`."""
-        answers = self._ask([self._script(bucket, _STATE) for bucket in range(self.num_buckets)])
+        answers = self._ask([self._script(bucket, ledger_scripts.STATE) for bucket in range(self.num_buckets)])
         return tuple(_bucket_state(answer) for answer in answers)
 
     def acquire(self, token: str) -> None:
         """See `Ledger.acquire`."""
         check_token(token)
         self._token = token
-        self._act(range(self.num_buckets), _ACQUIRE, INVALIDATED)
+        self._act(range(self.num_buckets), ledger_scripts.ACQUIRE, INVALIDATED)
 
     def touched(self, bucket: int) -> NDArray[np.void]:
         """See `Ledger.touched`. Memory: the distinct rows, and a million more."""
-        (answer,) = self._ask([self._script(bucket, _STATE)])
+        (answer,) = self._ask([self._script(bucket, ledger_scripts.STATE)])
         owner, key = answer[0].decode(), self._keys[bucket]
         parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
         for name, length in zip(answer[3::2], answer[4::2], strict=True):
@@ -223,12 +144,12 @@ class RedisLedger:
             for bucket, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True)
             for first in range(start, stop, _DELETE_ROWS)
         ]
-        answers = self._ask([self._script(bucket, _DELETE, self._token, *part) for bucket, part in parts])
+        answers = self._ask([self._script(bucket, ledger_scripts.DELETE, self._token, *part) for bucket, part in parts])
         self._check([bucket for bucket, _ in parts], answers)
 
     def drop(self, bucket: int) -> None:
         """See `Ledger.drop`."""
-        self._act([bucket], _DROP)
+        self._act([bucket], ledger_scripts.DROP)
 
     def begin(
         self,
@@ -243,25 +164,25 @@ class RedisLedger:
         groups = [0] * self.num_buckets if num_groups is None else num_groups
         rows = [-1] * self.num_buckets if num_rows is None else num_rows
         proofs = list(zip(groups, rows, strict=True))
-        self._act(range(self.num_buckets), _BEGIN, checkpoint_id, num_writers, proofs=proofs)
+        self._act(range(self.num_buckets), ledger_scripts.BEGIN, checkpoint_id, num_writers, proofs=proofs)
 
     def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
         check_checkpoint_id(checkpoint_id)
         proofs = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
-        self._act([0], _COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
+        self._act([0], ledger_scripts.COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
         hit("mid-commit")
-        self._act(range(1, self.num_buckets), _COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
+        self._act(range(1, self.num_buckets), ledger_scripts.COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
 
     def invalidate(self, checkpoint_id: str) -> None:
         """See `Ledger.invalidate`."""
         check_checkpoint_id(checkpoint_id)
-        self._act(range(self.num_buckets), _INVALIDATE, checkpoint_id)
+        self._act(range(self.num_buckets), ledger_scripts.INVALIDATE, checkpoint_id)
 
     def inspect(self) -> None:
         """See `Ledger.inspect`. One INFO per server, and the owners of up to 64 buckets."""
-        assert self._watch is not None, "the ledger is not open"
-        if self._watch.look(self._infos()):
+        assert self._monitor is not None, "the ledger is not open"
+        if self._monitor.check(self._infos()):
             self._check_expiry()
         if not self._token:
             return
@@ -299,7 +220,7 @@ class RedisLedger:
         return {bucket for bucket, answer in enumerate(answers) if answer}
 
     def _infos(self) -> list[tuple[str, Any]]:
-        with_fsync = needs_fsync(self._namespace.durability)
+        with_fsync = needs_appendfsync(self._namespace.durability)
         timeout_s = self._namespace.timeout_s
         return [
             info

@@ -21,10 +21,15 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
-from bagpipe.store.redis.durability import needs_fsync, refuse_less_durable
-from bagpipe.store.redis.rights import ask_rights, refuse_missing_rights
 from bagpipe.store.redis.routing import servers_of_buckets
-from bagpipe.store.redis.servers import KeyCommand, refuse_unsafe
+from bagpipe.store.redis.server_checks import (
+    check_durability,
+    check_eviction,
+    check_rights,
+    denied_commands,
+    needs_appendfsync,
+)
+from bagpipe.store.redis.servers import KeyCommand
 from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
 
@@ -92,7 +97,7 @@ class Namespace:
         num_buckets: bucket hashes, spread over the servers by number.
         backends: all servers, in order; or one cluster.
         timeout_s: deadline of one administrative command.
-        durability: see `bagpipe.store.redis.durability`.
+        durability: see `bagpipe.store.redis.server_checks`.
     """
 
     name: str
@@ -102,7 +107,7 @@ class Namespace:
     timeout_s: float
     durability: str = "memory"
 
-    def refuse_unsafe_servers(self) -> None:
+    def check_servers(self) -> None:
         """Refuse a server that may drop rows, serves rows only partly, keeps them not well enough, or is named twice.
 
         Raises:
@@ -110,9 +115,9 @@ class Namespace:
         """
         seen: dict[object, str] = {}
         for backend in self.backends:
-            for place, info in backend.infos(self.timeout_s, with_fsync=needs_fsync(self.durability)):
-                refuse_unsafe(place, info)
-                refuse_less_durable(place, info, str(info.get("appendfsync", "")), self.durability)
+            for place, info in backend.infos(self.timeout_s, with_fsync=needs_appendfsync(self.durability)):
+                check_eviction(place, info)
+                check_durability(place, info, str(info.get("appendfsync", "")), self.durability)
                 # A server named twice under two addresses; two databases of one server are two servers.
                 identity = (info.get("run_id"), backend.database)
                 if info.get("run_id") is not None and identity in seen:
@@ -121,14 +126,14 @@ class Namespace:
 
     def check(self, *, reloads: bool = False) -> bool:
         """See `Store.check`."""
-        self.refuse_unsafe_servers()
+        self.check_servers()
         claimed = self._is_claimed(self._stored_records(reloads=reloads))
-        self._refuse_missing_rights()
+        self._check_rights()
         return claimed
 
     def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
-        self.refuse_unsafe_servers()
+        self.check_servers()
         records = self._stored_records(reloads=reloads)
         created = False
         # Server 0 last. Two jobs that claim at once both create or match the others; one of them creates this one.
@@ -167,13 +172,13 @@ class Namespace:
         buckets = np.flatnonzero(servers_of_buckets(self.num_buckets, len(self.backends)) == number)
         return [bucket_key(self.name, bucket) for bucket in buckets.tolist()]
 
-    def _refuse_missing_rights(self) -> None:
+    def _check_rights(self) -> None:
         """Ask every server, and every node of a cluster that has one of the first buckets."""
         for number, backend in enumerate(self.backends):
             keys = self._keys(number)[:_ASKED_BUCKETS]
             with backend.session(self.timeout_s) as session:
-                denied = session.run_all([ask_rights(key) for key in keys])
-            refuse_missing_rights(backend.place, sorted({name for names in denied for name in names}))
+                denied = session.run_all([denied_commands(key) for key in keys])
+            check_rights(backend.place, sorted({name for names in denied for name in names}))
 
     def _record(self, number: int) -> SchemaRecord:
         return SchemaRecord(

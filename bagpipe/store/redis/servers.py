@@ -32,7 +32,6 @@ __all__ = [
     "Server",
     "ServerSession",
     "Unreachable",
-    "refuse_unsafe",
     "send_commands",
 ]
 
@@ -204,26 +203,6 @@ def send_commands(client: redis.Redis, commands: Sequence[KeyCommand], *, raise_
             pipeline.execute_command(*command.words)
         answers: list[Any] = pipeline.execute(raise_on_error=raise_on_error)
         return answers
-
-
-def refuse_unsafe(place: str, info: Mapping[str, Any]) -> None:
-    """Refuse a server that may drop rows.
-
-    Args:
-        place: the server, for the message.
-        info: its INFO.
-
-    Raises:
-        InputError: names the server, what it is set to, and the fix.
-    """
-    policy, max_bytes = info.get("maxmemory_policy"), int(info.get("maxmemory", 0))
-    if policy is None:
-        raise InputError(f"store {place}: INFO does not tell maxmemory_policy, so rows may be dropped")
-    if max_bytes > 0 and policy != "noeviction":
-        raise InputError(
-            f"store {place} drops rows when full: maxmemory {max_bytes} with maxmemory-policy {policy}, "
-            f"expected noeviction; run CONFIG SET maxmemory-policy noeviction"
-        )
 
 
 def _text(value: object) -> str:

@@ -50,7 +50,7 @@ class RedisStore:
         namespace: prefix of all keys.
         num_buckets: bucket hashes of the namespace, a power of two, at least one per server.
         timeout_s: deadline of one exchange, and of every connection attempt.
-        durability: what acknowledged rows must survive, see `bagpipe.store.redis.durability`.
+        durability: what acknowledged rows must survive, see `bagpipe.store.redis.server_checks`.
 
     Raises:
         InputError: a URL, the namespace or the number of buckets cannot be used. `__enter__` raises it for a server
@@ -111,7 +111,7 @@ class RedisStore:
         with ExitStack() as stack:
             stack.enter_context(self._reading)
             stack.enter_context(self._writing)
-            self._namespace.refuse_unsafe_servers()
+            self._namespace.check_servers()
             self._stack = stack.pop_all()
         return self
 

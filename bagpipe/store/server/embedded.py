@@ -28,7 +28,6 @@ from typing import IO, Any, Self
 from urllib.parse import quote
 
 from bagpipe.errors import InputError
-from bagpipe.store.redis.durability import server_options
 
 __all__ = ["EmbeddedServer", "find_server"]
 
@@ -95,7 +94,7 @@ class EmbeddedServer:
     Args:
         folder: where its socket and log go; made if missing. A path too long for a socket gets a short temporary one.
         binary: the server to run; None: `find_server()`.
-        durability: what rows survive, see `bagpipe.store.redis.durability`; more than memory also outlives this object.
+        durability: see `bagpipe.store.redis.server_checks`; with more than memory, rows outlive this object.
         options: further options of the server, by name; they win over what is set here.
 
     Raises:
@@ -200,7 +199,7 @@ class EmbeddedServer:
             "unixsocket": str(self._socket_path),
             "unixsocketperm": "700",
             "save": "",
-            **server_options(self._durability),
+            **_durability_options(self._durability),
             "daemonize": "no",
             "dir": str(self._folder.resolve()),
             "maxmemory": "0",
@@ -254,6 +253,12 @@ class EmbeddedServer:
             process.kill()
             process.wait()
         self._socket_path.unlink(missing_ok=True)
+
+
+def _durability_options(durability: str) -> dict[str, str]:
+    if durability == "memory":
+        return {"appendonly": "no"}
+    return {"appendonly": "yes", "appendfsync": durability}
 
 
 def _lock(file: IO[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What a server is asked once. Refusals of whole stores: test_redis, test_tls, test_acl."""
+"""Errors of a server's connection. Refusals of whole stores: test_store, test_tls, test_acl."""
 
 from __future__ import annotations
 
@@ -6,30 +6,10 @@ import pytest
 import redis
 
 from bagpipe.errors import InputError
-from bagpipe.store.redis.servers import Unreachable, refuse_unsafe
+from bagpipe.store.redis.servers import Unreachable
 from bagpipe.store.redis.urls import parse_urls
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-@pytest.mark.parametrize(
-    ("info", "message"),
-    [
-        ({"maxmemory": 0}, "INFO does not tell maxmemory_policy"),
-        (
-            {"maxmemory": 10, "maxmemory_policy": "allkeys-lru"},
-            "there drops rows when full: maxmemory 10 .* allkeys-lru",
-        ),
-    ],
-)
-def test_a_server_that_may_drop_rows(info: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        refuse_unsafe("there", info)
-
-
-def test_a_server_that_keeps_rows() -> None:
-    refuse_unsafe("there", {"maxmemory": 10, "maxmemory_policy": "noeviction"})
-    refuse_unsafe("there", {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"})
 
 
 @pytest.mark.parametrize(

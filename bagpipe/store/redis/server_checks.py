@@ -1,0 +1,236 @@
+"""Checks of a server's settings: ACL rights, eviction, durability, and changes while a job runs. Pure: INFO in.
+
+    before a job:   ACL rights ── check_rights     maxmemory-policy ── check_eviction     AOF ── check_durability
+    during a job:   INFO ──ServerMonitor.check──> StoreError: restarted, another role, evicted keys, no longer durable
+
+| `store.durability` | the server dies (kill -9) | the machine loses power |
+|---|---|---|
+| memory | all rows are lost | all rows are lost |
+| everysec | nothing is lost | about the last second is lost |
+| always | nothing is lost | nothing is lost, if the disk tells the truth |
+
+Every loss is detected (`bagpipe.store.fencing.fence`); durability decides how many rows are reloaded from files.
+
+A missing right would otherwise surface in the middle of a job, at the first lost reply or the first recovery. Servers
+before Redis 7 have no `redis.acl_check_cmd`; there it surfaces when the command is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bagpipe.errors import InputError, StoreError
+from bagpipe.store.redis.servers import KeyCommand
+
+__all__ = [
+    "DURABILITIES",
+    "REQUIRED_COMMANDS",
+    "ServerMonitor",
+    "check_durability",
+    "check_eviction",
+    "check_rights",
+    "check_still_durable",
+    "denied_commands",
+    "needs_appendfsync",
+]
+
+#: From weakest to strongest; the last two are values of a server's appendfsync.
+DURABILITIES = ("memory", "everysec", "always")
+
+#: Commands of the row path, its scripts, the ledger and the namespace.
+REQUIRED_COMMANDS = (
+    "del",
+    "eval",
+    "exec",
+    "exists",
+    "get",
+    "hdel",
+    "hgetall",
+    "hlen",
+    "hmget",
+    "hscan",
+    "hset",
+    "info",
+    "llen",
+    "lrange",
+    "multi",
+    "ping",
+    "pttl",
+    "rename",
+    "renamenx",
+    "rpop",
+    "rpush",
+    "rpushx",
+    "sadd",
+    "set",
+    "smembers",
+    "srem",
+    "unlink",
+    "unwatch",
+    "watch",
+)
+
+_DENIED_COMMANDS = """
+local denied = {}
+if redis.acl_check_cmd then
+  for _, command in ipairs(ARGV) do
+    if not redis.acl_check_cmd(command, KEYS[1], KEYS[1], KEYS[1]) then table.insert(denied, command) end
+  end
+end
+return denied
+"""
+
+
+def denied_commands(bucket_key: bytes) -> KeyCommand:
+    """The command that returns which of `REQUIRED_COMMANDS` the user is denied on the bucket's keys."""
+    return KeyCommand(bucket_key, ("EVAL", _DENIED_COMMANDS, 1, bucket_key, *REQUIRED_COMMANDS))
+
+
+def check_rights(place: str, denied: list[bytes]) -> None:
+    """Raise InputError that names the server and the denied commands, if there are any."""
+    if denied:
+        names = ", ".join(f"'{name.decode()}'" for name in denied)
+        raise InputError(f"store {place}: the user may not run commands that are needed: {names}; see docs/store.md")
+
+
+def check_eviction(place: str, info: Mapping[str, Any]) -> None:
+    """Refuse a server that can evict rows.
+
+    Args:
+        place: the server, for the message.
+        info: its INFO.
+
+    Raises:
+        InputError: names the server, its settings and the fix.
+    """
+    policy, max_bytes = info.get("maxmemory_policy"), int(info.get("maxmemory", 0))
+    if policy is None:
+        raise InputError(f"store {place}: INFO does not tell maxmemory_policy, so rows may be dropped")
+    if max_bytes > 0 and policy != "noeviction":
+        raise InputError(
+            f"store {place} drops rows when full: maxmemory {max_bytes} with maxmemory-policy {policy}, "
+            f"expected noeviction; run CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+def needs_appendfsync(durability: str) -> bool:
+    """Whether `check_durability` needs the server's appendfsync."""
+    return durability != "memory"
+
+
+def check_durability(place: str, info: Mapping[str, Any], appendfsync: str, durability: str) -> None:
+    """Refuse a server that is less durable than `store.durability`.
+
+    Args:
+        place: the server, for the message.
+        info: its INFO.
+        appendfsync: from its CONFIG GET; only used if `needs_appendfsync`.
+        durability: the value of `store.durability`.
+
+    Raises:
+        InputError: names the server, its settings and the fix.
+    """
+    if durability == "memory":
+        return
+    if not int(info.get("aof_enabled", 0)):
+        raise InputError(
+            f"store {place} keeps rows in memory only: appendonly is no, but store.durability is {durability}; "
+            f"run CONFIG SET appendonly yes, or set store.durability = memory"
+        )
+    if appendfsync not in _at_least(durability):
+        raise InputError(
+            f"store {place} has appendfsync {appendfsync}, but store.durability is {durability}; "
+            f"run CONFIG SET appendfsync {durability}, or set a weaker store.durability"
+        )
+
+
+def check_still_durable(place: str, info: Mapping[str, Any], durability: str) -> None:
+    """Raise StoreError if a running server no longer provides `durability`. `info`: INFO plus appendfsync."""
+    if durability == "memory":
+        return
+    if not int(info.get("aof_enabled", 0)):
+        raise StoreError(f"store {place}: appendonly is now no, but store.durability is {durability}")
+    appendfsync = str(info.get("appendfsync", durability))
+    if appendfsync not in _at_least(durability):
+        raise StoreError(f"store {place}: appendfsync is now {appendfsync}, but store.durability is {durability}")
+    status = info.get("aof_last_write_status", "ok")
+    if status != "ok":
+        raise StoreError(
+            f"store {place} cannot write its append-only file: aof_last_write_status is {status}, expected ok; "
+            "is its disk full?"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ServerState:
+    """Fields of INFO that must not change while a job runs; `evicted` and `expired` count keys."""
+
+    run_id: str
+    role: str
+    evicted: int
+    expired: int
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> _ServerState:
+        return cls(
+            run_id=str(info.get("run_id", "")),
+            role=str(info.get("role", "master")),
+            evicted=int(info.get("evicted_keys", 0)),
+            expired=int(info.get("expired_keys", 0)),
+        )
+
+
+class ServerMonitor:
+    """Compares every server's INFO with the one before.
+
+    Expired keys are counted, not refused: other users of a server may let their keys expire.
+
+    Args:
+        infos: (place, INFO) of every server.
+        durability: the value of `store.durability`.
+    """
+
+    def __init__(self, infos: list[tuple[str, Mapping[str, Any]]], durability: str) -> None:
+        self._durability = durability
+        self._states = {place: _ServerState.from_info(info) for place, info in infos}
+
+    def check(self, infos: list[tuple[str, Mapping[str, Any]]]) -> bool:
+        """Compare, and keep these for the next check. A cluster's nodes may come and go.
+
+        Returns:
+            whether keys have expired on any server since the last check.
+
+        Raises:
+            StoreError: names the server, the old and the new value.
+        """
+        has_expired = False
+        for place, info in infos:
+            now = _ServerState.from_info(info)
+            before = self._states.get(place, now)
+            _compare(place, before, now)
+            try:
+                check_eviction(place, info)
+            except InputError as error:  # a valid setting when the job began: no longer the user's input
+                raise StoreError(str(error)) from error
+            check_still_durable(place, info, self._durability)
+            has_expired = has_expired or now.expired != before.expired
+        self._states = {place: _ServerState.from_info(info) for place, info in infos}
+        return has_expired
+
+
+def _compare(place: str, before: _ServerState, now: _ServerState) -> None:
+    if now.run_id != before.run_id:
+        raise StoreError(
+            f"store {place} was started again while the job ran: run_id was {before.run_id}, is {now.run_id}; "
+            "rows may be lost"
+        )
+    if now.role != before.role:
+        raise StoreError(f"store {place} changed its role from {before.role} to {now.role}")
+    if now.evicted not in (before.evicted, 0):  # CONFIG RESETSTAT resets it to 0
+        raise StoreError(f"store {place} has evicted keys: evicted_keys was {before.evicted}, is {now.evicted}")
+
+
+def _at_least(durability: str) -> tuple[str, ...]:
+    return DURABILITIES[DURABILITIES.index(durability) :]
