@@ -2,13 +2,14 @@
 
 | class                             | cause                                   | exit code |
 |-----------------------------------|-----------------------------------------|-----------|
-| `InputError`, `CapacityError`     | configuration, data, or a refused store | 2         |
+| `InputError` and its subclasses   | configuration, data, or a refused store | 2         |
 | `StoreError`                      | the store failed during the job         | 1         |
 | `JobError`                        | the job failed                          | 1         |
 | `PeerError`                       | another rank failed or is gone          | 1         |
 | `KeyboardInterrupt`, `SystemExit` | a signal                                | 130       |
 
-Subclasses of `StoreError`: `FencedError`, `LostRowError`, `CorruptRowError`, `RolledBackError`.
+Subclasses of `InputError`: `CapacityError`, `ScheduleError`. Subclasses of `StoreError`: `FencedError`,
+`LostRowError`, `CorruptRowError`, `RolledBackError`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "LostRowError",
     "PeerError",
     "RolledBackError",
+    "ScheduleError",
     "StoreError",
     "exit_code",
 ]
@@ -48,6 +50,10 @@ class CapacityError(InputError):
             f"batch {batch_index} needs {num_unique} unique rows but cache.rows is {num_slots // world_size}{each}: "
             f"raise cache.rows to at least {-(-num_unique // world_size)}, or lower data.batch_size"
         )
+
+
+class ScheduleError(InputError):
+    """An action, a program or a schedule request is invalid."""
 
 
 class StoreError(Exception):

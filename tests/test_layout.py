@@ -91,7 +91,6 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/training/training.py": "tests/system",
     "bagpipe/pipeline/cuda_stream.py": "tests/gpu/test_cuda_stream.py",
     "bagpipe/training/progress.py": "tests/trainer/test_progress.py",
-    "bagpipe/schedule/ir/errors.py": "tests/schedule/analysis/test_check.py",
     "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step.py",
     "bagpipe/store/interface.py": "tests/store",
     "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.formats.drawing import LETTER_PX, Drawing, fill_of
 from bagpipe.schedule.formats.spans import Span
 from bagpipe.schedule.ir.actions import Action, parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 
 __all__ = ["Clock", "Mark", "Track", "picture", "read_tracks"]

@@ -26,8 +26,8 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.zoo import num_dense_inputs
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.formats.torch_csv import table_schedule
-from bagpipe.schedule.lowering.step import find_schedule, step_program
-from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.registry import DenseSchedule, dense_schedule
 from bagpipe.split.balance import graph_names
 from bagpipe.split.batch_dependence import batch_dependent_operators
 from bagpipe.split.operators import ModelParts
@@ -145,7 +145,7 @@ def _check_apart(mixing: tuple[str, ...], microbatches: int) -> None:
 
 def _schedule(pipeline: PipelineConfig) -> DenseSchedule:
     if not pipeline.schedule.endswith(".csv"):
-        return find_schedule(_ONE_STAGE if pipeline.schedule == "none" else pipeline.schedule)
+        return dense_schedule(_ONE_STAGE if pipeline.schedule == "none" else pipeline.schedule)
     try:
         text = Path(pipeline.schedule).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

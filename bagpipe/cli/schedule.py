@@ -16,17 +16,16 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
-from bagpipe.schedule.catalog import SCHEDULES, Schedule
 from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.passes import PASSES
+from bagpipe.schedule.registry import SCHEDULES, Schedule
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -94,7 +93,7 @@ def run(flags: argparse.Namespace) -> str:
             latency is no number of at least 0.
     """
     schedule = SCHEDULES[flags.schedule]
-    program = schedule.build({option.name: getattr(flags, option.name) for option in schedule.options})
+    program = schedule.program({option.name: getattr(flags, option.name) for option in schedule.options})
     program = _lowered(program, flags.lower)
     check(program)
     costs = _cost_file(Path(flags.cost), program) if flags.cost.endswith(".json") else _costs(flags.cost)

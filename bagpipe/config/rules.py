@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from bagpipe.config.keys import config_keys
 from bagpipe.config.sections import CheckpointConfig, Config
-from bagpipe.errors import InputError
-from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.types.schema import ROW_TYPES
 
 __all__ = ["check_config"]

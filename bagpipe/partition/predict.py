@@ -16,9 +16,9 @@ from bagpipe.partition.cost import CostModel, Placed
 from bagpipe.partition.operators import members
 from bagpipe.schedule.analysis.cover import Cover
 from bagpipe.schedule.analysis.simulate import simulate
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.stage_graph import StageGraph
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 __all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "stage_graph"]
 

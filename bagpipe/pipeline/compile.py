@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bagpipe.errors import ScheduleError
 from bagpipe.pipeline.interpret import Handler, find_handler
 from bagpipe.schedule.analysis.check import check_loop
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Hazards, Resource
 

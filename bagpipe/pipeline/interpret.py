@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.program import Hazards, Program
 

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from bagpipe.errors import JobError
+from bagpipe.errors import JobError, ScheduleError
 from bagpipe.pipeline.board import NO_END, Board
 from bagpipe.pipeline.compile import CompiledLoop, LanePlan, compile_loop
 from bagpipe.pipeline.device_times import DeviceTimes, NoTimes
@@ -29,7 +29,6 @@ from bagpipe.pipeline.lane import EndOfBatches, EventRing, Lane
 from bagpipe.pipeline.report import Report, StepTimes
 from bagpipe.pipeline.stream import NullStreams, Origin, Streams
 from bagpipe.pipeline.trace import Trace
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Hazards
 

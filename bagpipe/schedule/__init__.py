@@ -1,12 +1,9 @@
-"""Schedules as data: who does what in which order, what waits for what. Pure: no torch, no I/O, no threads.
+"""Schedules as data: what runs where, in which order, and what waits for what. Pure: no torch, I/O or threads.
 
-ops ──> actions: Action <──text──> "0F1"
-            │
-prefetch, … builders ──> loop.Loop ──unroll(n)──> program.Program
-                            │                         │
-                  check_loop, period              graph.Graph: all dependencies
-                            │                         ├──> check     valid and free of deadlock, or ScheduleError
-                     pipeline.runner                  ├──> simulate  times, bubble, occupancy ──> render
-                                                      └──> pipeline.interpret, one action after the other
-catalog: the schedules `python -m bagpipe schedule` knows by name
+ir         Action, Program, Loop, StageGraph: the data; Graph: all dependencies, resolved
+builders   StageGraph ──> Program or Loop of F, B, I, W per rank          prefetch: the Loop around the dense part
+registry   schedule name ──> builder and options
+lowering   Program ──passes──> Program with sends, reductions, optimizer; step_program: what a process runs
+analysis   check (rules, deadlock, memory), simulate (times, bubble)
+formats    text, CSV (PyTorch's too), grid, SVG, Perfetto
 """

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Resource, Stage
 

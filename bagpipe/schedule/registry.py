@@ -1,50 +1,150 @@
-"""`DenseSchedule`: a schedule of dense stages by name. A builder registers itself; its file is all a schedule needs.
+"""Registry of schedules. A new dense schedule is a builder, one entry of `SCHEDULES`, and a golden table.
 
-builders/<file>.py:  @register("1f1b", "…")          DENSE_SCHEDULES["1f1b"].build(graph, chunks) ──> Program
-                     def one_f_one_b(graph, chunks) ──┘
+python -m bagpipe schedule NAME:  options ──Schedule.program──────┐
+trainer, partition, config:       StageGraph ──DenseSchedule.build─┴──> Program
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.breadth_first import breadth_first
+from bagpipe.schedule.builders.chimera import chimera
+from bagpipe.schedule.builders.dualpipe_v import dualpipe_v
+from bagpipe.schedule.builders.gpipe import gpipe
+from bagpipe.schedule.builders.graphpipe import graphpipe
+from bagpipe.schedule.builders.interleaved import interleaved
+from bagpipe.schedule.builders.one_f_one_b import eager_one_f_one_b, one_f_one_b
+from bagpipe.schedule.builders.zero_bubble import zb_h1, zb_v
+from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.ir.stage_graph import StageGraph
+from bagpipe.schedule.ir.stage_graph import StageGraph, parse_stage_graph
+from bagpipe.schedule.prefetch import prefetch
 
-__all__ = ["DenseSchedule", "register", "registered"]
+__all__ = [
+    "DENSE_SCHEDULES",
+    "SCHEDULES",
+    "Builder",
+    "DenseSchedule",
+    "Option",
+    "PrefetchSchedule",
+    "Schedule",
+    "dense_schedule",
+]
 
-#: Of all stages together; more is a mistake, and a program of them would fill the memory.
+#: Limit for the micro-batches of all stages together: a larger program would exhaust memory.
 MAX_MICROBATCHES = 1_000_000
 
-#: (stages, stages per rank) -> program of one batch, compute actions only.
-Builder = Callable[[StageGraph, int], Program]
+#: (stages, stages per rank) -> compute actions: the Program of one batch, or a Loop for an asynchronous schedule.
+Builder = Callable[[StageGraph, int], Program | Loop]
+
+#: Option name -> value, of the type of the option's default.
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseSchedule:
-    """One schedule.
+class Option:
+    """One command-line option of a schedule. A default of False makes it a switch."""
+
+    name: str
+    default: int | str | bool
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(ABC):
+    """A named schedule.
 
     Attributes:
-        name: as asked for.
+        name: the name users give.
         summary: one line.
-        builder: makes the rows; raises ScheduleError for what it does not allow, saying what it would.
-        chunks: stages per rank if the user does not say.
-        fixed_chunks: it takes no other number.
-        num_pipes: directions in which micro-batches travel; every rank then holds that many stages.
-        linear: stages must be numbered so that every edge leads to a higher number; False: any order.
-        ranks: ranks that it is made for, whatever the stages per rank; None: stages / chunks.
     """
 
     name: str
     summary: str
+
+    @property
+    @abstractmethod
+    def options(self) -> tuple[Option, ...]:
+        """The command-line options."""
+
+    @abstractmethod
+    def program(self, values: Values) -> Program:
+        """The program for the options' values.
+
+        Raises:
+            ScheduleError: the schedule does not allow them.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchSchedule(Schedule):
+    """The prefetch pipeline, unrolled for some batches."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return (
+            Option(name="batches", default=4, help="batches to show"),
+            Option(name="prefetch_depth", default=4, help="most batches fetched and not yet inserted"),
+            Option(name="read_ahead", default=8, help="most batches read and not yet trained"),
+            Option(name="write_depth", default=2, help="most batches evicted and not yet stored"),
+            Option(name="microbatches", default=1, help="micro-batches per batch"),
+            Option(name="ranks", default=1, help="ranks of the job; the program is that of one rank"),
+            Option(name="evaluate", default=False, help="the evaluation pipeline: forwards only"),
+            Option(
+                name="direct", default=False, help="hazards of direct mode: no cache, each batch waits for the last"
+            ),
+        )
+
+    def program(self, values: Values) -> Program:
+        loop = prefetch(
+            prefetch_depth=values["prefetch_depth"],
+            read_ahead=values["read_ahead"],
+            write_depth=values["write_depth"],
+            microbatches=values["microbatches"],
+            train=not values["evaluate"],
+            direct=values["direct"],
+            ranks=values["ranks"],
+        )
+        return loop.unroll(values["batches"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSchedule(Schedule):
+    """A schedule of dense stages.
+
+    Attributes:
+        builder: makes the actions; raises ScheduleError with what it allows.
+        chunks: default number of stages per rank.
+        fixed_chunks: no other number is allowed.
+        num_pipes: directions in which micro-batches travel; every rank holds that many stages.
+        linear: every edge must lead to a higher stage number.
+        ranks: fixed number of ranks, whatever the stages per rank; None: stages / chunks.
+    """
+
     builder: Builder
     chunks: int = 1
     fixed_chunks: bool = True
     num_pipes: int = 1
     linear: bool = True
     ranks: int | None = None
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return (
+            Option(name="stages", default=4, help="stages of the model; a rank holds CHUNKS of them"),
+            Option(name="microbatches", default="8", help="micro-batches per batch: one number, or one per stage"),
+            Option(name="chunks", default=self.chunks, help="stages per rank"),
+            Option(name="edges", default="", help="which stage feeds which, such as 0-2,1-2,2-3; default: a chain"),
+        )
+
+    def program(self, values: Values) -> Program:
+        graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
+        return self.build(graph, values["chunks"])
 
     def num_ranks(self, num_stages: int, chunks: int | None = None) -> int:
         """Ranks that hold `num_stages` stages.
@@ -65,7 +165,7 @@ class DenseSchedule:
         """Stages per rank.
 
         Raises:
-            ScheduleError: not allowed.
+            ScheduleError: the schedule does not allow that number.
         """
         if chunks is None:
             return self.chunks
@@ -74,11 +174,16 @@ class DenseSchedule:
             raise ScheduleError(f"{self.name}: chunks must be {allowed}, got {chunks}")
         return chunks
 
-    def build(self, graph: StageGraph, chunks: int | None = None) -> Program:
-        """The program of one batch on lanes ``rank0``, ``rank1``, …: compute actions and the edges of `graph`.
+    def build(self, graph: StageGraph, chunks: int | None = None, *, num_batches: int = 1) -> Program:
+        """The program on lanes ``rank0``, ``rank1``, …: compute actions and the edges of `graph`.
+
+        Args:
+            graph: the stages.
+            chunks: stages per rank; None: the schedule's default.
+            num_batches: batches; a schedule whose builder makes one batch allows only 1.
 
         Raises:
-            ScheduleError: the schedule does not allow these stages or micro-batches; the message says what it does.
+            ScheduleError: the schedule does not allow these stages, micro-batches or batches.
         """
         per_rank = self.chunks_or_default(chunks)
         self.num_ranks(graph.num_stages, per_rank)
@@ -92,40 +197,83 @@ class DenseSchedule:
             raise ScheduleError(
                 f"{self.name}: every edge must lead to a higher stage number, got {backward[0]}-{backward[1]}"
             )
-        return self.builder(graph, per_rank)
+        built = self.builder(graph, per_rank)
+        if isinstance(built, Loop):
+            return built.unroll(num_batches)
+        if num_batches != 1:
+            raise ScheduleError(f"{self.name}: one batch at a time, got {num_batches} batches")
+        return built
 
 
-_REGISTERED: dict[str, DenseSchedule] = {}
+SCHEDULES: Mapping[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        PrefetchSchedule(name="prefetch", summary="rows prefetched ahead of training and written back behind it"),
+        DenseSchedule(name="1f1b", summary="one forward and one backward in turn", builder=one_f_one_b),
+        DenseSchedule(
+            name="breadth-first",
+            summary="all micro-batches through one stage after the other",
+            builder=breadth_first,
+            chunks=2,
+            fixed_chunks=False,
+        ),
+        DenseSchedule(
+            name="chimera",
+            summary="two pipes in opposite directions; every rank holds a stage of each",
+            builder=chimera,
+            num_pipes=2,
+        ),
+        DenseSchedule(
+            name="dualpipe-v",
+            summary="two stages per rank in a V, a forward and a backward as one action",
+            builder=dualpipe_v,
+            chunks=2,
+        ),
+        DenseSchedule(
+            name="eager-1f1b",
+            summary="1F1B with one more forward ahead per hop, which hides the hops' latency",
+            builder=eager_one_f_one_b,
+        ),
+        DenseSchedule(name="gpipe", summary="all forwards, then all backwards", builder=gpipe),
+        DenseSchedule(
+            name="graph",
+            summary="1F1B on a DAG of stages, each with its own number of micro-batches",
+            builder=graphpipe,
+            linear=False,
+        ),
+        DenseSchedule(
+            name="interleaved",
+            summary="1F1B over several stages per rank, in a loop",
+            builder=interleaved,
+            chunks=2,
+            fixed_chunks=False,
+        ),
+        DenseSchedule(
+            name="zb-h1",
+            summary="1F1B with weight gradients filling the drain, at most P micro-batches in flight",
+            builder=zb_h1,
+        ),
+        DenseSchedule(
+            name="zb-v",
+            summary="two stages per rank in a V, weight gradients filling idle time",
+            builder=zb_v,
+            chunks=2,
+        ),
+    )
+}
+
+#: The schedules of dense stages.
+DENSE_SCHEDULES: Mapping[str, DenseSchedule] = {
+    name: schedule for name, schedule in SCHEDULES.items() if isinstance(schedule, DenseSchedule)
+}
 
 
-def register(
-    name: str,
-    summary: str,
-    *,
-    chunks: int = 1,
-    fixed_chunks: bool = True,
-    num_pipes: int = 1,
-    linear: bool = True,
-) -> Callable[[Builder], Builder]:
-    """Decorator of a builder: make it known by name. For the parameters see `DenseSchedule`."""
+def dense_schedule(name: str) -> DenseSchedule:
+    """The dense schedule of that name.
 
-    def known(builder: Builder) -> Builder:
-        if name in _REGISTERED:
-            raise ValueError(f"schedule {name!r} is registered twice")
-        _REGISTERED[name] = DenseSchedule(
-            name=name,
-            summary=summary,
-            builder=builder,
-            chunks=chunks,
-            fixed_chunks=fixed_chunks,
-            num_pipes=num_pipes,
-            linear=linear,
-        )
-        return builder
-
-    return known
-
-
-def registered() -> Mapping[str, DenseSchedule]:
-    """All schedules registered so far, by name."""
-    return dict(sorted(_REGISTERED.items()))
+    Raises:
+        ScheduleError: no such schedule; the message lists the names.
+    """
+    if name not in DENSE_SCHEDULES:
+        raise ScheduleError(f"no dense schedule {name!r}; there are {', '.join(DENSE_SCHEDULES)}")
+    return DENSE_SCHEDULES[name]

@@ -15,8 +15,7 @@ from itertools import pairwise
 import torch
 from torch import fx, nn
 
-from bagpipe.errors import InputError
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.split.assignment import by_names, chain_names
 from bagpipe.split.calls import function_name, is_in_place

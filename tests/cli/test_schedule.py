@@ -14,7 +14,7 @@ import pytest
 
 from bagpipe.cli.main import main
 from bagpipe.cli.schedule import FORMATS
-from bagpipe.schedule.catalog import SCHEDULES
+from bagpipe.schedule.registry import SCHEDULES
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "schedules").glob("*.txt"))
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "schedules.md"

@@ -20,7 +20,7 @@ from bagpipe.config.sections import (
     RunConfig,
 )
 from bagpipe.errors import InputError
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer
 
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.predict import cover, edge_bytes, micro_seconds, predict, stage_graph
 from bagpipe.schedule.analysis.cover import check_cover
-from bagpipe.schedule.ir.errors import ScheduleError
 from tests.partition.graphs import graph, towers
 
 FREE = Cluster(devices=8)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.pipeline.interpret import find_handler, interpret
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program
 
 

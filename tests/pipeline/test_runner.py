@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagpipe.errors import JobError
+from bagpipe.errors import JobError, ScheduleError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.lane import EndOfBatches
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.analysis.simulate import simulate
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge
 from bagpipe.schedule.prefetch import prefetch

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 #: (ranks, micro-batches) of the closed forms.
 SIZES = [(p, m) for p in (2, 4, 8, 16) for m in (p, 2 * p, 4 * p)]

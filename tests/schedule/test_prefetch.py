@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, check_loop
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.prefetch import prefetch
 
 DEPTHS = st.integers(1, 6)

@@ -6,11 +6,11 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.formats.torch_csv import from_torch, to_torch
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, TORCH_OPS
 from bagpipe.schedule.ir.program import Program
 from tests.schedule.dense import dense, peaks, rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bagpipe.config.sections import Config
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.system.jobs import JobEnd, change, run_job
 from tests.system.rank_threads import run_ranks
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bagpipe.config.sections import Config
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.system.jobs import JobEnd, change, run_job
 from tests.system.staging import MODELS, assert_equal_numbers, end_of, full, of_job, staged
 from tests.system.test_exactness import MakeConfig

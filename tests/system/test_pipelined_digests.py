@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.config.sections import Config
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.staging import DIGESTED, assert_equal_numbers, end_of, of_job, staged
 from tests.system.test_exactness import MakeConfig

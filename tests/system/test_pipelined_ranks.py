@@ -14,7 +14,7 @@ import pytest
 
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.data.files import criteo_lines, real_samples
 from tests.system.jobs import change, largest_batch, run_job

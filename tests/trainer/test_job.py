@@ -10,8 +10,8 @@ from torch import nn
 from bagpipe.config.sections import CacheConfig, Config, DataConfig, RunConfig
 from bagpipe.errors import CapacityError
 from bagpipe.pipeline.stage.dense_pipeline import Mesh
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from trainer.job import run_job
 from trainer.ranks import Ranks

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.memory import Memory, memory_problems
 from bagpipe.schedule.analysis.period import delay_free_cycle
 from bagpipe.schedule.analysis.rules import RULES, Rule
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.ops import OPS

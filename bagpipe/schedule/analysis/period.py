@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, LoopDependency, Template
 from bagpipe.schedule.ir.ops import OPS
 

@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import in_flight
 from bagpipe.schedule.analysis.costs import Costs, Latency, cost_function
 from bagpipe.schedule.analysis.memory import Memory, peak_bytes
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Hazards, Program

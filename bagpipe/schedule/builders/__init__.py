@@ -1,19 +1,5 @@
-"""The dense schedules, a file for each family. A new file that registers a builder is found by itself.
+"""Builders of dense schedules, one file per family. Pure functions; the registry names them.
 
-this folder's modules ──import, each registers its builders──> DENSE_SCHEDULES: name -> DenseSchedule
+StageGraph, chunks ──builder──> Row per rank ──dense_program──> Program of one batch           synchronous
+                                Template per lane ──dense_loop──> Loop, a steady state         asynchronous
 """
-
-from __future__ import annotations
-
-import importlib
-import pkgutil
-from collections.abc import Mapping
-
-from bagpipe.schedule.registry import DenseSchedule, registered
-
-__all__ = ["DENSE_SCHEDULES"]
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
-
-DENSE_SCHEDULES: Mapping[str, DenseSchedule] = registered()

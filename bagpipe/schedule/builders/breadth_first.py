@@ -1,7 +1,7 @@
-"""Breadth-first: v stages per rank in a loop, every stage takes all micro-batches at once (Lamy-Poirier 2023).
+"""Breadth-first: v stages per rank in a loop; a stage runs all micro-batches before the next one (Lamy-Poirier 2023).
 
-A stage's parameters are gathered once and its gradients reduced once per batch; backwards go from the last micro-batch
-to the first.
+A stage gathers its parameters once and reduces its gradients once per batch. Backwards run from the last micro-batch to
+the first.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
 
 
-@register("breadth-first", "all micro-batches through one stage after the other", chunks=2, fixed_chunks=False)
 def breadth_first(graph: StageGraph, chunks: int) -> Program:
-    """Stage s on rank s mod P; all of a rank's activations are alive at the turn."""
+    """Stage s on rank s mod P. Between forwards and backwards all activations of a rank are alive."""
     ranks, micro = graph.num_stages // chunks, range(graph.microbatches)
     rows = []
     for rank in range(ranks):

@@ -1,25 +1,23 @@
 """Chimera: two pipes in opposite directions over the same ranks, half of the micro-batches each (Li and Hoefler 2021).
 
 Rank r holds stage r of pipe 0 (down) and stage P - 1 - r of pipe 1 (up). With F = B = 1 slot, a unit of P micro-batches
-is laid out in slots that never collide:
+takes slots that never collide:
 
     F(stage, m)  at  stage + 2 m                    B(stage, m)  at  2 P - 1 - stage + 2 m
 
-because a rank's actions of the two pipes then alternate in parity or lie apart in time. Units follow every 2 P slots.
+On a rank, the slots of the two pipes differ in parity or do not overlap in time. A unit starts every 2 P slots.
 """
 
 from __future__ import annotations
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
 
 
-@register("chimera", "two pipes in opposite directions; every rank holds a stage of each", num_pipes=2)
 def chimera(graph: StageGraph, chunks: int) -> Program:
-    """P stages on P ranks. P and M must be even; an action's micro-batch is one of its pipe's M / 2."""
+    """P stages on P ranks. P and M must be even; an action's index counts the M / 2 micro-batches of its pipe."""
     ranks, micro = graph.num_stages, graph.microbatches
     for what, number in (("stages", ranks), ("micro-batches", micro)):
         if number % 2:

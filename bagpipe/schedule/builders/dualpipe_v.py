@@ -1,19 +1,17 @@
-"""DualPipeV: forwards and backwards of a rank's two stages run as one action, each hiding the other's communication.
+"""DualPipeV: a forward and a backward of a rank's two stages as one action, each hiding the other's communication.
 
-Rank r holds stages r (down) and 2P - 1 - r (up). The eight steps are those of DeepSeek's DualPipe, cut in half at the
+Rank r holds stages r (down) and 2P - 1 - r (up). The eight phases are those of DeepSeek's DualPipe, cut in half at the
 fold of the V (Sea AI Lab, DeepSeek 2025).
 """
 
 from __future__ import annotations
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.row import Row
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
-from bagpipe.schedule.row import Row
 
 
-@register("dualpipe-v", "two stages per rank in a V, a forward and a backward as one action", chunks=2)
 def dualpipe_v(graph: StageGraph, chunks: int) -> Program:
     """Rank r holds stages r and 2P - 1 - r. M must be at least 2P."""
     ranks, micro = graph.num_stages // 2, graph.microbatches
@@ -30,7 +28,7 @@ def dualpipe_v(graph: StageGraph, chunks: int) -> Program:
             row.add(up, "F")
         row.add(up, "IWF", below)
         for turn in range(micro - 2 * ranks + rank + 1):
-            if turn == 0 and below == 0:  # at the fold, apart: the backward's result leaves sooner
+            if turn == 0 and below == 0:  # at the fold, separately: the backward's result leaves sooner
                 row.add(down, "F")
                 row.add(up, "B")
             else:
@@ -39,7 +37,7 @@ def dualpipe_v(graph: StageGraph, chunks: int) -> Program:
         for _ in range(below):
             row.add(up, "B")
             row.overlap(up, down)
-        # Full backwards for the first half of the drain, then the halves apart: W fills the end.
+        # Full backwards in the first half of the drain, then I and W separately: W fills the end.
         for place in range(2 * (rank + 1)):
             row.add(up if place % 2 == 0 else down, "B" if place <= rank else "I")
         for _ in range(below):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from bagpipe.schedule.builders.row import Row
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
-from bagpipe.schedule.row import Row
 
 
-@register("gpipe", "all forwards, then all backwards")
 def gpipe(graph: StageGraph, chunks: int) -> Program:
-    """One stage per rank; every micro-batch's activations are alive at the turn."""
+    """One stage per rank. Between forwards and backwards the activations of all micro-batches are alive."""
     rows = [Row() for _ in range(graph.num_stages)]
     for stage, row in enumerate(rows):
         row.add(stage, "F", graph.microbatches)

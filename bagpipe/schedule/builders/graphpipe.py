@@ -1,14 +1,14 @@
 """GraphPipe: 1F1B on a DAG of stages, one per rank, each with its own micro-batch size (Jeon et al. 2025).
 
-A stage does backwards as early as its limit allows: forwards up to the limit, then one backward, one forward by turns.
+A stage runs forwards up to its limit of micro-batches in flight, then one backward and one forward in turn.
 
-    equal sizes      limit = stages on the longest path to the end. The depth of the DAG, not the number of stages, sets
-                     the makespan: (M + depth - 1) (F + B)
-    different sizes  the least limit that does not make the iteration longer, found by simulation, end of the DAG first;
+    equal sizes      limit = stages on the longest path to the end. The makespan depends on the depth of the DAG, not on
+                     the number of stages: (M + depth - 1) (F + B)
+    different sizes  the smallest limit that does not lengthen the step, found by simulation from the end of the DAG;
                      the search starts at limit_i = max over consumers j of limit_j + lcm(size_i, size_j), in examples,
-                     which is right where sizes do not shrink along the way
+                     which is exact where sizes do not shrink along the path
 
-The search takes every stage to need the same time for an example, twice that in the backward.
+The search assumes equal forward times per example for all stages, and backwards that take twice as long.
 """
 
 from __future__ import annotations
@@ -16,30 +16,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import simulate
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.schedule.builders.row import Row
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
-from bagpipe.schedule.row import Row
 
 __all__ = ["in_flight_limits"]
 
 
-@register("graph", "1F1B on a DAG of stages, each with its own number of micro-batches", linear=False)
 def graphpipe(graph: StageGraph, chunks: int) -> Program:
-    """Stage s on rank s; edges may lead to lower numbers too."""
+    """Stage s on rank s; edges can lead to lower stage numbers."""
     return _limited(graph, in_flight_limits(graph))
 
 
 def in_flight_limits(graph: StageGraph) -> tuple[int, ...]:
-    """Per stage, how many of its micro-batches may be in flight; see the module's rule."""
+    """Per stage, the limit of its micro-batches in flight; see the module's rule."""
     counts = graph.micro_per_batch
     if len(set(counts)) == 1:
         return tuple(min(depth, counts[0]) for depth in graph.depths)
-    batch = math.lcm(*counts)  # examples, in the largest unit in which every micro-batch is whole
+    batch = math.lcm(*counts)  # examples, in the largest unit that makes every micro-batch a whole number
     size = [batch // count for count in counts]
-    limits = list(counts)  # without limits nothing is faster
+    limits = list(counts)  # no limit: the shortest makespan
     shortest = _makespan(graph, limits)
 
     def is_enough(stage: int, limit: int) -> bool:
@@ -67,11 +65,11 @@ def _limited(graph: StageGraph, limits: Sequence[int]) -> Program:
 
 
 def _makespan(graph: StageGraph, limits: Sequence[int]) -> float:
-    """Of the 1F1B rows, a batch's forward through any stage taking 1; infinite if the limits bring it to a halt."""
+    """Makespan of the 1F1B rows; a batch's forward through a stage takes 1. Infinite if the limits deadlock."""
     batch = math.lcm(*graph.micro_per_batch)
     forward = {f"{stage}F": batch // count for stage, count in enumerate(graph.micro_per_batch)}
     backward = {f"{stage}B": 2 * batch // count for stage, count in enumerate(graph.micro_per_batch)}
     try:
         return simulate(_limited(graph, limits), forward | backward).makespan
-    except ScheduleError:  # a deadlock: some stage cannot hold what the next needs for one micro-batch
+    except ScheduleError:  # deadlock: a stage cannot hold what the next one needs for one micro-batch
         return math.inf

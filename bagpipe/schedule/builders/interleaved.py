@@ -1,19 +1,17 @@
 """Interleaved 1F1B: v stages per rank in a loop, micro-batches in rounds (Narayanan et al. 2021, Megatron-LM).
 
-A round of G micro-batches (G = P where P divides M) passes a rank's first stage, then its second, …; so do backwards,
-last stage first. Smaller stages fill and drain sooner: the bubble is a v-th of 1F1B's.
+A round of G micro-batches (G = P where P divides M) runs through a rank's first stage, then its second, …; backwards
+start with the last stage. Smaller stages fill and drain sooner: the bubble is 1/v of 1F1B's.
 """
 
 from __future__ import annotations
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.row import Row
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
-from bagpipe.schedule.row import Row
 
 
-@register("interleaved", "1F1B over several stages per rank, in a loop", chunks=2, fixed_chunks=False)
 def interleaved(graph: StageGraph, chunks: int) -> Program:
     """Stage s on rank s mod P. M must be a multiple of the rounds, ``max(1, M // P)``."""
     ranks, micro = graph.num_stages // chunks, graph.microbatches

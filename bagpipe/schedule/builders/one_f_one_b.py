@@ -1,24 +1,21 @@
-"""1F1B: some forwards ahead, then one forward, one backward by turns; the number ahead bounds the memory.
+"""1F1B: some forwards ahead, then one forward and one backward in turn. The forwards ahead bound the memory.
 
 1f1b        P - r in flight on rank r: just enough to keep the last stage busy (PipeDream-Flush, DAPPLE)
-eager-1f1b  2 (P - r) - 1: one forward more per hop, so that a hop's latency hides behind compute (Zhuang et al. 2023)
+eager-1f1b  2 (P - r) - 1 in flight: one more forward per hop hides the hop's latency (Zhuang et al. 2023)
 """
 
 from __future__ import annotations
 
+from bagpipe.schedule.builders.row import Row
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
-from bagpipe.schedule.row import Row
 
 
-@register("1f1b", "one forward, one backward by turns")
 def one_f_one_b(graph: StageGraph, chunks: int) -> Program:
     """One stage per rank; ``min(M, P - r)`` micro-batches in flight on rank r."""
     return _alternating(graph, hop=1)
 
 
-@register("eager-1f1b", "1F1B with one more forward ahead per hop, which hides the hops' latency")
 def eager_one_f_one_b(graph: StageGraph, chunks: int) -> Program:
     """One stage per rank; ``min(M, 2 (P - r) - 1)`` micro-batches in flight on rank r."""
     return _alternating(graph, hop=2)

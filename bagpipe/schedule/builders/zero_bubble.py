@@ -1,20 +1,18 @@
-"""Zero bubble: the backward's two halves apart, weight gradients where a rank would wait (Qi et al. 2024).
+"""Zero bubble: separate input and weight gradients; weight gradients fill idle time (Qi et al. 2024).
 
 zb-h1  1F1B's order and memory; W fills part of the drain
-zb-v   two stages per rank, down and up again as a V: rank r holds stages r and 2P - 1 - r; no rank waits if F = I = W
+zb-v   two stages per rank in a V: rank r holds stages r and 2P - 1 - r; no rank idles if F = I = W
 """
 
 from __future__ import annotations
 
+from bagpipe.schedule.builders.row import Row
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.registry import register
-from bagpipe.schedule.row import Row
 
 
-@register("zb-h1", "1F1B with weight gradients filling the drain, at most P micro-batches in flight")
 def zb_h1(graph: StageGraph, chunks: int) -> Program:
-    """One stage per rank. Rank r keeps r weight gradients back, so every rank has P micro-batches in flight."""
+    """One stage per rank. Rank r delays r weight gradients, so every rank has P micro-batches in flight."""
     rows = [Row() for _ in range(graph.num_stages)]
     for stage, row in enumerate(rows):
         ahead = min(graph.microbatches, graph.num_stages - 1 - stage)
@@ -27,9 +25,8 @@ def zb_h1(graph: StageGraph, chunks: int) -> Program:
     return dense_program(graph, [row.actions for row in rows])
 
 
-@register("zb-v", "two stages per rank in a V, weight gradients where a rank would wait", chunks=2)
 def zb_v(graph: StageGraph, chunks: int) -> Program:
-    """Rank r holds stages r and 2P - 1 - r. A batch too small to fill the V is cut from one that does."""
+    """Rank r holds stages r and 2P - 1 - r. A batch too small to fill the V is the beginning of one that does."""
     ranks = graph.num_stages // 2
     micro = max(2 * ranks - 1, graph.microbatches)
     rows = []

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import Simulation
 from bagpipe.schedule.formats.drawing import MESSAGE_FILLS, Drawing, fill_of
 from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 from bagpipe.schedule.ir.actions import Action, parse, torch_reads
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 

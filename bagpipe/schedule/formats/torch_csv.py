@@ -15,9 +15,9 @@ import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.ir.actions import Action, parse, torch_reads
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS, Op
 
 __all__ = ["Action", "parse", "torch_reads"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Hazards, Program, overlapping_units, units_per_batch
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 
 __all__ = [

@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
-from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Program, Resource, Semantics, Stage
 
-__all__ = ["StageGraph", "chain", "dense_edges", "dense_program"]
+__all__ = ["StageGraph", "chain", "dense_edges", "dense_loop", "dense_program", "parse_stage_graph"]
 
 #: More is a mistake, and would fill the memory.
 MAX_STAGES = 100_000
@@ -139,6 +140,37 @@ def chain(num_stages: int, microbatches: int) -> StageGraph:
     )
 
 
+def parse_stage_graph(num_stages: int, microbatches: str, edges: str) -> StageGraph:
+    """The stage graph of the command line's options.
+
+    Args:
+        num_stages: stages.
+        microbatches: ``8``, or one number per stage: ``32,16,8``.
+        edges: ``0-2,1-2``; empty: a chain.
+
+    Raises:
+        ScheduleError: a text is malformed, or the graph is invalid.
+    """
+    counts = [_number("microbatches", "8 or 32,16,8", part, microbatches) for part in microbatches.split(",")]
+    graph = chain(num_stages, counts[0])
+    if len(counts) not in (1, num_stages):
+        raise ScheduleError(f"microbatches: expected one number or {num_stages}, one per stage, got {len(counts)}")
+    pairs = [pair.partition("-") for pair in edges.split(",")] if edges else []
+    return StageGraph(
+        micro_per_batch=tuple(counts) if len(counts) > 1 else graph.micro_per_batch,
+        edges=tuple(
+            (_number("edges", "0-1,1-2", src, edges), _number("edges", "0-1,1-2", dst, edges)) for src, _, dst in pairs
+        )
+        or graph.edges,
+    )
+
+
+def _number(option: str, example: str, text: str, whole: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ScheduleError(f"{option}: expected numbers such as {example}, got {whole!r}")
+    return int(text)
+
+
 def dense_edges(graph: StageGraph, *, split: Sequence[int] = ()) -> tuple[Edge, ...]:
     """What F, I and W of the stages wait for; B counts as I and W.
 
@@ -151,6 +183,30 @@ def dense_edges(graph: StageGraph, *, split: Sequence[int] = ()) -> tuple[Edge, 
     turn = [Edge(src="F", dst="I", src_stage=s, dst_stage=s) for s in range(graph.num_stages)]
     halves = [Edge(src="I", dst="W", src_stage=s, dst_stage=s) for s in split]
     return (*forward, *backward, *turn, *halves)
+
+
+def dense_loop(
+    graph: StageGraph, rows: Sequence[Sequence[Template]], *, semantics: Semantics, edges: Sequence[Edge] = ()
+) -> Loop:
+    """The steady state of an asynchronous schedule: row r becomes lane ``rank<r>``.
+
+    Args:
+        graph: the stages.
+        rows: per rank the actions of one turn; offsets say how many batches an action runs ahead of the turn.
+        semantics: which weights the actions use.
+        edges: dependencies besides those of `dense_edges`, such as those of the optimizer.
+    """
+    split = sorted({template.stage for row in rows for template in row if template.op == "W"})
+    first = graph.order[0]
+    return Loop(
+        lanes={f"rank{number}": tuple(row) for number, row in enumerate(rows)},
+        edges=(*dense_edges(graph, split=split), *edges),
+        source=(first, "F"),
+        sink=(first, "W" if first in split else "B"),
+        stages=_stages(graph, graph.micro_per_batch),
+        resources=_resources(len(rows)),
+        semantics=semantics,
+    )
 
 
 def dense_program(graph: StageGraph, rows: Sequence[Sequence[Action]], *, num_pipes: int = 1) -> Program:
@@ -171,9 +227,17 @@ def dense_program(graph: StageGraph, rows: Sequence[Sequence[Action]], *, num_pi
     return Program(
         lanes={f"rank{number}": tuple(row) for number, row in enumerate(rows)},
         edges=dense_edges(graph, split=split),
-        stages=tuple(
-            Stage(number=s, name=graph.names[s] if graph.names else "", micro_per_batch=m // num_pipes)
-            for s, m in enumerate(graph.micro_per_batch)
-        ),
-        resources=tuple(Resource(name=f"rank{number}", kind="gpu") for number in range(len(rows))),
+        stages=_stages(graph, [m // num_pipes for m in graph.micro_per_batch]),
+        resources=_resources(len(rows)),
     )
+
+
+def _stages(graph: StageGraph, micro_per_batch: Sequence[int]) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(number=s, name=graph.names[s] if graph.names else "", micro_per_batch=m)
+        for s, m in enumerate(micro_per_batch)
+    )
+
+
+def _resources(num_ranks: int) -> tuple[Resource, ...]:
+    return tuple(Resource(name=f"rank{number}", kind="gpu") for number in range(num_ranks))

@@ -12,8 +12,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lowering.sends import add_sends, defer_receives

@@ -16,8 +16,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph, partner
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, OpKey, Program, overlapping_units

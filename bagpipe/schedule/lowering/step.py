@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Resource, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import EmbeddingStage, StageInstance, StepProgram
 from bagpipe.schedule.lowering.passes import add_recompute, add_sends, flatten_pipes
-from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.registry import DenseSchedule, dense_schedule
 
-__all__ = ["find_schedule", "step_program"]
+__all__ = ["step_program"]
 
 
 def step_program(
@@ -47,7 +46,7 @@ def step_program(
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, or the processes do not fit.
     """
-    found = find_schedule(schedule) if isinstance(schedule, str) else schedule
+    found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = found.num_ranks(graph.num_stages, chunks)
     if num_processes not in (1, num_ranks):
         raise ScheduleError(
@@ -75,17 +74,6 @@ def step_program(
         num_processes=num_processes,
         num_pipes=found.num_pipes,
     )
-
-
-def find_schedule(name: str) -> DenseSchedule:
-    """The dense schedule of that name.
-
-    Raises:
-        ScheduleError: there is none; the message lists those there are.
-    """
-    if name not in DENSE_SCHEDULES:
-        raise ScheduleError(f"no dense schedule {name!r}; there are {', '.join(DENSE_SCHEDULES)}")
-    return DENSE_SCHEDULES[name]
 
 
 def _instances(dense: Program, graph: StageGraph, home: dict[str, int]) -> tuple[StageInstance, ...]:

@@ -25,13 +25,13 @@ from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
 from bagpipe.pipeline.stage.shares import bounds
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.model_inputs import ModelInputs
 from tests.split.models import NUM_DENSE, NUM_IDS, make

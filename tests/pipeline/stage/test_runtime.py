@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.analysis.check import in_flight
-from bagpipe.schedule.builders import DENSE_SCHEDULES
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.distributed.threads import run_threads
 from tests.pipeline.stage.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
 from tests.split.models import MODELS, make

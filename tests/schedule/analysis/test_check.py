@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, check_loop, in_flight
 from bagpipe.schedule.analysis.memory import Memory
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.prefetch import prefetch

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.costs import cost_function, link_time, measured_costs
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 from tests.schedule.dense import dense

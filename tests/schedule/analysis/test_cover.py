@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.cover import COVER_RULES, Cover, check_cover, check_monotone
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from tests.schedule.dense import dense

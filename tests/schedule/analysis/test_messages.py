@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.messages import misplaced_messages, unmatched_pairs, unmatched_tags
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.passes import add_sends
 from tests.schedule.dense import dense

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.period import delay_free_cycle, period
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge
 from bagpipe.schedule.prefetch import prefetch
 

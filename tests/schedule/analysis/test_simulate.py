@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.memory import Memory
 from bagpipe.schedule.analysis.period import period
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lowering.passes import add_sends
 from bagpipe.schedule.prefetch import prefetch

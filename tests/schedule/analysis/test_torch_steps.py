@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.torch_steps import torch_steps
 from bagpipe.schedule.formats.torch_csv import torch_cells
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from bagpipe.schedule.lowering.passes import add_sends, merge_input_weight

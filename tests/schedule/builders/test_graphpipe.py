@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.builders.graphpipe import in_flight_limits
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import SIZES, dense, peaks, rows, run
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.ir.errors import ScheduleError
+from bagpipe.errors import ScheduleError
 from tests.schedule.dense import SIZES, dense, peaks, rows, run
 
 

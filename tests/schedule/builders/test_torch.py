@@ -8,9 +8,9 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, problems
 from bagpipe.schedule.formats.render import parse_csv
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from tests.schedule.dense import dense, rows

@@ -5,10 +5,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.passes import add_sends

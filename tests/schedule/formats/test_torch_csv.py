@@ -7,14 +7,14 @@ import pytest
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.formats.torch_csv import from_torch, table_schedule, to_torch, torch_cells
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program
 from bagpipe.schedule.lowering import passes as lower
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action, parse, torch_reads
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 
 GOLDEN = [

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, check_loop
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Stage
 

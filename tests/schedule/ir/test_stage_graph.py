@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_edges, dense_program
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 DIAMOND = StageGraph(micro_per_batch=(4,) * 4, edges=((0, 2), (0, 1), (1, 3), (2, 3)))
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.formats.torch_csv import torch_cells
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.program import Program, Stage
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from bagpipe.schedule.lowering.passes import (
@@ -19,6 +18,7 @@ from bagpipe.schedule.lowering.passes import (
     flatten_pipes,
     merge_input_weight,
 )
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.schedule.analysis.check import check_loop
-from bagpipe.schedule.builders import DENSE_SCHEDULES
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.stage_graph import chain
@@ -11,6 +10,7 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.pipelined import lane_templates, pipelined
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 
 def loop_of(name: str, *, ranks: int, process: int = 0) -> Loop:

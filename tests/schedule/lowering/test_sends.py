@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.formats.torch_csv import torch_cells
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Program, Stage

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.builders import DENSE_SCHEDULES
-from bagpipe.schedule.ir.errors import ScheduleError
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.lowering.step import find_schedule, step_program
+from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.registry import DENSE_SCHEDULES, dense_schedule
 
 SCHEDULES = tuple(DENSE_SCHEDULES)
 
@@ -99,6 +99,6 @@ def test_any_graph_of_stages_becomes_a_program_for_one_process_and_for_many(data
 
 def test_wrong_requests_are_named() -> None:
     with pytest.raises(ScheduleError, match=r"no dense schedule 'zigzag'; there are 1f1b, .*zb-v"):
-        find_schedule("zigzag")
+        dense_schedule("zigzag")
     with pytest.raises(ScheduleError, match="1f1b: 4 pipeline ranks need 1 or 4 processes, got 3"):
         step_program(chain(4, 4), [(0, True)], "1f1b", num_processes=3)

@@ -1,11 +1,11 @@
-"""`Row`: a rank's actions while a builder writes them. It numbers the micro-batches; builders say only what comes when.
+"""`Row`: the actions of a rank while a builder adds them. The row numbers the micro-batches.
 
     row.add(2, "F", 3)     2F0 2F1 2F2          the n-th F of a stage is that of micro-batch n - 1
     row.add(2, "IW")       2I0 2W0
     row.overlap(0, 3)      (0F0;3B0)OVERLAP_F_B
-    row.weight()           the W of the oldest I that has none; add(stage, "W"): of the oldest of that stage
+    row.weight()           W of the oldest I without one; add(stage, "W"): of the oldest of that stage
 
-A full backward B is both halves of its micro-batch, so B and I share their numbers.
+B and I share one count per stage, since a full backward B includes the input gradient.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["Row"]
 
 
 class Row:
-    """Actions in the order they are added; a stage takes its micro-batches from 0 up. A W needs an I before it."""
+    """Actions in the order of addition; a stage's micro-batches count from 0. A W needs an earlier I."""
 
     def __init__(self) -> None:
         self._actions: list[Action] = []
         self._added: Counter[tuple[int, str]] = Counter()
-        self._waiting: list[Action] = []  # input gradients whose weight half is not added
+        self._waiting: list[Action] = []  # input gradients whose W is not added yet
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What was added so far."""
+        """The actions added so far."""
         return tuple(self._actions)
 
     def add(self, stage: int, ops: str, times: int = 1) -> None:
-        """Append the ops (one letter each: F, B, I, W) of a stage, `times` over; nothing if that is below 1."""
+        """Append the ops (one letter each: F, B, I, W) of a stage, `times` times; nothing if `times` is below 1."""
         self._actions += [self._next(stage, op) for _ in range(times) for op in ops]
 
     def overlap(self, forward_stage: int, backward_stage: int) -> None:
@@ -40,7 +40,7 @@ class Row:
         self._actions.append(Action(-1, "OVERLAP_F_B", parts=parts))
 
     def weight(self) -> None:
-        """Append the weight half that has waited longest; nothing if none waits."""
+        """Append the W of the oldest I without one; nothing if there is none."""
         if self._waiting:
             self.add(self._waiting[0].stage, "W")
 

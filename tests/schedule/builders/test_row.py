@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bagpipe.schedule.row import Row
+from bagpipe.schedule.builders.row import Row
 
 
 def texts(row: Row) -> str:
