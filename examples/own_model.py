@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.models.zoo import embedding_bags, num_dense_inputs
+from bagpipe.models.torchrec_models import embedding_bags, num_dense_inputs
 from bagpipe.types.schema import DataSchema
 
 

@@ -55,8 +55,8 @@ TORCH_USERS = (
 
 #: The modules that face torchrec and fbgemm; everything else runs without them.
 TORCHREC_USERS = (
-    "bagpipe/embedding/collections.py",
-    "bagpipe/models/zoo.py",
+    "bagpipe/embedding/torchrec_collections.py",
+    "bagpipe/models/torchrec_models.py",
     "bagpipe/split/fake_embedding.py",
     "trainer/",
 )

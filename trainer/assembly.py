@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import Config
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import StageLinks
-from bagpipe.embedding.collections import Converted, convert
+from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
-from bagpipe.models.zoo import build_model
+from bagpipe.models.torchrec_models import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace

@@ -18,7 +18,7 @@ from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precisi
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.models.zoo import num_dense_inputs
+from bagpipe.models.torchrec_models import num_dense_inputs
 from bagpipe.split.split import find_dense_parts, split_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bagpipe.cache.slab import record_bytes
-from bagpipe.cache.transfer import WRITE_DEPTH
+from bagpipe.cache.row_transfer import WRITE_DEPTH
+from bagpipe.cache.slots import record_bytes
 from bagpipe.errors import InputError
 from bagpipe.types.schema import RowSchema
 

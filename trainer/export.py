@@ -17,7 +17,7 @@ from bagpipe.checkpoint.export import FORMATS, ExportTable, collect, write
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import build_model
+from bagpipe.models.torchrec_models import build_model
 from bagpipe.types.schema import DataSchema, RowSchema
 
 __all__ = ["export", "names_in"]

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from bagpipe.cache.staging import Arrival, to_host
+from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.pipeline.stream import NullStreams, Streams
 from bagpipe.training.progress import Progress
 
@@ -24,7 +24,7 @@ INTERVAL_S = 0.5
 class _Loss:
     """A sum of losses on its way to the host, and the examples it is of."""
 
-    loss_sum: Arrival
+    loss_sum: PendingTensor
     samples: int
 
 
@@ -108,7 +108,7 @@ class ProgressReporter:
     def _look(self, *, waits: bool = False) -> None:
         """Take the loss that has come."""
         asked = self._asked
-        if asked is not None and (waits or asked.loss_sum.is_here()):
+        if asked is not None and (waits or asked.loss_sum.is_ready()):
             self._loss, self._asked = float(asked.loss_sum.get()) / asked.samples, None
 
     def _show(self, progress: Progress, now_s: float) -> None:

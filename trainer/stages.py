@@ -23,7 +23,7 @@ from bagpipe.distributed.interface import StageLinks
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.models.zoo import num_dense_inputs
+from bagpipe.models.torchrec_models import num_dense_inputs
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.lowering.step import step_program

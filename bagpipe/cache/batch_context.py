@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.layout import LookupLayout, TableGroup
+from bagpipe.cache.lookup_layout import LookupLayout, TableGroup
 from bagpipe.cache.row_exchange_plan import GroupExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.lookup import ActiveTableGroup, gradients_of
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange_plan import GroupExchange, PullPart, PushPart
-from bagpipe.cache.rows import RowCache
-from bagpipe.cache.slab import Scratch
+from bagpipe.cache.staging import Scratch
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import Gradients, RowStep

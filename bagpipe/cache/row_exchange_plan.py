@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.layout import TableGroup
+from bagpipe.cache.lookup_layout import TableGroup
 from bagpipe.cache.slots import rows_of_tables
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum

@@ -10,12 +10,14 @@ plan never names a slot for two purposes at once, so no lock is needed; `grow` a
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bagpipe.errors import JobError
+from bagpipe.kernels.torch_kernels import ALIGN_BYTES
 from bagpipe.oracle.plan import RowList
 
-__all__ = ["FREE", "SlotTable", "row_tables", "rows_of_tables", "table_rows"]
+__all__ = ["FREE", "Slab", "SlotTable", "record_bytes", "row_tables", "rows_of_tables", "table_rows"]
 
 #: Table number of a slot that holds nothing.
 FREE = -1
@@ -152,3 +154,38 @@ class SlotTable:
     def _describe(self, slot: int) -> str:
         table = int(self.slot_table[slot])
         return "nothing" if table == FREE else f"table {table} id {int(self.slot_id[slot])}"
+
+
+def record_bytes(row_bytes: int) -> int:
+    """Bytes of a slot for records of so many bytes."""
+    return -(-row_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class Slab:
+    """Row records of `num_slots` slots.
+
+    Args:
+        num_slots: slots.
+        width: elements of the widest record.
+        dtype: of the weights (`bagpipe.kernels.row_format`).
+        device: where the records live.
+
+    Attributes:
+        records: ``[num_slots, >= width]``; slots start on multiples of 16 bytes, so that rows can be copied so.
+    """
+
+    def __init__(self, num_slots: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        # Not zeroed: the pages of a large cache are touched when rows enter them.
+        self.records = torch.empty(
+            num_slots, record_bytes(width * dtype.itemsize) // dtype.itemsize, dtype=dtype, device=device
+        )
+
+    def __len__(self) -> int:
+        return int(self.records.shape[0])
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for at least `num_slots` slots; records stay in their slots. Wants nobody else at work."""
+        old = self.records
+        if num_slots > len(self):
+            self.records = old.new_empty(num_slots, old.shape[1])
+            self.records[: len(old)].copy_(old)

@@ -19,8 +19,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.cache.row_transfer import CopiedRows
 from bagpipe.cache.slots import Slots, SlotTable
-from bagpipe.cache.transfer import CopiedRows
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Event, Streams
 

@@ -26,11 +26,12 @@ from bagpipe.pipeline.stream import Event, Streams
 __all__ = [
     "ALIGN_BYTES",
     "Area",
-    "Arrival",
-    "Copies",
-    "Here",
     "HostCopies",
     "HostCopy",
+    "HostTensor",
+    "PendingTensor",
+    "PendingTensors",
+    "Scratch",
     "StagingRing",
     "aligned_bytes",
     "copy_to_host",
@@ -106,10 +107,10 @@ class StagingRing:
             self._area_bytes = -(-(num_bytes + num_bytes // 4) // _STEP_BYTES) * _STEP_BYTES
 
 
-class Arrival(Protocol):
+class PendingTensor(Protocol):
     """A tensor that comes to the host."""
 
-    def is_here(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
         ...
 
@@ -118,13 +119,13 @@ class Arrival(Protocol):
         ...
 
 
-class Here:
+class HostTensor:
     """A tensor that is on the host already: itself, so it changes if it is written to."""
 
     def __init__(self, streams: Streams, tensor: Tensor) -> None:
         self._tensor = tensor.detach()
 
-    def is_here(self) -> bool:
+    def is_ready(self) -> bool:
         return True
 
     def get(self) -> Tensor:
@@ -140,7 +141,7 @@ class HostCopy:
         self._host.copy_(tensor.detach(), non_blocking=True)
         self._copied = streams.here().record()
 
-    def is_here(self) -> bool:
+    def is_ready(self) -> bool:
         return self._copied is None or self._copied.query()
 
     def get(self) -> Tensor:
@@ -149,15 +150,15 @@ class HostCopy:
         return self._host
 
 
-_ARRIVALS: dict[bool, type[Here] | type[HostCopy]] = {False: Here, True: HostCopy}
+_TO_HOST: dict[bool, type[HostTensor] | type[HostCopy]] = {False: HostTensor, True: HostCopy}
 
 
-def to_host(streams: Streams, tensor: Tensor) -> Arrival:
+def to_host(streams: Streams, tensor: Tensor) -> PendingTensor:
     """Bring a tensor to the host; nothing waits, and on a CPU nothing is copied."""
-    return _ARRIVALS[streams.is_async](streams, tensor)
+    return _TO_HOST[streams.is_async](streams, tensor)
 
 
-class Copies(Protocol):
+class PendingTensors(Protocol):
     """Copies of tensors that come to the host: they hold what the tensors held when they were asked for."""
 
     def order(self) -> None:
@@ -169,7 +170,7 @@ class Copies(Protocol):
         ...
 
 
-class _CopiesHere:
+class _HostTensors:
     """Copies made at once."""
 
     def __init__(self, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
@@ -209,12 +210,12 @@ class HostCopies:
         return self._host
 
 
-_COPIES: dict[bool, type[_CopiesHere] | type[HostCopies]] = {False: _CopiesHere, True: HostCopies}
+_COPY_TO_HOST: dict[bool, type[_HostTensors] | type[HostCopies]] = {False: _HostTensors, True: HostCopies}
 
 
-def copy_to_host(streams: Streams, tensors: Mapping[str, Tensor]) -> Copies:
+def copy_to_host(streams: Streams, tensors: Mapping[str, Tensor]) -> PendingTensors:
     """Copy tensors of a device, or of the host, by name; nothing waits. On a CPU the copies are made at once."""
-    return _COPIES[streams.is_async](streams, tensors)
+    return _COPY_TO_HOST[streams.is_async](streams, tensors)
 
 
 def aligned_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -226,3 +227,20 @@ def empty_view(memory: Tensor, first_byte: int, shape: tuple[int, ...], dtype: t
     """A tensor of `shape` and `dtype` that begins at a byte of uint8 `memory`."""
     num_bytes = prod(shape) * dtype.itemsize
     return memory[first_byte : first_byte + num_bytes].view(dtype).view(shape)
+
+
+class Scratch:
+    """A buffer used again by every batch: fresh memory of many megabytes costs more in page faults than in copying.
+
+    One owner, one use at a time.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._buffer = torch.empty(0, dtype=dtype, device=device)
+
+    def take(self, num_rows: int, width: int) -> Tensor:
+        """``[num_rows, width]``, contents undefined; what was taken before is no longer valid."""
+        size = num_rows * width
+        if size > len(self._buffer):
+            self._buffer = self._buffer.new_empty(size + size // 4)  # batches differ a little in size
+        return self._buffer[:size].view(num_rows, width)

@@ -21,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.slab import Scratch
 from bagpipe.cache.slots import row_tables
-from bagpipe.cache.staging import Area, StagingRing, aligned_bytes, empty_view
+from bagpipe.cache.staging import Area, Scratch, StagingRing, aligned_bytes, empty_view
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.segment_sum import Chunks, HostLongRows, HostSegmentSum, Int32, LongRows, SegmentSum
 from bagpipe.oracle.plan import RowList

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bagpipe.cache.staging import Copies, copy_to_host
+from bagpipe.cache.staging import PendingTensors, copy_to_host
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 from bagpipe.errors import InputError
@@ -118,7 +118,7 @@ class DenseCopy:
         tensors, values: see `DenseState`.
     """
 
-    tensors: Copies
+    tensors: PendingTensors
     values: Mapping[str, Any]
 
     def get(self) -> DenseState:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from bagpipe.cache.staging import Arrival
+    from bagpipe.cache.staging import PendingTensor
     from bagpipe.training.engine import Engine
 
 __all__ = ["BACKLOG_BYTES", "NoRecorder", "Recorder"]
@@ -267,7 +267,7 @@ class Recorder(NoRecorder):
         making.instance_sums[instance] = self._sent(loss_sum)
         self._give(making, f"dense loss {instance}")
 
-    def _sent(self, loss_sum: Tensor) -> Arrival:
+    def _sent(self, loss_sum: Tensor) -> PendingTensor:
         from bagpipe.cache.staging import to_host
 
         # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.

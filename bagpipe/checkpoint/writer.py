@@ -32,7 +32,7 @@ from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
     from bagpipe.cache.snapshot import CopiedRows
-    from bagpipe.cache.staging import Arrival
+    from bagpipe.cache.staging import PendingTensor
     from bagpipe.checkpoint.dense_state import DenseCopy
 
 __all__ = ["CheckpointPaths", "CheckpointWriter", "OnPart", "PendingCheckpoint", "SnapshotSink"]
@@ -66,8 +66,8 @@ class PendingCheckpoint:
     epoch: int
     missing: set[str]
     dense: dict[str, DenseCopy] = field(default_factory=dict)
-    loss_sum: Arrival | None = None
-    instance_sums: dict[int, Arrival] = field(default_factory=dict)
+    loss_sum: PendingTensor | None = None
+    instance_sums: dict[int, PendingTensor] = field(default_factory=dict)
     unshared: frozenset[str] = frozenset()
     names: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = field(default_factory=list)
     num_groups: tuple[int, ...] = ()

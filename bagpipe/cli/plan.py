@@ -133,7 +133,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         warnings.simplefilter("ignore")
         import torch
 
-        from bagpipe.models.zoo import build_model, num_dense_inputs
+        from bagpipe.models.torchrec_models import build_model, num_dense_inputs
         from bagpipe.split.measure import operator_graph
         from bagpipe.split.split import find_dense_parts
         from bagpipe.split.trace import quiet

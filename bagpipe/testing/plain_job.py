@@ -16,8 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bagpipe.cache.rows import RowCache
-from bagpipe.embedding.bags import CachedBags, PlainInputs
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.plain_bags import CachedBags, PlainInputs
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM

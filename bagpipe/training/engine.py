@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import LookupLayout
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.lookup_layout import LookupLayout
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import Peers

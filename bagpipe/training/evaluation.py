@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext
 from bagpipe.cache.row_exchange import RowExchange
-from bagpipe.cache.staging import Arrival, to_host
+from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.training.phase import Phase
@@ -31,7 +31,7 @@ class Evaluation(Phase):
         super().__init__(engine, batches)
         self.on_scores = on_scores
         # Bounded: a batch is read when the one `read_ahead` before it is done, and its scores have come then.
-        self._arriving: deque[tuple[Arrival, Arrival]] = deque()
+        self._arriving: deque[tuple[PendingTensor, PendingTensor]] = deque()
 
     def handlers(self) -> Mapping[str, Callable[[int], None]]:
         return {"X_READ": self.read, "X_FETCH": self.get, "X_INSERT": self.replace, "F": self.score}
@@ -53,7 +53,7 @@ class Evaluation(Phase):
             flight.loss_sum = total_loss(heads, inputs.labels)
             self.add_loss(b)
             self._arriving.append((self._to_host(heads[0]), self._to_host(inputs.labels)))
-        while self._arriving and all(arrival.is_here() for arrival in self._arriving[0]):
+        while self._arriving and all(arrival.is_ready() for arrival in self._arriving[0]):
             self._give_scores()
 
     def end(self) -> None:
@@ -61,7 +61,7 @@ class Evaluation(Phase):
         while self._arriving:
             self._give_scores()
 
-    def _to_host(self, tensor: Tensor) -> Arrival:
+    def _to_host(self, tensor: Tensor) -> PendingTensor:
         return to_host(self.cache.streams, tensor)
 
     def _give_scores(self) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.lookup import ActiveTableGroup
-from bagpipe.cache.staging import Arrival, to_host
+from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import Streams
 
@@ -59,7 +59,7 @@ class _Verdict:
 
     batch: int
     what: str
-    total: Arrival
+    total: PendingTensor
 
 
 class NonfiniteGuard:
@@ -109,7 +109,7 @@ class NonfiniteGuard:
             return False
         total = _TOTALS[suspects[0].terms.device.type]([suspect.terms for suspect in suspects])
         arrival = to_host(self._streams, total)
-        if not self.skips and not arrival.is_here():
+        if not self.skips and not arrival.is_ready():
             what = f"{suspects[0].what}, or a gradient," if len(suspects) > 1 else suspects[0].what
             with self._lock:
                 self._verdicts.append(_Verdict(batch, what, arrival))
@@ -135,7 +135,7 @@ class NonfiniteGuard:
             here: list[_Verdict] = []
             late: list[_Verdict] = []
             for verdict in self._verdicts:
-                (here if verdict.total.is_here() else late).append(verdict)
+                (here if verdict.total.is_ready() else late).append(verdict)
             bad = next((verdict for verdict in here if not _is_finite(verdict.total)), None)
             if bad is not None:
                 # None is forgotten: a lane and the thread that makes checkpoints both ask, and neither may go on.
@@ -169,7 +169,7 @@ class NonfiniteGuard:
         )
 
 
-def _is_finite(total: Arrival) -> bool:
+def _is_finite(total: PendingTensor) -> bool:
     return math.isfinite(total.get().item())
 
 

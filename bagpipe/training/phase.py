@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.lookup import ActiveTableGroup
-from bagpipe.cache.transfer import WRITE_DEPTH, CopiedRows
+from bagpipe.cache.row_transfer import WRITE_DEPTH, CopiedRows
 from bagpipe.dense.executor import DensePass
 from bagpipe.distributed.interface import Peers, StepVote
 from bagpipe.errors import InputError, JobError, LostRowError

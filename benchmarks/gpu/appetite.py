@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bagpipe.cache.batch_context import prepare_batch
-from bagpipe.cache.rows import RowCache
-from bagpipe.embedding.bags import CachedBags, PlainInputs
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.plain_bags import CachedBags, PlainInputs
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.types.schema import RowSchema

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.batch_context import GroupContext, prepare_batch
-from bagpipe.cache.layout import LookupLayout
+from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.upload import Uploader
-from bagpipe.embedding.bags import CachedBags
+from bagpipe.embedding.plain_bags import CachedBags
 from bagpipe.kernels.interface import Kernels
 from bagpipe.oracle.plan import ConsumerPlan
 from bagpipe.testing.plain_job import plan_rank_batches

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bagpipe.embedding.bags import CachedBags
+from bagpipe.embedding.plain_bags import CachedBags
 from bagpipe.errors import InputError
 from bagpipe.oracle.rank_batch import RankBatch
 from benchmarks.gpu.cached import run_cached, store_makers

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.interface import RowStep

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
-from bagpipe.cache.layout import LookupLayout
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.lookup_layout import LookupLayout
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.validation import row_dtype

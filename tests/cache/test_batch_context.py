@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.cache.batch_context import GroupContext, prepare_batch
-from bagpipe.cache.layout import LookupLayout, TableLookup, build_layout
+from bagpipe.cache.lookup_layout import LookupLayout, TableLookup, build_layout
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef

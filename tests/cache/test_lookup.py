@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.cache.batch_context import prepare_batch
-from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import ActiveTableGroup, gradients_of, lookup
+from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowView

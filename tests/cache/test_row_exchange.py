@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
-from bagpipe.cache.layout import TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
+from bagpipe.cache.lookup_layout import TableLookup, build_layout
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange import RowExchange
-from bagpipe.cache.rows import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError, PeerError
 from bagpipe.kernels.interface import RowStep

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.cache.batch_context import prepare_batch
-from bagpipe.cache.layout import TableLookup, build_layout
+from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.row_exchange_plan import GroupExchange
 from bagpipe.cache.upload import Uploader
 from bagpipe.oracle.plan import FeatureRef

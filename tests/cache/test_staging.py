@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bagpipe.cache.staging import ALIGN_BYTES, HostCopy, StagingRing, copy_to_host, empty_view, to_host
+from bagpipe.cache.staging import ALIGN_BYTES, HostCopy, Scratch, StagingRing, copy_to_host, empty_view, to_host
+from bagpipe.kernels.torch_kernels import gather
 from bagpipe.pipeline.stream import HostStream, NullStreams, RecordingStreams
 
 
@@ -143,12 +144,12 @@ def test_a_copy_is_here_when_its_event_has_happened() -> None:
     there = torch.arange(6, dtype=torch.float64).view(2, 3).t()
     arrival = to_host(streams, there)
     (copy,) = streams.current.copies
-    assert not arrival.is_here()
+    assert not arrival.is_ready()
     assert copy.num_waits == 0
     there.zero_()  # later work of the same stream
     assert arrival.get().tolist() == [[0, 3], [1, 4], [2, 5]]
     assert copy.num_waits == 1
-    assert arrival.is_here()
+    assert arrival.is_ready()
 
 
 def test_copies_have_memory_of_their_own() -> None:
@@ -161,7 +162,7 @@ def test_copies_have_memory_of_their_own() -> None:
 def test_on_a_cpu_a_tensor_is_where_it_is() -> None:
     tensor = torch.ones(3, requires_grad=True)
     arrival = to_host(NullStreams(), tensor)
-    assert arrival.is_here()
+    assert arrival.is_ready()
     assert arrival.get().data_ptr() == tensor.data_ptr()
     assert not arrival.get().requires_grad
 
@@ -184,3 +185,14 @@ def test_views_of_staging_memory(shape: tuple[int, ...], dtype: torch.dtype) -> 
     view.fill_(1)
     assert not memory[:ALIGN_BYTES].any()
     assert not memory[2 * ALIGN_BYTES :].any()
+
+
+def test_gather_into_scratch() -> None:
+    records = torch.arange(24, dtype=torch.float64).view(4, 6)
+    scratch = Scratch(torch.float64, torch.device("cpu"))
+    first = gather(records, torch.tensor([3, 0]), 4, scratch.take(2, 4))
+    assert first.tolist() == [[18.0, 19.0, 20.0, 21.0], [0.0, 1.0, 2.0, 3.0]]
+    again = scratch.take(1, 5)
+    assert again.data_ptr() == first.data_ptr()  # the same memory, as long as it is large enough
+    assert scratch.take(100, 5).shape == (100, 5)
+    assert scratch.take(0, 5).shape == (0, 5)

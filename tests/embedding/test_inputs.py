@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.cache.rows import RowCache
-from bagpipe.embedding.collections import convert
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError, JobError
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema
-from tests.embedding.test_collections import BAGS, META, NAMES, SCHEMA, begin, kjt_of, make_batch
+from tests.embedding.test_torchrec_collections import BAGS, META, NAMES, SCHEMA, begin, kjt_of, make_batch
 
-from torchrec.modules.embedding_modules import EmbeddingBagCollection  # isort: skip (after bagpipe.embedding.collections)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection  # isort: skip (after bagpipe.embedding.torchrec_collections)
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # isort: skip
 
 

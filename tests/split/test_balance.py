@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding.collections import convert
+from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import build_model, num_dense_inputs
+from bagpipe.models.torchrec_models import build_model, num_dense_inputs
 from bagpipe.split.balance import graph_names, shape_graph
 from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts, split_parts

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from bagpipe.split.fake_embedding import NUM_IDS, fake_output
-from tests.embedding.test_collections import bag, seq
+from tests.embedding.test_torchrec_collections import bag, seq
 
-from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after tests.embedding.test_collections)
+from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after tests.embedding.test_torchrec_collections)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection  # isort: skip
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # isort: skip
 

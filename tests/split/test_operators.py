@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding.collections import convert
+from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import MODELS, build_model
+from bagpipe.models.torchrec_models import MODELS, build_model
 from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import find_dense_parts
 from tests.split.whole_models import NUM_DENSE, library_model
 from tests.trainer.schemas import schema_of
 
-from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after bagpipe.embedding.collections)
+from torchrec.modules.embedding_configs import EmbeddingConfig  # isort: skip (after bagpipe.embedding.torchrec_collections)
 from torchrec.modules.embedding_modules import EmbeddingCollection  # isort: skip
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding.collections import convert as _  # noqa: F401  (quiets the import of torchrec)
-from bagpipe.models.zoo import build_model
+from bagpipe.embedding.torchrec_collections import convert as _  # noqa: F401  (quiets the import of torchrec)
+from bagpipe.models.torchrec_models import build_model
 from bagpipe.split.staged_model import StagedModel
 from tests.trainer.schemas import schema_of
 
-from torchrec.modules.embedding_modules import (  # isort: skip (after bagpipe.embedding.collections, which quiets its import)
+from torchrec.modules.embedding_modules import (  # isort: skip (after bagpipe.embedding.torchrec_collections, which quiets its import)
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
     get_embedding_names_by_table,

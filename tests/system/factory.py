@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import build_model
+from bagpipe.models.torchrec_models import build_model
 from bagpipe.types.schema import DataSchema
 
 __all__ = [

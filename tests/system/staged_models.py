@@ -9,7 +9,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.models.zoo import embedding_bags, num_dense_inputs
+from bagpipe.models.torchrec_models import embedding_bags, num_dense_inputs
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["dropping", "mixing", "normalising", "sequences", "tied", "two_heads", "untraceable"]

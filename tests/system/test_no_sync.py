@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.errors import JobError
 from bagpipe.pipeline import stream
 from bagpipe.testing.plain_job import PlainJob, PlainSettings

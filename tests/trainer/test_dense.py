@@ -15,9 +15,9 @@ from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.embedding.collections import convert
+from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import build_model
+from bagpipe.models.torchrec_models import build_model
 from tests.trainer.schemas import schema_of
 from trainer.dense import dense_executor, precision_of
 

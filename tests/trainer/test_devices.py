@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from bagpipe.cache.slab import Slab
+from bagpipe.cache.slots import Slab
 from bagpipe.errors import InputError
 from bagpipe.types.schema import RowSchema, RowTable
 from trainer.devices import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import build_model
+from bagpipe.models.torchrec_models import build_model
 from bagpipe.types.schema import DataSchema
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.programs import run_forked

@@ -9,9 +9,9 @@ import pytest
 from torch import Tensor, nn
 
 from bagpipe.config.sections import Config, ModelConfig, PipelineConfig
-from bagpipe.embedding.collections import convert
+from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import build_model
+from bagpipe.models.torchrec_models import build_model
 from tests.trainer.schemas import schema_of
 from trainer.stages import StagedJob, stage_model
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.config.sections import ModelConfig
-from bagpipe.embedding.collections import convert
+from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
-from bagpipe.models.zoo import MODELS, build_model
+from bagpipe.models.torchrec_models import MODELS, build_model
 from bagpipe.types.schema import DataSchema
 from tests.trainer.schemas import schema_of
 
@@ -24,8 +24,8 @@ def test_every_model_is_built_and_converted(name: str) -> None:
         (ModelConfig(name="gpt"), "model.name must be one of dlrm"),
         (ModelConfig(factory="nothing"), "module:function"),
         (ModelConfig(factory="no_such_module:f"), "no module 'no_such_module'"),
-        (ModelConfig(factory="bagpipe.models.zoo:no_such_function"), "no function 'no_such_function'"),
-        (ModelConfig(factory="tests.models.test_zoo:returns_no_module"), "return a module, got int"),
+        (ModelConfig(factory="bagpipe.models.torchrec_models:no_such_function"), "no function 'no_such_function'"),
+        (ModelConfig(factory="tests.models.test_torchrec_models:returns_no_module"), "return a module, got int"),
         (ModelConfig(name="wide-deep", top_mlp=()), "model.top_mlp"),
         (ModelConfig(name="towers", bottom_mlp=()), "model.bottom_mlp"),
     ],

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import LookupLayout, Pooling, TableLookup, build_layout
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, build_layout
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.upload import Uploader
-from bagpipe.embedding.reader import BatchReader, Column, JaggedInput
+from bagpipe.embedding.cached_lookup import CachedLookup, Column, JaggedInput
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
@@ -27,12 +27,12 @@ from bagpipe.types.schema import DataSchema, RowTable, Table
 
 __all__ = ["CachedBags", "HostBags", "PlainInputs"]
 
-#: Tables without pooling are summed, as by the models of `bagpipe.models.zoo`.
+#: Tables without pooling are summed, as by the models of `bagpipe.models.torchrec_models`.
 _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "none": "sum"}
 
 
 class HostBags:
-    """A batch's sparse part in the shape that `BatchReader` takes. Ids and lengths are on the host.
+    """A batch's sparse part in the shape that `CachedLookup` takes. Ids and lengths are on the host.
 
     Args:
         batch: the batch.
@@ -130,7 +130,7 @@ class CachedBags(nn.Module):
         names = [feature.name for feature in schema.features]
         columns = _columns(self.layout, names)
         self.dims = tuple(column.dim for column in columns)
-        self._reader = BatchReader(number=0, feature_names=names, layout=self.layout, columns=columns)
+        self._reader = CachedLookup(number=0, feature_names=names, layout=self.layout, columns=columns)
 
     def spec(self, *, num_slots: int, lookahead: int) -> OracleSpec:
         """What one rank's steps are planned for."""
@@ -154,7 +154,7 @@ class CachedBags(nn.Module):
         """``[num_examples, sum(dims)]``, feature after feature in the schema's order.
 
         Raises:
-            JobError, InputError: see `BatchReader.begin`.
+            JobError, InputError: see `CachedLookup.begin`.
         """
         return self._reader.pooled(sparse)
 

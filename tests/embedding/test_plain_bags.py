@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.batch_context import prepare_batch
-from bagpipe.cache.rows import RowCache
-from bagpipe.embedding.bags import CachedBags, HostBags, PlainInputs
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.plain_bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.testing.plain_job import plan_rank_batches

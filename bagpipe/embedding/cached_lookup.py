@@ -1,4 +1,4 @@
-"""`BatchReader`: what an embedding collection asks of the cache in its forward. Knows no torchrec, only its shapes.
+"""`CachedLookup`: what an embedding collection asks of the cache in its forward. Knows no torchrec, only its shapes.
 
     KeyedJaggedTensor-like input ──check: is it the batch that was begun?──> vectors of each group of the collection
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext
-from bagpipe.cache.layout import LookupLayout, TableGroup
 from bagpipe.cache.lookup import ActiveBatch, lookup
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.lookup_layout import LookupLayout, TableGroup
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.errors import InputError, JobError
 
-__all__ = ["BatchReader", "Column", "JaggedInput"]
+__all__ = ["CachedLookup", "Column", "JaggedInput"]
 
 
 class JaggedInput(Protocol):
@@ -65,7 +65,7 @@ class _Part:
     segment: int | None = None
 
 
-class BatchReader:
+class CachedLookup:
     """One collection's way to the batch.
 
     Args:
@@ -188,7 +188,7 @@ class BatchReader:
                 )
 
 
-def _parts(reader: BatchReader) -> tuple[_Part, ...]:
+def _parts(reader: CachedLookup) -> tuple[_Part, ...]:
     """The output's columns as parts of the groups: whole groups where a group's segments follow each other in order."""
     parts: list[_Part] = []
     for group, columns in groupby(reader.columns, key=lambda column: column.group):

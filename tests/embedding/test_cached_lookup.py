@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bagpipe.cache.layout import TableLookup, build_layout
-from bagpipe.cache.rows import RowCache
-from bagpipe.embedding.reader import BatchReader, Column
+from bagpipe.cache.lookup_layout import TableLookup, build_layout
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.cached_lookup import CachedLookup, Column
 from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.batch import Batch
@@ -49,12 +49,12 @@ class Jagged:
         return self.variable
 
 
-def begun() -> tuple[BatchReader, Batch]:
+def begun() -> tuple[CachedLookup, Batch]:
     """A reader of feature y of a batch with features x and y, which its cache has begun."""
     batch = random_batch(np.random.default_rng(0), num_examples=4, num_ids=(5, 5), max_length=3)
     schema = RowSchema(tables=(TABLE,), optimizer="sgd")
     cache = RowCache(schema, 0)
-    reader = BatchReader(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
+    reader = CachedLookup(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
     reader.bind(cache)
     next(Job(cache, DictStore(schema), LAYOUT).steps([batch]))
     return reader, batch
@@ -100,7 +100,7 @@ def test_ids_are_compared_once_per_cache() -> None:
 
 
 def test_not_begun() -> None:
-    reader = BatchReader(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
+    reader = CachedLookup(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
     nothing = Jagged([], torch.zeros(0), torch.zeros(0, 0))
     with pytest.raises(JobError, match="not bound to a cache"):
         reader.begin(nothing)

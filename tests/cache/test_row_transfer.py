@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.cache.slab import Slab
-from bagpipe.cache.transfer import RowTransfer
+from bagpipe.cache.row_transfer import RowTransfer
+from bagpipe.cache.slots import Slab
 from bagpipe.kernels.select import select_kernels
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams, RecordingStreams, Streams

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bagpipe.cache.layout import LookupLayout, TableLookup, build_layout
 from bagpipe.cache.lookup import lookup
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.lookup_layout import LookupLayout, TableLookup, build_layout
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.slots import FREE
 from bagpipe.errors import JobError
 from bagpipe.kernels import torch_kernels

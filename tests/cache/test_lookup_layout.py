@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.cache.layout import TableLookup, build_layout
+from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable

@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.cache.slab import Slab
-from bagpipe.cache.slots import Slots, row_tables
-from bagpipe.cache.staging import Arrival, to_host
+from bagpipe.cache.slots import Slab, Slots, row_tables
+from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.cache.upload import Uploader, open_uploads
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels
@@ -146,7 +145,7 @@ class RowTransfer:
     def copy_out(self, rows: RowList, slots: Slots) -> CopiedRows:
         """Copy the rows, which are ordered by table; what is returned brings them to the host. Under one lock."""
         runs = list(self._runs(rows))
-        blocks: list[Arrival] = []
+        blocks: list[PendingTensor] = []
         if runs:
             with self._leaving.batch() as upload:
                 indices = [upload.tensor(slots[run.first : run.end], torch.int64) for run in runs]

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
-from bagpipe.cache.slab import Scratch, Slab
-from bagpipe.cache.slots import SlotTable, row_tables
+from bagpipe.cache.row_transfer import CopiedRows, RowTransfer
+from bagpipe.cache.slots import Slab, SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
-from bagpipe.cache.transfer import CopiedRows, RowTransfer
+from bagpipe.cache.staging import Scratch
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.cache.rows import RowCache
-from bagpipe.embedding.collections import (
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.torchrec_collections import (
     UNBOUNDED_INIT_BOUND,
     CachedEmbeddingBagCollection,
     CachedEmbeddingCollection,
@@ -24,7 +24,7 @@ from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 from tests.cache.plans import DictStore, Job, random_batch
 
-from torchrec.modules.embedding_configs import (  # isort: skip (after bagpipe.embedding.collections, which quiets torchrec's import)
+from torchrec.modules.embedding_configs import (  # isort: skip (after bagpipe.embedding.torchrec_collections, which quiets torchrec's import)
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,

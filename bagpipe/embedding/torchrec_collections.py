@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bagpipe.cache.layout import LookupLayout, Pooling, TableLookup, build_layout
-from bagpipe.cache.rows import RowCache
+from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, build_layout
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.embedding.cached_lookup import CachedLookup, Column
 from bagpipe.embedding.materialise import materialise
-from bagpipe.embedding.reader import BatchReader, Column
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.oracle.plan import FeatureRef
@@ -57,7 +57,7 @@ _POOLINGS: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEA
 class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ignore[misc]
     """`torchrec.EmbeddingBagCollection` whose rows come from the cache: KeyedJaggedTensor -> KeyedTensor."""
 
-    def __init__(self, *, configs: list[Any], is_weighted: bool, reader: BatchReader, device: torch.device) -> None:
+    def __init__(self, *, configs: list[Any], is_weighted: bool, reader: CachedLookup, device: torch.device) -> None:
         super().__init__()
         self.reader = reader
         self._configs = configs
@@ -88,7 +88,7 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
 class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[misc]
     """`torchrec.EmbeddingCollection` whose rows come from the cache: KeyedJaggedTensor -> {name: JaggedTensor}."""
 
-    def __init__(self, *, configs: list[Any], need_indices: bool, reader: BatchReader, device: torch.device) -> None:
+    def __init__(self, *, configs: list[Any], need_indices: bool, reader: CachedLookup, device: torch.device) -> None:
         super().__init__()
         self.reader = reader
         self._configs = configs
@@ -152,7 +152,7 @@ class Converted:
     row_tables: tuple[RowTable, ...]
     features: tuple[FeatureRef, ...]
     layout: LookupLayout
-    readers: tuple[BatchReader, ...]
+    readers: tuple[CachedLookup, ...]
 
     def bind(self, cache: RowCache) -> None:
         """Make the collections read from `cache`.
@@ -216,7 +216,7 @@ def convert(
     readers = []
     for number, module in enumerate(collections):
         columns = _columns(number, _configs(module), names, layout, feature_numbers)
-        reader = BatchReader(number=number, feature_names=tuple(feature_numbers), layout=layout, columns=columns)
+        reader = CachedLookup(number=number, feature_names=tuple(feature_numbers), layout=layout, columns=columns)
         readers.append(reader)
         replaced[module] = _replacement(module, reader, where)
     for parent in list(model.modules()):
@@ -235,7 +235,7 @@ def _configs(module: Untyped) -> list[Any]:
     return configs
 
 
-def _replacement(module: Untyped, reader: BatchReader, device: torch.device) -> nn.Module:
+def _replacement(module: Untyped, reader: CachedLookup, device: torch.device) -> nn.Module:
     new: nn.Module
     if isinstance(module, EmbeddingBagCollection):
         new = CachedEmbeddingBagCollection(

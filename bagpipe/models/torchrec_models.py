@@ -67,7 +67,7 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
     for config, table in zip(collection.embedding_bag_configs(), schema.tables, strict=True):
         config.name = (
             table.name
-        )  # rows are known by it; `bagpipe.embedding.collections.convert` reads nothing but the configs
+        )  # rows are known by it; `bagpipe.embedding.torchrec_collections.convert` reads nothing but the configs
     return collection
 
 
