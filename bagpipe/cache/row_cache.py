@@ -14,16 +14,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
-from bagpipe.cache.row_transfer import CopiedRows, RowTransfer
+from bagpipe.cache.row_transfer import CopiedRows, FetchRequests, RowTransfer
 from bagpipe.cache.slots import Slab, SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
 from bagpipe.cache.staging import Scratch
@@ -178,51 +176,24 @@ class RowCache:
 
     # ---- store -> slots ------------------------------------------------------------------------------------------
 
-    def fetch_requests(self, owner: OwnerPlan, *, skip_new: bool) -> list[tuple[int, NDArray[np.int64]]]:
-        """What to read from the store for a plan, as `Store.read_many` takes it: (table number, ids) per table.
-
-        Args:
-            owner: the plan.
-            skip_new: leave out rows the oracle has never planned before, which an initially empty store cannot have.
-        """
-        fetch = owner.fetch
-        wanted = ~owner.fetch_new if skip_new else np.ones(len(fetch), dtype=np.bool_)
-        requests = []
-        for table, (first, end) in enumerate(pairwise(fetch.table_offsets.tolist())):
-            ids = fetch.ids[first:end][wanted[first:end]]
-            if len(ids):
-                requests.append((table, ids))
-        return requests
-
-    def insert(self, owner: OwnerPlan, results: Sequence[ReadResult], *, skip_new: bool) -> None:
+    def insert(self, owner: OwnerPlan, requests: FetchRequests, results: Sequence[ReadResult]) -> None:
         """Put the fetched rows into their slots; a row that was not read, or not found, gets its initial value.
 
         Args:
             owner: the plan.
-            results: answers to `fetch_requests` of the same plan and `skip_new`, in its order.
+            requests: its store reads.
+            results: the answers, in the order of `requests.reads`.
 
         Raises:
             JobError: a slot is not free, or the results do not fit the plan.
         """
         self.ensure_slots(owner.num_slots)
-        found = self._found(owner, results, skip_new)
+        found = requests.found(results)
         self.slots.claim(owner.fetch, owner.fetch_slots)
-        requests = self.fetch_requests(owner, skip_new=skip_new)
-        by_table = {table: result for (table, _), result in zip(requests, results, strict=True)}
+        by_table = {table: result for (table, _), result in zip(requests.reads, results, strict=True)}
         self._transfer.put(self.kernels, owner.fetch, owner.fetch_slots, found, by_table)
         self._inserted += len(found)
         self._initialised += int(len(found) - np.count_nonzero(found))
-
-    def _found(self, owner: OwnerPlan, results: Sequence[ReadResult], skip_new: bool) -> NDArray[np.bool_]:
-        """bool ``[len(owner.fetch)]``: the store had the row."""
-        found = ~owner.fetch_new if skip_new else np.ones(len(owner.fetch), dtype=np.bool_)
-        answers = [result.found for result in results]
-        num_read, num_wanted = sum(map(len, answers)), int(np.count_nonzero(found))
-        if num_read != num_wanted:
-            raise JobError(f"the plan fetches {num_wanted} rows from the store, {num_read} were read")
-        if answers:
-            found[found] = np.concatenate(answers)  # rows are grouped by table on both sides, in the same order
-        return found
 
     # ---- slots -> store ------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ belongs to the calling lane's stream, and is given back at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -22,16 +23,17 @@ from torch import Tensor
 from bagpipe.cache.slots import Slab, Slots, row_tables
 from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.cache.upload import Uploader, open_uploads
+from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels
 from bagpipe.kernels.row_format import host_words
 from bagpipe.kernels.torch_kernels import gather, scatter
-from bagpipe.oracle.plan import RowList
+from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.stream import Streams
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["WRITE_DEPTH", "CopiedRows", "RowTransfer"]
+__all__ = ["WRITE_DEPTH", "CopiedRows", "FetchRequests", "RowTransfer"]
 
 #: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
 WRITE_DEPTH = 4
@@ -62,6 +64,53 @@ class _New:
     tables: Tensor
     ids: Tensor
     dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FetchRequests:
+    """Store reads of one plan. Made once, before the read; `RowCache.insert` takes it with the results.
+
+    Attributes:
+        reads: (table number, ids int64 ``[n]``) per table with rows to read, as `Store.read_many` takes them.
+        wanted: bool ``[len(owner.fetch)]``, the row is read.
+        num_rows: rows read.
+    """
+
+    reads: tuple[tuple[int, NDArray[np.int64]], ...]
+    wanted: NDArray[np.bool_]
+    num_rows: int
+
+    @classmethod
+    def of(cls, owner: OwnerPlan, *, skip_new: bool) -> FetchRequests:
+        """The reads of a plan.
+
+        Args:
+            owner: the plan.
+            skip_new: leave out rows that the oracle has never planned before. An initially empty store lacks them.
+        """
+        fetch = owner.fetch
+        wanted = ~owner.fetch_new if skip_new else np.ones(len(fetch), dtype=np.bool_)
+        reads = []
+        for table, (first, end) in enumerate(pairwise(fetch.table_offsets.tolist())):
+            ids = fetch.ids[first:end][wanted[first:end]]
+            if len(ids):
+                reads.append((table, ids))
+        return cls(reads=tuple(reads), wanted=wanted, num_rows=sum(len(ids) for _, ids in reads))
+
+    def found(self, results: Sequence[ReadResult]) -> NDArray[np.bool_]:
+        """bool ``[len(owner.fetch)]``: the store has the row.
+
+        Raises:
+            JobError: the results are not those of these reads.
+        """
+        answers = [result.found for result in results]
+        num_read = sum(map(len, answers))
+        if num_read != self.num_rows:
+            raise JobError(f"the plan fetches {self.num_rows} rows from the store, {num_read} were read")
+        found = self.wanted.copy()
+        if answers:
+            found[found] = np.concatenate(answers)  # both sides group rows by table, in the same order
+        return found
 
 
 class RowTransfer:

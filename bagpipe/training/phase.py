@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.lookup import ActiveTableGroup
-from bagpipe.cache.row_transfer import WRITE_DEPTH, CopiedRows
+from bagpipe.cache.row_transfer import WRITE_DEPTH, CopiedRows, FetchRequests
 from bagpipe.dense.executor import DensePass
 from bagpipe.distributed.interface import Peers, StepVote
 from bagpipe.errors import InputError, JobError, LostRowError
@@ -47,6 +47,7 @@ class InFlightBatch:
     """One batch on its way through the lanes; no inputs if this rank has none of its examples.
 
     Attributes:
+        requests, results: what is read from the store for it, from the fetch to the insert.
         writes: what is to be written back, when it has come from the device.
         epoch: of the logs that its write-back belongs to.
         is_skipped: its loss or gradients are not finite, on some rank, so that it changes nothing.
@@ -55,6 +56,7 @@ class InFlightBatch:
     rank_batch: RankBatch
     context: BatchContext
     inputs: ModelInputs | None
+    requests: FetchRequests | None = None
     results: list[ReadResult] = field(default_factory=list)
     writes: CopiedRows = list
     work: DensePass | None = None
@@ -234,11 +236,11 @@ class Phase(ABC):
 
     def get(self, b: int) -> None:
         flight = self.in_flight[b]
-        requests = self.cache.fetch_requests(flight.rank_batch.owner, skip_new=self.skip_new)
-        flight.results = self.engine.store.read_many(requests)
+        flight.requests = requests = FetchRequests.of(flight.rank_batch.owner, skip_new=self.skip_new)
+        flight.results = self.engine.store.read_many(requests.reads)
         hit("after-fetch")
-        self.check_found(b, requests)
-        self.rows_fetched += sum(len(ids) for _, ids in requests)
+        self.check_found(b, requests.reads)
+        self.rows_fetched += requests.num_rows
 
     def check_found(self, b: int, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
         """Raise LostRowError if a row that was written before is not in the store: names the first one."""
@@ -265,9 +267,10 @@ class Phase(ABC):
 
     def put(self, b: int) -> None:
         flight = self.in_flight[b]
-        self.cache.insert(flight.rank_batch.owner, flight.results, skip_new=self.skip_new)
+        assert flight.requests is not None, "fetched before"
+        self.cache.insert(flight.rank_batch.owner, flight.requests, flight.results)
         self.cache.check(flight.context)
-        flight.results = []
+        flight.requests, flight.results = None, []
 
     def begin(self, context: BatchContext) -> None:
         """The batch's rows are here: the embedding modules may read them."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
@@ -65,7 +66,8 @@ def _ours(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
         uploads, ready = cache.uploads(1), []
         for step in plan_rank_batches([replace(step.batch, index=i) for i, step in enumerate(steps)], job.spec):
             # Rows new to a cache that never evicts get their initial values: no store is read.
-            cache.insert(replace(step.owner, fetch_new=step.owner.fetch_new | True), [], skip_new=True)
+            owner = replace(step.owner, fetch_new=step.owner.fetch_new | True)
+            cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
             with uploads.batch() as upload:
                 context = prepare_batch(engine.layout, step.batch, step.consumer, upload=upload)
                 inputs = engine.prepare(step.batch, upload)

@@ -16,6 +16,7 @@ from torch import nn
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.interface import RowStep
@@ -63,7 +64,7 @@ class ResidentModel:
             for step in source.batches("train", trainee.spec, max_steps=batches.stop):
                 # Every fetched row is new in a cache that never evicts: it gets its initial value, no store is read.
                 owner = replace(step.owner, fetch_new=step.owner.fetch_new | True)
-                self._cache.insert(owner, [], skip_new=True)
+                self._cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
                 if step.batch.index in batches:
                     with uploads.batch() as upload:
                         context = prepare_batch(trainee.converted.layout, step.batch, step.consumer, upload=upload)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.validation import row_dtype
@@ -157,8 +158,8 @@ class Job:
             resident.update(zip(entering, entering_slots.tolist(), strict=True))
             owner = owner_plan(_rows(entering, num_tables), entering_slots, _rows(leaving, num_tables), leaving_slots)
             self.store.write_many(self.cache.evict(owner))
-            results = self.store.read_many(self.cache.fetch_requests(owner, skip_new=False))
-            self.cache.insert(owner, results, skip_new=False)
+            requests = FetchRequests.of(owner, skip_new=False)
+            self.cache.insert(owner, requests, self.store.read_many(requests.reads))
             slots = np.array([resident[key] for key in keys], dtype=np.int32)
             plan = dataclasses.replace(plan, slots=slots)
             with uploads.batch() as upload:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bagpipe.cache.lookup import lookup
 from bagpipe.cache.lookup_layout import LookupLayout, TableLookup, build_layout
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.slots import FREE
 from bagpipe.errors import JobError
 from bagpipe.kernels import torch_kernels
@@ -223,17 +224,19 @@ def test_insert_beside_a_batch_that_computes() -> None:
         context = next(job.steps([data]))
         free = np.flatnonzero(cache.slots.slot_table == FREE).astype(np.int32)[-400:]
         owner = owner_plan(entering, free, row_list([np.zeros(0, dtype=np.int64)] * 4), free[:0])
-        results = job.store.read_many(cache.fetch_requests(owner, skip_new=False))
+        requests = FetchRequests.of(owner, skip_new=False)
+        results = job.store.read_many(requests.reads)
         start = threading.Barrier(2 if threaded else 1)
 
         def insert(
             start: threading.Barrier = start,
             cache: RowCache = cache,
             owner: OwnerPlan = owner,
+            requests: FetchRequests = requests,
             results: list[ReadResult] = results,
         ) -> None:
             start.wait()
-            cache.insert(owner, results, skip_new=False)
+            cache.insert(owner, requests, results)
 
         with ThreadPoolExecutor(1) as pool:
             inserting = pool.submit(insert)
@@ -271,14 +274,14 @@ def test_insert_stored_missing_and_new_rows() -> None:
     cache = RowCache(schema_of("adagrad"), 8)
     fetch = row_list([ids(1, 2, 3), ids(1), ids(), ids()])
     owner = owner_plan(fetch, slots_of(5, 0, 3, 6), NONE, NO_SLOTS, new=np.array([True, False, False, False]))
-    requests = cache.fetch_requests(owner, skip_new=True)
-    assert [(table, asked.tolist()) for table, asked in requests] == [(0, [2, 3]), (1, [1])]
+    requests = FetchRequests.of(owner, skip_new=True)
+    assert [(table, asked.tolist()) for table, asked in requests.reads] == [(0, [2, 3]), (1, [1])]
     stored = np.arange(16, dtype=np.float64).reshape(2, 8)
     results = [
         ReadResult(stored, np.array([False, True])),
         ReadResult(np.full((1, 10), 7.0), np.array([True])),
     ]
-    cache.insert(owner, results, skip_new=True)
+    cache.insert(owner, requests, results)
     cache.slots.check(fetch, owner.fetch_slots)
     cache.slots.mark_dirty(owner.fetch_slots)
     (requests_out,) = cache.flush()
@@ -290,7 +293,7 @@ def test_insert_stored_missing_and_new_rows() -> None:
     np.testing.assert_array_equal(odd.rows, np.full((1, 10), 7.0))
     statistics = cache.statistics()
     assert (statistics.inserted, statistics.initialised, statistics.resident) == (4, 2, 4)
-    assert [(table, asked.tolist()) for table, asked in cache.fetch_requests(owner, skip_new=False)] == [
+    assert [(table, asked.tolist()) for table, asked in FetchRequests.of(owner, skip_new=False).reads] == [
         (0, [1, 2, 3]),
         (1, [1]),
     ]
@@ -300,7 +303,7 @@ def test_insert_wants_all_answers() -> None:
     cache = RowCache(schema_of("sgd"), 8)
     owner = owner_plan(row_list([ids(1, 2), ids(), ids(), ids()]), slots_of(0, 1), NONE, NO_SLOTS)
     with pytest.raises(JobError, match="fetches 2 rows from the store, 0 were read"):
-        cache.insert(owner, [], skip_new=False)
+        cache.insert(owner, FetchRequests.of(owner, skip_new=False), [])
     assert cache.statistics().resident == 0
 
 
@@ -308,7 +311,7 @@ def test_evict_writes_dirty_rows_only() -> None:
     cache = RowCache(schema_of("sgd"), 8)
     rows = row_list([ids(1, 2), ids(9), ids(), ids(4)])
     owner = owner_plan(rows, slots_of(1, 2, 3, 4), NONE, NO_SLOTS, new=np.ones(4, dtype=np.bool_))
-    cache.insert(owner, [], skip_new=True)
+    cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
     cache.slots.mark_dirty(slots_of(2, 4))
     leaving = owner_plan(NONE, NO_SLOTS, rows, slots_of(1, 2, 3, 4))
     requests = cache.evict(leaving)
@@ -349,7 +352,7 @@ def test_flush_keeps_rows_dirty_until_it_goes_on() -> None:
     cache = RowCache(schema_of("sgd"), 8)
     rows = row_list([ids(5, 3, 4), ids(), ids(), ids()])
     owner = owner_plan(rows, slots_of(1, 0, 7), NONE, NO_SLOTS, new=np.ones(3, dtype=np.bool_))
-    cache.insert(owner, [], skip_new=True)
+    cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
     cache.slots.mark_dirty(owner.fetch_slots)
     chunks = cache.flush(chunk_rows=2)
     assert [request.ids.tolist() for request in next(chunks)] == [[3, 4]]
@@ -368,7 +371,7 @@ def test_fixed_cache_does_not_grow() -> None:
     cache = RowCache(schema_of("sgd"), 2)
     owner = owner_plan(row_list([ids(1), ids(), ids(), ids()]), slots_of(2), NONE, NO_SLOTS)
     with pytest.raises(JobError, match="the plan uses 3 slots, the cache has 2"):
-        cache.insert(owner, [], skip_new=True)
+        cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
 
 
 def test_begin_and_update_must_match() -> None:

@@ -19,6 +19,7 @@ from bagpipe.cache.lookup import lookup
 from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange import RowExchange
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError, PeerError
 from bagpipe.kernels.interface import RowStep
@@ -80,7 +81,7 @@ def cache_of(plan: RankPlan, num_slots: int) -> RowCache:
         np.zeros(0, np.int32),
         new=np.ones(len(plan.exchange.owned), np.bool_),
     )
-    cache.insert(owner, [], skip_new=True)
+    cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
     return cache
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.embedding.plain_bags import CachedBags, HostBags, PlainInputs
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import initial_weights
@@ -49,7 +50,7 @@ def pooled(schema: DataSchema, batch: Batch) -> tuple[CachedBags, RowCache, Tens
     cache = RowCache(RowSchema(tables=bags.row_tables, optimizer="sgd", seed=7), 200)
     bags.bind(cache)
     (step,) = plan_rank_batches([batch], bags.spec(num_slots=200, lookahead=1))
-    cache.insert(step.owner, [], skip_new=True)
+    cache.insert(step.owner, FetchRequests.of(step.owner, skip_new=True), [])
     with cache.uploads(1).batch() as upload:
         context = prepare_batch(bags.layout, batch, step.consumer, upload=upload)
         inputs = PlainInputs(schema)(batch, upload)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bagpipe.cache import snapshot
+from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.staging import Area, StagingRing
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.errors import JobError
@@ -147,8 +148,8 @@ def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkey
 
         def place(owner: OwnerPlan) -> None:
             cache.evict(owner)
-            requests = cache.fetch_requests(owner, skip_new=False)
-            cache.insert(owner, job.store.read_many(requests), skip_new=False)
+            requests = FetchRequests.of(owner, skip_new=False)
+            cache.insert(owner, requests, job.store.read_many(requests.reads))
 
         compute, copy = cuda.Stream(), cuda.Stream()
         with cuda.stream(copy):
