@@ -1,10 +1,10 @@
-"""A Redis Cluster as one place that keeps a namespace: its nodes, who serves what, and commands on single keys.
+"""`Cluster`: a Redis Cluster as one backend of a namespace. `ClusterSession`: commands on single keys.
 
-    seeds ──CLUSTER SLOTS──> Topology ──server_at──> a `Server` per node     redis-py connects, authenticates, encrypts
-    ClusterSession.run(key, call): the client of the node that has the key; MOVED, ASK and short troubles are followed
+    seeds ──CLUSTER SLOTS──> Topology ──server_at──> one `Server` per node   redis-py connects, authenticates, encrypts
+    ClusterSession.run(key, call): the client of the key's node; follows MOVED and ASK, retries transient errors
 
-The rows' own path is `bagpipe.store.redis.cluster_client`. redis-py's cluster client is not used: it wants the COMMAND
-permission and links to every node of its own, and would retry writes behind our back.
+Rows take another path: `bagpipe.store.redis.cluster_client`. Why redis-py's cluster classes are not used:
+docs/decisions/0014-own-cluster-topology.md.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from redis.exceptions import (
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import NUM_SLOTS, key_slot
+from bagpipe.store.redis.cluster_routing import Address, Topology, parse_slots
 from bagpipe.store.redis.servers import PIPELINE_COMMANDS, KeyCommand, Server, Unreachable, send_commands
-from bagpipe.store.redis.topology import Address, Topology, parse_slots
 from bagpipe.store.redis.urls import server_at
 
 __all__ = ["Cluster", "ClusterSession"]

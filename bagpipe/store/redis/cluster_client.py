@@ -1,15 +1,14 @@
-"""The rows' path through a Redis Cluster: bulk commands to each slot's master, and what its nodes answer is followed.
+"""`ClusterClient`: executes batches on a Redis Cluster, one bulk command per bucket to the master of its slot.
 
-    groups ──table bucket -> master──> errands per node ──one exchange──> served
-                ^                                          │ MOVED            a fresh topology, then sent again
-                └─────────── those not served ─────────────┤ ASK              sent once, after ASKING, where it says
-                                                           │ TRYAGAIN ...     the same, a little later
-                                                           └ connection lost, or silent: to whoever has the slots next
+    groups ──bucket -> master──> commands per node ──one exchange──> served
+                ^                                       │ MOVED             refresh the topology, send again
+                └────────── not served ─────────────────┤ ASK               send once after ASKING, to the node named
+                                                        │ TRYAGAIN ...      send again after a pause
+                                                        └ connection lost   refresh the topology, send again
 
-Only commands that were not served are sent again, until the store's deadline. After a redirection that is always safe;
-after a lost connection only for what may be repeated: reading, and writing with a fence, whose late duplicates the logs
-turn away. Writing without ends there.
-A node that comes back as another process stops the job: it may have lost its rows.
+Only unserved commands are sent again, until the store's deadline. That is always safe after a redirection. After a lost
+connection it is safe for reads and for fenced writes, whose logs reject late duplicates; unfenced writes fail.
+A node that comes back as another process stops the job, because it may have lost rows.
 """
 
 from __future__ import annotations
@@ -29,6 +28,14 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError, RolledBackError, StoreError
 from bagpipe.store.keys import key_slot
 from bagpipe.store.redis.cluster import Cluster
+from bagpipe.store.redis.cluster_routing import (
+    Address,
+    NodeCommands,
+    PendingCommand,
+    RedirectKind,
+    Topology,
+    in_order,
+)
 from bagpipe.store.redis.link import Link, LinkLost
 from bagpipe.store.redis.request_pipeline import Frame, Request, RequestPipeline, exchange
 from bagpipe.store.redis.resp_rows import decode_ok
@@ -37,8 +44,6 @@ from bagpipe.store.redis.row_codecs import Codec, Group, max_command_rows
 from bagpipe.store.redis.server_checks import check_eviction
 from bagpipe.store.redis.servers import Unreachable
 from bagpipe.store.redis.shard_client import Traffic, patience_s
-from bagpipe.store.redis.topology import Address, RedirectKind, Topology
-from bagpipe.store.redis.visits import NodeCommands, PendingCommand, Unserved, in_order
 
 __all__ = ["ClusterClient"]
 
@@ -46,12 +51,12 @@ G = TypeVar("G", bound=Group)
 
 _NOT_OPEN = "the store is not open: use it in a with statement"
 _ASKING = memoryview(b"*1\r\n$6\r\nASKING\r\n")
-#: Pauses before commands are sent again to a cluster in trouble: from the first to the second, doubling.
+#: Pauses before commands are sent again: from the first to the second, doubling.
 _PAUSES_S = (0.005, 0.25)
 
 
 class _Node(Generic[G]):
-    """A link to one node, and the codec of the link."""
+    """A connected node: its link and the link's codec."""
 
     def __init__(self, link: Link, codec: Codec[G]) -> None:
         self.link = link
@@ -59,13 +64,13 @@ class _Node(Generic[G]):
 
 
 class ClusterClient(Generic[G]):
-    """The masters of a cluster. See `bagpipe.store.redis.shard_client.ShardClient`.
+    """Client of a cluster's masters. See `bagpipe.store.redis.shard_client.ShardClient`.
 
     Args:
-        cluster: where to ask who serves what.
+        cluster: source of the topology.
         keys: key of each bucket.
-        timeout_s: deadline of one `execute`, however often something is sent again.
-        make_codec: one codec per link, which makes one request of each command.
+        timeout_s: deadline of one `execute`, retries included.
+        make_codec: makes one codec per link; a codec encodes one request per command.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class ClusterClient(Generic[G]):
         self._patience_s = patience_s(timeout_s)
         self._make_codec = make_codec
         self._topology: Topology
-        self._routed: Topology  # the one that `_router` and `_addresses` were made of
+        self._routed: Topology  # the topology of `_router` and `_addresses`
         self._router: Router
         self._addresses: tuple[Address, ...] = ()
         self._nodes: dict[Address, _Node[G]] = {}
@@ -85,7 +90,7 @@ class ClusterClient(Generic[G]):
         self._closed = threading.Event()
         self._closed.set()
         self._why_closed = _NOT_OPEN
-        self._bytes_sent = self._bytes_received = 0  # of links that are gone
+        self._bytes_sent = self._bytes_received = 0  # of closed links
         self._moved = self._asked = self._failovers = self._num_refreshes = 0
 
     def __enter__(self) -> Self:
@@ -132,7 +137,7 @@ class ClusterClient(Generic[G]):
             self._execute(groups, repeat)
         except BaseException as error:
             self._close(f"the connection was closed: {str(error) or type(error).__name__}")
-            if isinstance(error, InputError):  # the nodes were fine when the job began
+            if isinstance(error, InputError):  # valid when the job began: no longer the user's input
                 raise StoreError(str(error)) from error
             raise
 
@@ -149,117 +154,121 @@ class ClusterClient(Generic[G]):
 
     def _execute(self, groups: Sequence[G], repeat: bool) -> None:
         deadline_s = time.monotonic() + self._timeout_s
-        visits = self._first_visits(groups)
-        waiting: list[Unserved] = []
+        nodes = self._first_commands(groups)
+        waiting: list[PendingCommand] = []
         lost: LinkLost | Unreachable | None = None
         pause_s = 0.0
         while True:
-            trouble = self._exchange(visits, groups, deadline_s)
-            unserved = in_order([again for visit in visits for again in visit.unserved()] + waiting)
-            if not unserved:
+            failure = self._exchange(nodes, groups, deadline_s)
+            pending = in_order([command for node in nodes for command in node.unserved()] + waiting)
+            if not pending:
                 break
-            if isinstance(trouble, LinkLost) and not repeat:
-                raise trouble
-            lost = trouble or lost
-            kinds = {again.redirect and again.redirect.kind for again in unserved}
-            # A redirection says where to go, the first time; whatever else is wrong needs a moment.
+            if isinstance(failure, LinkLost) and not repeat:
+                raise failure
+            lost = failure or lost
+            kinds = {command.redirect and command.redirect.kind for command in pending}
+            # The first redirection is followed without a pause; everything else needs a moment.
             if pause_s or kinds - {RedirectKind.MOVED, RedirectKind.ASK}:
-                pause_s = self._pause(pause_s, deadline_s, unserved, lost)
+                pause_s = self._pause(pause_s, deadline_s, pending, lost)
             else:
                 pause_s = _PAUSES_S[0]
             if kinds - {RedirectKind.ASK}:
-                self._refresh(deadline_s, unserved, trouble)
-            visits, waiting = self._next_visits(unserved)
+                self._refresh(deadline_s, pending, failure)
+            nodes, waiting = self._next_commands(pending)
         if self._topology is not self._routed:
             self._adopt(self._topology)
 
-    def _first_visits(self, groups: Sequence[G]) -> list[NodeCommands]:
-        visits = []
+    def _first_commands(self, groups: Sequence[G]) -> list[NodeCommands]:
+        nodes = []
         for number, address in enumerate(self._addresses):
-            errands = [
-                PendingCommand(position, command, False)
+            commands = [
+                PendingCommand(position, command)
                 for position, group in enumerate(groups)
                 for command in self._router.commands(
                     group.routed, number, max_rows=max_command_rows(group.rows.itemsize)
                 )
             ]
-            if errands:
-                visits.append(NodeCommands(address=address, errands=errands))
-        return visits
+            if commands:
+                nodes.append(NodeCommands(address=address, commands=commands))
+        return nodes
 
-    def _next_visits(self, unserved: Sequence[Unserved]) -> tuple[list[NodeCommands], list[Unserved]]:
-        """Visits for all that some node serves, and the rest."""
-        visits: dict[Address, NodeCommands] = {}
+    def _next_commands(self, pending: Sequence[PendingCommand]) -> tuple[list[NodeCommands], list[PendingCommand]]:
+        """Commands for every node that serves some, and the commands that no node serves."""
+        nodes: dict[Address, NodeCommands] = {}
         waiting = []
-        for again in unserved:
-            is_asking = again.redirect is not None and again.redirect.kind is RedirectKind.ASK
-            slot = self._slots[again.errand.command.bucket]
-            address = again.redirect.address if again.redirect and is_asking else self._topology.master_of(slot)
+        for command in pending:
+            slot = self._slots[command.command.bucket]
+            redirect = command.redirect if command.is_asking else None
+            address = redirect.address if redirect is not None else self._topology.master_of(slot)
             if address is None:
-                waiting.append(Unserved(again.errand, None))
+                waiting.append(command.unanswered())
             else:
-                visit = visits.setdefault(address, NodeCommands(address=address, errands=[]))
-                visit.errands.append(again.errand._replace(is_asking=is_asking))
-        return list(visits.values()), waiting
+                node = nodes.setdefault(address, NodeCommands(address=address, commands=[]))
+                node.commands.append(command._replace(redirect=redirect, gap=None))
+        return list(nodes.values()), waiting
 
     def _exchange(
-        self, visits: Sequence[NodeCommands], groups: Sequence[G], deadline_s: float
+        self, nodes: Sequence[NodeCommands], groups: Sequence[G], deadline_s: float
     ) -> LinkLost | Unreachable | None:
-        """NodeCommands all nodes at once. What connections did not survive; None if all went well.
+        """Send to all nodes and receive. Returns the connection failure, or None.
 
         Raises:
-            StoreError: a node answered something else, or not within the deadline, or lost its rows.
+            StoreError: a node sent an unexpected reply, missed the deadline, or lost its rows.
         """
         try:
             pipelines = []
-            for visit in visits:
-                node = self._node(visit.address, self._step_s(deadline_s))
-                pipelines.append(RequestPipeline(node.link, self._frames(visit, node.codec, groups)))
+            for commands in nodes:
+                node = self._node(commands.address, self._step_s(deadline_s))
+                pipelines.append(RequestPipeline(node.link, self._frames(commands, node.codec, groups)))
             exchange(pipelines, self._timeout_s, deadline_s=deadline_s, patience_s=self._patience_s)
         except (LinkLost, Unreachable) as error:
-            for visit in visits:
-                self._drop(visit.address, str(error))
+            for commands in nodes:
+                self._drop(commands.address, str(error))
             return error
-        for visit in visits:
-            for again in visit.redirects:
-                self._moved += again.redirect is not None and again.redirect.kind is RedirectKind.MOVED
-                self._asked += again.redirect is not None and again.redirect.kind is RedirectKind.ASK
+        for commands in nodes:
+            for command in commands.redirected:
+                self._moved += command.redirect is not None and command.redirect.kind is RedirectKind.MOVED
+                self._asked += command.is_asking
         return None
 
-    def _frames(self, visit: NodeCommands, codec: Codec[G], groups: Sequence[G]) -> Iterator[Frame]:
-        errands = iter(visit.errands)
-        for position, part in groupby(visit.errands, key=lambda errand: errand.group):
-            for frame in codec.frames(groups[position], (errand.command for errand in part)):
+    def _frames(self, node: NodeCommands, codec: Codec[G], groups: Sequence[G]) -> Iterator[Frame]:
+        commands = iter(node.commands)
+        for position, part in groupby(node.commands, key=lambda command: command.group):
+            for frame in codec.frames(groups[position], (command.command for command in part)):
                 requests = []
                 for request in frame:
-                    if next(errands).is_asking:
+                    if next(commands).is_asking:
                         requests.append(Request((_ASKING,), 5, decode_ok))
-                    requests.append(request._replace(accept=partial(visit.accept, request.accept)))
+                    requests.append(request._replace(accept=partial(node.accept, request.accept)))
                 yield requests
 
-    def _pause(self, last_s: float, deadline_s: float, unserved: Sequence[Unserved], lost: Exception | None) -> float:
-        """Wait a little, longer than last time; seconds waited.
+    def _pause(
+        self, last_s: float, deadline_s: float, pending: Sequence[PendingCommand], lost: Exception | None
+    ) -> float:
+        """Wait longer than last time. Returns the seconds waited.
 
         Raises:
-            StoreError: the deadline has passed; says what the nodes answered last.
+            StoreError: the deadline has passed; names the last answer.
         """
         pause_s = min(max(2 * last_s, _PAUSES_S[0]), _PAUSES_S[1])
         self._closed.wait(min(pause_s, max(deadline_s - time.monotonic(), 0.0)))
         if time.monotonic() < deadline_s:
             return pause_s
-        first = next((again for again in unserved if again.redirect), unserved[0])
-        slot = self._slots[first.errand.command.bucket]
-        answer = first.redirect.line if first.redirect else str(lost or "nobody serves it")
+        first = next((command for command in pending if command.redirect), pending[0])
+        slot = self._slots[first.command.bucket]
+        answer = first.redirect.line if first.redirect else str(lost or "no node serves it")
         raise StoreError(
             f"store {self._cluster.place}: slot {slot} was not served within store.timeout_s = "
             f"{self._timeout_s:g} s: {answer}"
         )
 
-    def _refresh(self, deadline_s: float, unserved: Sequence[Unserved], lost: LinkLost | Unreachable | None) -> None:
-        """Ask who serves what. A redirection counts for more: whoever was asked may not have heard of it."""
+    def _refresh(
+        self, deadline_s: float, pending: Sequence[PendingCommand], lost: LinkLost | Unreachable | None
+    ) -> None:
+        """Fetch the topology, then apply MOVED redirections: the node asked may not know of them yet."""
         before = self._topology
         lost_places = set(lost.places) if isinstance(lost, LinkLost) else set()
-        # Another node each time: one that is cut off from the others has an old view.
+        # Another node each time: a partitioned node has a stale view.
         self._num_refreshes += 1
         turn = self._num_refreshes % len(before.masters)
         first = [*before.masters[turn:], *before.masters[:turn], *before.replicas]
@@ -269,50 +278,50 @@ class ClusterClient(Generic[G]):
             topology = self._cluster.topology(left_s, first=first, patience_s=self._step_s(deadline_s))
         except Unreachable:
             topology = before
-        for errand, redirect, _ in unserved:
+        for _, command, redirect, _ in pending:
             if redirect is not None and redirect.kind is RedirectKind.MOVED and redirect.address is not None:
-                topology = topology.with_moved(self._slots[errand.command.bucket], redirect.address)
+                topology = topology.with_moved(self._slots[command.bucket], redirect.address)
         self._topology = topology
-        # Whoever serves none of our buckets for a while takes its rows from the one that does, and may come back as
-        # another process. By bucket: the view of whoever was asked may still list it as a master.
+        # A node that serves none of our buckets resynchronises from their master and may restart as another process.
+        # Checked by bucket, because a stale view can still list the node as a master.
         serving = {topology.master_of(slot) for slot in self._slots}
         self._run_ids = {address: run_id for address, run_id in self._run_ids.items() if address in serving}
         if lost is not None:
-            self._note_failover(before, unserved)
+            self._note_failover(before, pending)
 
-    def _note_failover(self, before: Topology, unserved: Sequence[Unserved]) -> None:
-        """Say which masters were replaced. It is the one way to lose rows that were acknowledged."""
-        slots = {self._slots[again.errand.command.bucket] for again in unserved if again.redirect is None}
+    def _note_failover(self, before: Topology, pending: Sequence[PendingCommand]) -> None:
+        """Warn about replaced masters: a failover can lose acknowledged rows."""
+        slots = {self._slots[command.command.bucket] for command in pending if command.redirect is None}
         pairs = {(before.master_of(slot), self._topology.master_of(slot)) for slot in slots}
         for old, new in sorted((old, new) for old, new in pairs if old and new and old != new):
             self._failovers += 1
             logging.getLogger(__name__).warning(
-                "store %s: %s took over from %s; rows it wrote in its last moments may be lost",
+                "store %s: %s took over from %s, whose last acknowledged rows may be lost",
                 self._cluster.place, new, old,
             )  # fmt: skip
 
     def _adopt(self, topology: Topology) -> None:
-        """Route by this topology from now on."""
+        """Use this topology for routing."""
         masters = [topology.master_of(slot) for slot in self._slots]
-        # A slot that nobody serves goes to anyone: the answer says what to do.
-        anyone = next(master for master in (*masters, *topology.masters) if master is not None)
+        # A slot without a master goes to any node; its error reply says how to go on.
+        any_master = next(master for master in (*masters, *topology.masters) if master is not None)
         numbers: dict[Address, int] = {}
-        servers = [numbers.setdefault(master or anyone, len(numbers)) for master in masters]
+        servers = [numbers.setdefault(master or any_master, len(numbers)) for master in masters]
         self._topology = self._routed = topology
         self._addresses = tuple(numbers)
         self._router = Router(np.array(servers, np.intp))
 
     def _step_s(self, deadline_s: float) -> float:
-        """Deadline of asking one node something short."""
+        """Timeout of one short request to one node."""
         return max(min(self._patience_s, deadline_s - time.monotonic()), 1e-3)
 
     def _node(self, address: Address, timeout_s: float) -> _Node[G]:
-        """The node at an address, connected.
+        """The connected node at an address.
 
         Raises:
-            Unreachable: nobody answers there.
-            InputError: it refuses us, or may drop rows.
-            StoreError: it is another process than before.
+            Unreachable: no answer.
+            InputError: the node refused the connection, or can evict rows.
+            RolledBackError: the node was restarted.
         """
         if self._closed.is_set():
             raise StoreError(self._why_closed)
@@ -333,7 +342,7 @@ class ClusterClient(Generic[G]):
         return self._nodes[address]
 
     def _drop(self, address: Address, why: str) -> None:
-        """Give up the connection to a node."""
+        """Close the connection to a node."""
         node = self._nodes.pop(address, None)
         if node is not None:
             node.link.close(why)

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, urlsplit
 from redis.connection import AbstractConnection, Connection, parse_url
 
 from bagpipe.errors import InputError
+from bagpipe.store.redis.cluster_routing import Address
 from bagpipe.store.redis.servers import Server
-from bagpipe.store.redis.topology import Address
 
 __all__ = ["is_cluster_url", "parse_cluster_url", "parse_urls", "redact", "server_at"]
 
