@@ -1,30 +1,27 @@
 """How many ids per second does one cacher on one core sustain, from parsed binary input to N trainers?
 
-    python -m benchmarks.cacher.main [--experiments plan,serve] [--ranks 1,8] [--json FILE]
+    python -m benchmarks.cacher.main [--experiments plan serve] [--ranks 1 8] [--assign locality] [--out DIR]
 
-`plan`: reading, planning, cutting and serialising for all ranks in one process pinned to one core. `serve`: a daemon
-pinned to that core, and as many real clients as ranks on the others. Both read an .arrow file of synthetic Criteo at
-full scale, which is made once. Rates are over batches in steady state: the window is full and the caches evict.
+`plan` reads, plans, cuts and serialises for all ranks in one process pinned to one core. `serve` runs a daemon pinned
+to that core, and one real client per rank on the other cores. Both read an .arrow file of synthetic Criteo at full
+scale, which is generated once. Rates cover batches in steady state: the window is full and the caches evict.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-
-import grpc
-import numpy as np
+from typing import Any
 
 from bagpipe.client.envelope import rank_batch_message
 from bagpipe.client.remote import RemoteBatches
@@ -32,21 +29,70 @@ from bagpipe.client.slim import slim, values_follow
 from bagpipe.config.sections import Assignment, CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import DataSchema
-from bagpipe.util.machine import processor_name
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
+from benchmarks.harness.report import table
+from benchmarks.harness.rounds import turns
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from cacher.process import settle_process
 from trainer.process import peak_rss_bytes
 
-BATCH_SIZE = 16_384
-LOOKAHEAD = 200
-#: Rows of all ranks' caches together; small enough that the caches evict once the window is full.
-CACHE_ROWS = 1_000_000
-NUM_ROWS = 200 * BATCH_SIZE
 EPOCHS = 4
-#: Batches handed out before the clock starts, and on the clock.
-WARMUP, MEASURED = 100, 300
 CREDITS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One measurement's settings.
+
+    Attributes:
+        path: of the data.
+        ranks: consumers.
+        assign: how examples are assigned to them.
+        batch_size: examples of a global batch.
+        lookahead: batches in the window.
+        cache_rows: of all ranks' caches together; small enough that they evict once the window is full.
+        warmup, measured: batches before the clock starts, and on the clock.
+    """
+
+    path: Path
+    ranks: int
+    assign: Assignment
+    batch_size: int
+    lookahead: int
+    cache_rows: int
+    warmup: int
+    measured: int
+
+    def job(self) -> Config:
+        """The job's configuration."""
+        data = DataConfig(
+            format="parquet",
+            path=str(self.path),
+            batch_size=self.batch_size,
+            epochs=EPOCHS,
+            eval_fraction=0.0,
+            workers=0,
+        )
+        return Config(
+            data=data,
+            oracle=OracleConfig(lookahead=self.lookahead),
+            cache=CacheConfig(rows=self.cache_rows // self.ranks),
+            cacher=CacherConfig(assign=self.assign),
+        )
+
+    def spec(self, schema: DataSchema) -> OracleSpec:
+        """What the job's oracle plans."""
+        config = self.job()
+        return OracleSpec(
+            table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
+            features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),
+            num_slots=config.cache.rows,
+            lookahead=config.oracle.lookahead,
+            policy=config.oracle.policy,
+            world_size=self.ranks,
+            assign=config.cacher.assign,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +112,7 @@ class Rate:
 
     experiment: str
     ranks: int
-    assign: Assignment
+    assign: str
     million_ids_per_s: float
     million_ids_per_cpu_s: float
     batch_ms: float
@@ -74,73 +120,49 @@ class Rate:
     peak_rss_mb: float
 
 
-def job(path: Path, ranks: int, assign: Assignment) -> Config:
-    return Config(
-        data=DataConfig(
-            format="parquet", path=str(path), batch_size=BATCH_SIZE, epochs=EPOCHS, eval_fraction=0.0, workers=0
-        ),
-        oracle=OracleConfig(lookahead=LOOKAHEAD),
-        cache=CacheConfig(rows=CACHE_ROWS // ranks),
-        cacher=CacherConfig(assign=assign),
-    )
-
-
-def spec_of(config: Config, schema: DataSchema, ranks: int) -> OracleSpec:
-    return OracleSpec(
-        table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
-        features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),
-        num_slots=config.cache.rows,
-        lookahead=config.oracle.lookahead,
-        policy=config.oracle.policy,
-        world_size=ranks,
-        assign=config.cacher.assign,
-    )
-
-
-def plan(path: Path, ranks: int, assign: Assignment) -> Rate:
+def plan(cell: Cell) -> Rate:
     """Everything but the network, in a process of its own."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        return pool.apply(_plan, (path, ranks, assign))
+        return pool.apply(_plan, (cell,))
 
 
-def _plan(path: Path, ranks: int, assign: Assignment) -> Rate:
+def _plan(cell: Cell) -> Rate:
     os.sched_setaffinity(0, {0})
     settle_process()
-    config = job(path, ranks, assign)
+    config = cell.job()
     data = PlannedData(config.data, config.run.seed)
-    batches = data.phase("train", spec_of(config, data.schema, ranks))
+    batches = data.phase("train", cell.spec(data.schema))
     without_values = values_follow(batches.spec, batches.num_features)
     num_ids, num_bytes, start_s, start_cpu_s = 0, 0, 0.0, 0.0
     for batch in batches:
-        if batch.batch.index == WARMUP:
+        if batch.batch.index == cell.warmup:
             num_ids, num_bytes, start_s, start_cpu_s = 0, 0, time.perf_counter(), time.process_time()
         num_ids += batch.batch.values.size
-        for rank in range(ranks):
+        for rank in range(cell.ranks):
             num_bytes += len(
                 rank_batch_message(0, batch.batch.index, slim(batch.for_rank(rank), without_values=without_values))
             )
-        if batch.batch.index == WARMUP + MEASURED - 1:
+        if batch.batch.index == cell.warmup + cell.measured - 1:
             break
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     batches.close()
-    return _rate("plan", ranks, assign, wall_s, cpu_s, num_ids, num_bytes, peak_rss_bytes() / 2**20)
+    return _rate("plan", cell, wall_s, cpu_s, num_ids, num_bytes, peak_rss_bytes() / 2**20)
 
 
-def serve(path: Path, ranks: int, assign: Assignment) -> Rate:
+def serve(cell: Cell) -> Rate:
     """A daemon on the first core, its clients on the others."""
     context = multiprocessing.get_context("spawn")
-    config = job(path, ranks, assign)
-    barrier, num_ids = context.Barrier(ranks + 1), context.Value("q", 0)
-    with EmbeddedCacher(config) as cacher:
+    barrier, num_ids = context.Barrier(cell.ranks + 1), context.Value("q", 0)
+    with EmbeddedCacher(cell.job()) as cacher:
         pid = cacher.pid
         assert pid is not None
         os.sched_setaffinity(pid, {0})
         for task in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {0})
         clients = [
-            context.Process(target=_consume, args=(cacher.url, config, rank, ranks, barrier, num_ids))
-            for rank in range(ranks)
+            context.Process(target=_consume, args=(cacher.url, cell, rank, barrier, num_ids))
+            for rank in range(cell.ranks)
         ]
         for client in clients:
             client.start()
@@ -151,43 +173,37 @@ def serve(path: Path, ranks: int, assign: Assignment) -> Rate:
         peak_rss_mb = peak_rss_bytes(pid) / 2**20
         for client in clients:
             client.join()
-    return _rate("serve", ranks, assign, wall_s, cpu_s, num_ids.value, 0, peak_rss_mb)
+    return _rate("serve", cell, wall_s, cpu_s, num_ids.value, 0, peak_rss_mb)
 
 
-def _consume(url: str, config: Config, rank: int, ranks: int, barrier: Barrier, num_ids: Synchronized[int]) -> None:
+def _consume(url: str, cell: Cell, rank: int, barrier: Barrier, num_ids: Synchronized[int]) -> None:
     os.sched_setaffinity(0, set(range(1, os.cpu_count() or 2)))
-    with RemoteBatches(url, config, credits=CREDITS, rank=rank, world_size=ranks, job_id="benchmark") as source:
+    job = cell.job()
+    with RemoteBatches(url, job, credits=CREDITS, rank=rank, world_size=cell.ranks, job_id="benchmark") as source:
         count = 0
-        for step in source.batches("train", spec_of(config, source.schema, ranks)):
-            if step.batch.index == WARMUP:
+        for step in source.batches("train", cell.spec(source.schema)):
+            if step.batch.index == cell.warmup:
                 barrier.wait()
-            if step.batch.index == WARMUP + MEASURED:
+            if step.batch.index == cell.warmup + cell.measured:
                 with num_ids.get_lock():
                     num_ids.value += count
                 barrier.wait()
                 return
-            count += step.batch.values.size if step.batch.index >= WARMUP else 0
+            count += step.batch.values.size if step.batch.index >= cell.warmup else 0
 
 
 def _rate(
-    experiment: str,
-    ranks: int,
-    assign: Assignment,
-    wall_s: float,
-    cpu_s: float,
-    num_ids: int,
-    num_bytes: int,
-    peak_rss_mb: float,
+    experiment: str, cell: Cell, wall_s: float, cpu_s: float, num_ids: int, num_bytes: int, peak_rss_mb: float
 ) -> Rate:
     million_ids = num_ids / 1e6
     return Rate(
         experiment=experiment,
-        ranks=ranks,
-        assign=assign,
+        ranks=cell.ranks,
+        assign=cell.assign,
         million_ids_per_s=round(million_ids / wall_s, 2),
         million_ids_per_cpu_s=round(million_ids / cpu_s, 2),
-        batch_ms=round(wall_s / MEASURED * 1e3, 2),
-        batch_mb=round(num_bytes / MEASURED / 1e6, 2),
+        batch_ms=round(wall_s / cell.measured * 1e3, 2),
+        batch_mb=round(num_bytes / cell.measured / 1e6, 2),
         peak_rss_mb=round(peak_rss_mb),
     )
 
@@ -198,58 +214,93 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-EXPERIMENTS: Mapping[str, Callable[[Path, int, Assignment], Rate]] = {"plan": plan, "serve": serve}
+EXPERIMENTS: Mapping[str, Callable[[Cell], Rate]] = {"plan": plan, "serve": serve}
 
 
-def make_data(path: Path) -> None:
-    """The input, unless it is there."""
+def make_data(path: Path, rows: int) -> None:
+    """Generate the input unless it exists."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ["--profile", "criteo-kaggle", "--rows", str(NUM_ROWS), "--out", str(path)]
+        arguments = ["--profile", "criteo-kaggle", "--rows", str(rows), "--out", str(path)]
         subprocess.run([sys.executable, "-m", "data", "synth", *arguments], check=True)
 
 
-def main() -> None:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", default="plan,serve")
-    parser.add_argument("--ranks", default="1,8")
-    parser.add_argument("--assign", default="contiguous")
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    return {assign: partial(_measure, options, assign) for assign in options.assign}
+
+
+def _measure(options: argparse.Namespace, assign: Assignment, part: Part) -> None:
+    make_data(options.data, options.data_rows)
+    measured = {f"{name}, {ranks} ranks": (name, ranks) for name in options.experiments for ranks in options.ranks}
+    for repeat, label in turns(list(measured), options.repeats):
+        name, ranks = measured[label]
+        cell = Cell(
+            path=options.data,
+            ranks=ranks,
+            assign=assign,
+            batch_size=options.batch_size,
+            lookahead=options.lookahead,
+            cache_rows=options.cache_rows,
+            warmup=options.warmup,
+            measured=options.measured,
+        )
+        rate = EXPERIMENTS[name](cell)
+        part.add(asdict(rate))
+        part.say(f"#{repeat} {label}, {assign}: {rate.million_ids_per_s} M ids/s")
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--experiments", nargs="+", choices=sorted(EXPERIMENTS), default=["plan", "serve"])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--assign", nargs="+", choices=("contiguous", "locality"), default=["contiguous"])
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each; the median by rate is shown")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("BAGPIPE_DATA", "datasets")) / "kaggle.arrow")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    make_data(options.data)
-    cells = [
-        (name, int(ranks), assign)
-        for name in options.experiments.split(",")
-        for ranks in options.ranks.split(",")
-        for assign in options.assign.split(",")
-    ]
-    rates = [
-        [EXPERIMENTS[name](options.data, ranks, assign) for name, ranks, assign in cells]
-        for _ in range(options.repeats)
-    ]
-    print("| experiment | ranks | assign | M ids/s | range | M ids per CPU s | ms/batch | MB/batch | peak RSS MB |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for found in zip(*rates, strict=True):
-        ordered = sorted(found, key=lambda rate: rate.million_ids_per_s)
-        r = ordered[len(ordered) // 2]
-        span = f"{ordered[0].million_ids_per_s}–{ordered[-1].million_ids_per_s}"
-        print(
-            f"| {r.experiment} | {r.ranks} | {r.assign} | {r.million_ids_per_s} | {span} | {r.million_ids_per_cpu_s} "
-            f"| {r.batch_ms} | {r.batch_mb or ''} | {r.peak_rss_mb:.0f} |"
-        )
-    if options.json:
-        machine = {
-            "cpu": processor_name(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "grpc": grpc.__version__,
-        }
-        results = [asdict(rate) for repeat in rates for rate in repeat]
-        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+    parser.add_argument("--data-rows", type=int, default=200 * 16_384, help="examples of --data if it is generated")
+    parser.add_argument("--batch-size", type=int, default=16_384)
+    parser.add_argument("--lookahead", type=int, default=200)
+    parser.add_argument("--cache-rows", type=int, default=1_000_000, help="of all ranks' caches together")
+    parser.add_argument("--warmup", type=int, default=100, help="batches before the clock starts")
+    parser.add_argument("--measured", type=int, default=300, help="batches on the clock")
 
+
+def _tables(values: Values) -> str:
+    runs: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for part in values["parts"].values():
+        for rate in part.get("found") or []:
+            runs.setdefault((rate["experiment"], rate["ranks"], rate["assign"]), []).append(rate)
+    headers = ("experiment", "ranks", "assign", "M ids/s", "range", "M ids per CPU s", "ms/batch", "MB/batch")
+    return table((*headers, "peak RSS MB"), [_row(group) for group in runs.values()])
+
+
+def _row(runs: list[dict[str, Any]]) -> tuple[object, ...]:
+    """The run with the median rate, and the range of all."""
+    ordered = sorted(runs, key=lambda rate: float(rate["million_ids_per_s"]))
+    median = ordered[len(ordered) // 2]
+    span = f"{ordered[0]['million_ids_per_s']}–{ordered[-1]['million_ids_per_s']}" if len(runs) > 1 else None
+    names = ("experiment", "ranks", "assign", "million_ids_per_s")
+    rest = (median["million_ids_per_cpu_s"], median["batch_ms"], median["batch_mb"] or None, median["peak_rss_mb"])
+    return (*(median[name] for name in names), span, *rest)
+
+
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=_tables,
+    rehearsal={
+        "ranks": [2],
+        "repeats": 1,
+        "data": Path(__file__).parent / "rehearsal" / "kaggle.arrow",
+        "data_rows": 8_192,
+        "batch_size": 256,
+        "lookahead": 8,
+        "cache_rows": 20_000,
+        "warmup": 10,
+        "measured": 20,
+    },
+    packages=("numpy", "grpcio"),
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_benchmark(BENCHMARK))

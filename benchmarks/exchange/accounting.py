@@ -1,7 +1,7 @@
 """Rows that cross ranks, counted from plans and batches. Nothing is trained.
 
 plan  ──> ExchangeCounts: pulls and pushes between owners and consumers, as the plan lists them (`data.replay.exchange`)
-batch ──> GlobalCounts: what the other ways to exchange rows are computed from
+batch ──> GlobalCounts: input of the other ways to exchange rows
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["GlobalCounts", "count_global", "count_owned", "mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalCounts:
-    """What a batch holds, whoever trains it; the other two ways are counted from these.
+    """Counts of one global batch, whichever rank trains it; the other two ways are computed from them.
 
     Attributes:
         occurrences: ids.
         bags: examples times features.
         unique: distinct rows.
-        needed_next: rows that the next batch uses.
+        needed_next: rows used by the next batch.
         leaving: rows without a further use in the window.
         single: leaving rows that occur once.
     """
@@ -51,12 +51,12 @@ Counts = TypeVar("Counts", ExchangeCounts, GlobalCounts)
 
 
 def count_owned(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[ExchangeCounts]:
-    """Batch by batch."""
+    """Counts of every batch."""
     return (ExchangeCounts.of(plan) for _, plan in plan_batches(batches, spec))
 
 
 def count_global(batches: Iterator[Batch], spec: OracleSpec) -> Iterator[GlobalCounts]:
-    """Batch by batch, once the window of `spec.lookahead` batches is full."""
+    """Counts of every batch, once the window of `spec.lookahead` batches is full."""
     indexer, handles_of = Indexer(spec), HashHandles()
     num_handles = handles_of.num_handles
     next_uses = NextUses(num_handles)

@@ -1,33 +1,34 @@
 """How many bytes do the ranks of a job exchange per batch, and how many of them must a step wait for?
 
-    python -m benchmarks.exchange.main [--sample FILE] [--ranks 2 4 8] [--only sample|criteo-kaggle] [--json FILE]
+    python -m benchmarks.exchange.main [--sample FILE] [--ranks 2 4 8] [--only sample|criteo-kaggle] [--out DIR]
 
 Everything is counted from plans and batches; nothing is trained. Without `--sample` (a file of Criteo's click logs)
-only the generated data set is measured.
+only the generated data set is counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-import json
-import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from bagpipe.config.sections import DataConfig
+from bagpipe.errors import InputError
 from benchmarks.exchange.accounting import GlobalCounts, count_global, count_owned, mean
 from benchmarks.exchange.workload import KAGGLE_SCHEMA, WORKLOADS, Workload
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
+from benchmarks.harness.report import table, verdict
 from data.replay.exchange import ExchangeCounts
 
 WEIGHT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 8, 4
-#: Critical bytes of ours, at most this share of all bytes of replicate-and-all-reduce.
+#: Largest share that our critical bytes can be of all bytes of replicate-and-all-reduce.
 TARGET_SHARE = 0.40
 
 
@@ -37,12 +38,13 @@ class Result:
 
     Attributes:
         workload, ranks, way: what was counted.
-        critical_mb: sent while no rank can compute. total_mb: all.
-        busiest_critical_mb, busiest_total_mb: by the rank that sends most, per batch.
+        critical_mb: bytes sent while no rank can compute.
+        total_mb: all bytes sent.
+        busiest_critical_mb, busiest_total_mb: the same of the rank that sends most, per batch.
         share: critical bytes over all bytes of replicate-and-all-reduce.
         store_reads, store_writes: rows read from and written to the store, over all ranks.
         busiest_store_reads: rows read by the rank that reads most.
-        parts_mb: what the total is made of.
+        parts_mb: summands of the total.
     """
 
     workload: str
@@ -60,8 +62,9 @@ class Result:
 
 
 def replicated(name: str, ranks: int, row_mb: float, counts: GlobalCounts) -> Result:
-    """Every rank keeps every row of the window; gradients are all-reduced: ``2 (N - 1) / N`` vectors a rank and row.
+    """Every rank keeps every row of the window, and gradients are all-reduced.
 
+    An all-reduce moves ``2 (N - 1) / N`` vectors per rank and row.
     Rows that one example uses and the window does not use again need no reduction, and one rank reads them.
     """
     shared = counts.unique - counts.single
@@ -86,9 +89,9 @@ def replicated(name: str, ranks: int, row_mb: float, counts: GlobalCounts) -> Re
 def sharded(
     name: str, ranks: int, row_mb: float, counts: GlobalCounts, vectors: float, *, way: str, baseline_mb: float
 ) -> Result:
-    """No cache, every row at the rank its id names: of `vectors` looked up and as many gradients, 1 in N stays at home.
+    """No cache; the id determines the rank of a row. One in N of the `vectors` and of their gradients stays local.
 
-    Ids (one per vector) and bag lengths go ahead, so a step waits for vectors and gradients only.
+    Ids (one per vector) and bag lengths are sent ahead of time, so a step waits for vectors and gradients only.
     """
     away = (ranks - 1) / ranks
     ids = (vectors * away * ID_BYTES + counts.bags * (ranks - 1) * LENGTH_BYTES) / 1e6
@@ -110,7 +113,7 @@ def sharded(
 
 
 def owned(name: str, ranks: int, row_mb: float, counts: ExchangeCounts, *, assign: str, baseline_mb: float) -> Result:
-    """Every row at its owner; the others pull it and push their gradients."""
+    """Every row lives at its owner; other ranks pull it and push their gradients."""
     parts = {part: getattr(counts, part) * row_mb for part in ("pull_now", "pull_early", "push_now", "push_late")}
     critical = parts["pull_now"] + parts["push_now"]
     return Result(
@@ -129,8 +132,8 @@ def owned(name: str, ranks: int, row_mb: float, counts: ExchangeCounts, *, assig
     )
 
 
-def measure(name: str, workload: Workload, data: DataConfig, all_ranks: list[int]) -> Iterator[Result]:
-    """All ways, for each number of ranks."""
+def measure(name: str, workload: Workload, data: DataConfig, all_ranks: Sequence[int]) -> Iterator[Result]:
+    """All ways of exchanging rows, for each number of ranks."""
     counted = slice(workload.warmup, workload.warmup + workload.measured)
     row_mb = workload.dim * WEIGHT_BYTES / 1e6
 
@@ -162,61 +165,77 @@ def measure(name: str, workload: Workload, data: DataConfig, all_ranks: list[int
             yield owned(name, ranks, row_mb, counts, assign=assign, baseline_mb=baseline.total_mb)
 
 
-def print_tables(results: list[Result]) -> None:
-    """Two Markdown tables: bytes between ranks and the store's rows, and what ours are made of."""
-    print("| data | ranks | way | critical MB | total MB | busiest rank: critical | total | critical / (a) | "
-          "store: rows read | by the busiest rank | written |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for r in results:
-        bytes_sent = (r.critical_mb, r.total_mb, r.busiest_critical_mb, r.busiest_total_mb)
-        rows = (r.store_reads, r.busiest_store_reads, r.store_writes)
-        cells = [f"{mb:.2f}" for mb in bytes_sent] + [f"{r.share:.1%}"] + [f"{count:.0f}" for count in rows]
-        print(f"| {r.workload} | {r.ranks} | {r.way} | {' | '.join(cells)} |")
-    print()
-    print("| data | ranks | way | pull now | pull early | push now | push late |")
-    print("|---|---|---|---|---|---|---|")
-    for r in results:
-        if "pull_now" in r.parts_mb:
-            shares = " | ".join(f"{mb:.2f}" for mb in r.parts_mb.values())
-            print(f"| {r.workload} | {r.ranks} | {r.way} | {shares} |")
-    print()
-    worst = max((r for r in results if r.way.startswith("ours")), key=lambda r: r.share)
-    verdict = "met" if worst.share <= TARGET_SHARE else "missed"
-    print(f"Target: at most {TARGET_SHARE:.0%} of (a): {verdict}, at worst {worst.share:.1%} "
-          f"({worst.workload}, {worst.ranks} ranks, {worst.way}).")  # fmt: skip
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    if options.sample and not Path(options.sample).is_file():
+        raise InputError(f"--sample: {options.sample} does not exist")
+    return {
+        name: partial(_measure, options, name)
+        for name, workload in WORKLOADS.items()
+        if (options.sample or workload.format != "criteo-tsv") and options.only in (None, name)
+    }
 
 
-def main() -> None:
-    """Measure every workload there is data for and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", default="", help="file of Criteo's click logs")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--only", choices=sorted(WORKLOADS))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    results: list[Result] = []
+def _measure(options: argparse.Namespace, name: str, part: Part) -> None:
+    workload = WORKLOADS[name]
+    if options.rehearse:
+        workload = dataclasses.replace(workload, batch_size=256, lookahead=8, cache_rows=20_000, warmup=10, measured=10)
     with tempfile.TemporaryDirectory() as folder:
         schema = Path(folder) / "kaggle.toml"
         schema.write_text(KAGGLE_SCHEMA)
-        for name, workload in WORKLOADS.items():
-            is_sample = workload.format == "criteo-tsv"
-            if (is_sample and not options.sample) or options.only not in (None, name):
-                continue
-            data = DataConfig(
-                format=workload.format,
-                path=options.sample if is_sample else "",
-                schema="" if is_sample else str(schema),
-                batch_size=workload.batch_size,
-                eval_fraction=0.0,
-            )
-            results.extend(measure(name, workload, data, options.ranks))
-    print_tables(results)
-    if options.json:
-        software = {"python": platform.python_version(), "numpy": np.__version__}
-        settings = {name: asdict(workload) for name, workload in WORKLOADS.items()}
-        document = {"software": software, "workloads": settings, "results": [asdict(result) for result in results]}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        is_sample = workload.format == "criteo-tsv"
+        data = DataConfig(
+            format=workload.format,
+            path=options.sample if is_sample else "",
+            schema="" if is_sample else str(schema),
+            batch_size=workload.batch_size,
+            eval_fraction=0.0,
+        )
+        for result in measure(name, workload, data, options.ranks):
+            part.add(asdict(result))
 
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sample", default="", help="file of Criteo's click logs")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--only", choices=sorted(WORKLOADS))
+
+
+def _tables(values: Values) -> str:
+    """Bytes between ranks and rows of the store; the summands of our bytes; whether the target is met."""
+    results = [Result(**record) for part in values["parts"].values() for record in part.get("found") or []]
+    ours = [result for result in results if result.way.startswith("ours")]
+    headers = ("data", "ranks", "way", "critical MB", "total MB", "busiest rank: critical", "total", "critical / (a)")
+    lines = [
+        table((*headers, "store: rows read", "by the busiest rank", "written"), map(_row, results)),
+        table(
+            ("data", "ranks", "way", "pull now", "pull early", "push now", "push late"),
+            [(r.workload, r.ranks, r.way, *(f"{mb:.2f}" for mb in r.parts_mb.values())) for r in ours],
+        ),
+    ]
+    if ours:
+        worst = max(ours, key=lambda result: result.share)
+        lines.append(
+            f"Target: at most {TARGET_SHARE:.0%} of (a): {verdict(worst.share, at_most=TARGET_SHARE)}, at worst "
+            f"{worst.share:.1%} ({worst.workload}, {worst.ranks} ranks, {worst.way}).\n"
+        )
+    return "\n".join(lines)
+
+
+def _row(result: Result) -> tuple[object, ...]:
+    sent = (result.critical_mb, result.total_mb, result.busiest_critical_mb, result.busiest_total_mb)
+    rows = (result.store_reads, result.busiest_store_reads, result.store_writes)
+    megabytes, counts = [f"{mb:.2f}" for mb in sent], [f"{count:.0f}" for count in rows]
+    return (result.workload, result.ranks, result.way, *megabytes, f"{result.share:.1%}", *counts)
+
+
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=_tables,
+    rehearsal={"ranks": [2], "only": "criteo-kaggle"},
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_benchmark(BENCHMARK))

@@ -1,4 +1,4 @@
-"""Named data sets, with the window and cache they are planned for."""
+"""Named data sets, each with its window and cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ profile = "criteo-kaggle"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is planned.
+    """What is planned, and how much of it is counted.
 
     Attributes:
         format: of the data; criteo-tsv needs a path.
@@ -31,7 +31,7 @@ class Workload:
         dim: weights per row, 4 bytes each.
         lookahead: batches in the window.
         cache_rows: rows in the caches of all ranks together.
-        warmup: batches planned before any is counted: the cache is full by then, or as full as it gets.
+        warmup: batches planned before the first counted one: the cache is full by then, or as full as it gets.
         measured: batches counted.
     """
 
@@ -44,7 +44,7 @@ class Workload:
     measured: int
 
     def spec(self, data: DataConfig, world_size: int, assign: str) -> OracleSpec:
-        """Every table, each with its own features."""
+        """Spec of a planner for this data."""
         schema = open_source(data).schema
         numbers = {table.name: number for number, table in enumerate(schema.tables)}
         refs = [FeatureRef(feature=n, table=numbers[f.table]) for n, f in enumerate(schema.features)]
@@ -58,18 +58,18 @@ class Workload:
         )
 
     def batches(self, data: DataConfig) -> Iterator[Batch]:
-        """As many as fill the window after the last one counted, the same in every call."""
+        """The same batches in every call; enough to fill the window behind the last counted one."""
         with open_loader(data, seed=0) as loader:
             yield from itertools.islice(loader, self.warmup + self.measured + self.lookahead - 1)
 
 
 WORKLOADS = {
-    # 80,000 examples make 78 batches; the larger batch of the two sizes tried (512, 1024) is nearer to real ones.
+    # 80,000 examples make 78 batches. Batch sizes 512 and 1024 were considered; 1024 is closer to real jobs.
     "sample": Workload(
         format="criteo-tsv", batch_size=1024, dim=48, lookahead=16, cache_rows=100_000, warmup=20, measured=40
     ),
-    # Window, batch and width of the original Bagpipe evaluation. Its cache of 4 M rows would not be full in a run of
-    # some minutes; this one is, so rows leave and come back with every batch.
+    # Window, batch and width of the original Bagpipe evaluation. Its cache of 4 M rows does not fill in a run of a few
+    # minutes; this smaller one does, so rows leave and return with every batch.
     "criteo-kaggle": Workload(
         format="synthetic", batch_size=16_384, dim=48, lookahead=200, cache_rows=2_000_000, warmup=250, measured=100
     ),

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.contestants import Backward, Forward, open_contestants
-from benchmarks.gpu.rows_batch import LAWS, draw_ids, make_batch
+from benchmarks.gpu.kernel_batch import LAWS, draw_ids, make_batch
+from benchmarks.gpu.kernel_contestants import Backward, Forward, open_contestants
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.timing import interleaved
 

@@ -1,15 +1,14 @@
-"""Results as Markdown tables, and what must hold as lines that say whether it does. Pure."""
+"""Results as Markdown tables, and the checks of what must hold on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from benchmarks.gpu.settings import PARTS
+from benchmarks.harness.benchmark import Values, found_of
+from benchmarks.harness.report import table
 
 __all__ = ["checks", "tables"]
-
-_Values = Mapping[str, Any]
 
 #: What must hold.
 MAX_STEP_RATIO = 1.10
@@ -21,165 +20,126 @@ _TORCH = ("embedding_bag, sparse", "embedding_bag, dense")
 _CONTESTANTS = (_OURS, "ours, torch", *_TORCH, "FBGEMM TBE")
 
 
-def tables(values: _Values) -> str:
-    """Everything that was measured."""
-    lines = list(_head(values))
-    for name in PARTS:
-        part = values["parts"].get(name)
-        if part is None:
-            continue
-        if name in _WRITERS and "found" in part:
-            lines += ["", *_WRITERS[name](values)]
-        lines += ["", *_foot(name, part)]
-    lines += ["", *checks(values)]
-    return "\n".join(lines).strip() + "\n"
-
-
-def _head(values: _Values) -> Iterator[str]:
-    if values["rehearsed"]:
-        yield "**A rehearsal: tiny sizes on the CPU. These are no measurements.**"
-        yield ""
+def tables(values: Values) -> str:
+    """All parts in their order, then the checks."""
+    parts = [
+        "\n".join(_WRITERS[name](values)) for name in PARTS if name in _WRITERS and found_of(values, name) is not None
+    ]
     if not _on_gpu(values):
-        yield "**No GPU has run this yet.** What stands here was measured on a machine without one."
-        yield ""
-    for name, text in values["machine"].items():
-        yield f"* {name}: {text}"
+        parts.insert(0, "**No GPU has run this yet.** These figures were measured on a machine without one.\n")
+    return "\n".join([*parts, "\n".join(checks(values))]).strip() + "\n"
 
 
-def _foot(name: str, part: _Values) -> Iterator[str]:
-    """The run that measured a part: parts may be of several."""
-    run = part["run"]
-    if "error" in part:
-        yield f"**Part {name} failed: {part['error']}**"
-        yield ""
-    if "seconds" not in part:
-        yield f"**Cut short: part {name} was ended before its end. What is missing here was not measured.**"
-        yield ""
-    yield (
-        f"Part {name}: code {run['code']}, load average {run['load_average']}, copies within the device's memory "
-        f"{run['copy_bytes_per_s'] / 1e9:,.0f} GB/s, bytes read and written"
-        + "".join(f"; {line}" for line in run["missing"])
-        + "."
-    )
+def _on_gpu(values: Values) -> bool:
+    return bool(values["machine"]["device type"] == "cuda")
 
 
-def _on_gpu(values: _Values) -> bool:
-    return bool(values["kind"] == "cuda")
-
-
-def _found(values: _Values, name: str) -> Any:
-    """What a part has found; None: nothing."""
-    return values["parts"].get(name, {}).get("found")
-
-
-def _settings(values: _Values, name: str) -> _Values:
-    """Sizes that a part was measured with."""
-    settings: _Values = values["parts"][name]["run"]["settings"]
+def _settings(values: Values, name: str) -> Values:
+    """Settings of the run that measured a part."""
+    settings: Values = values["parts"][name]["run"]["settings"]
     return settings
 
 
-def _kernels(values: _Values) -> Iterator[str]:
+def _kernels(values: Values) -> Iterator[str]:
     rate = values["parts"]["kernels"]["run"]["copy_bytes_per_s"]
-    yield "### Rows pooled and updated"
-    yield ""
-    yield "Microseconds, medians; in brackets the share of the copy rate that the counted bytes make."
+    yield "### Rows pooled and updated\n"
+    yield "Microseconds, medians; in brackets the share of the copy rate that the counted bytes make.\n"
     for phase, title in (("forward", "Forward"), ("update", "Backward and update")):
-        yield ""
-        yield f"**{title}**"
-        yield ""
-        yield "| optimizer | D | ids | bag | unique | MB | " + " | ".join(_CONTESTANTS) + " |"
-        yield "|" + "---|" * (6 + len(_CONTESTANTS))
-        for r in _found(values, "kernels"):
-            cells = []
-            for name in _CONTESTANTS:
-                time_s = r[f"{phase}_s"].get(name)
-                share = "" if time_s is None else f" ({r[f'{phase}_bytes'] / time_s / rate:.0%})"
-                cells.append("-" if time_s is None else f"{time_s * 1e6:,.0f}{share}")
-            yield (
-                f"| {r['optimizer']} | {r['dim']} | {r['law']} | {r['bag']} | {r['unique']:,} "
-                f"| {r[f'{phase}_bytes'] / 1e6:.1f} | " + " | ".join(cells) + " |"
-            )
+        yield f"**{title}**\n"
+        rows = [_kernel_row(record, phase, rate) for record in found_of(values, "kernels")]
+        yield table(("optimizer", "D", "ids", "bag", "unique", "MB", *_CONTESTANTS), rows)
 
 
-def _steps(values: _Values) -> Iterator[str]:
-    part, settings = _found(values, "steps"), _settings(values, "steps")
+def _kernel_row(record: Values, phase: str, rate: float) -> tuple[object, ...]:
+    counted, times_s = record[f"{phase}_bytes"], record[f"{phase}_s"]
+    cells = (
+        f"{time_s * 1e6:,.0f} ({counted / time_s / rate:.0%})" if (time_s := times_s.get(name)) is not None else "-"
+        for name in _CONTESTANTS
+    )
+    names = (record[name] for name in ("optimizer", "dim", "law", "bag"))
+    return (*names, f"{record['unique']:,}", f"{counted / 1e6:.1f}", *cells)
+
+
+def _steps(values: Values) -> Iterator[str]:
+    part, settings = found_of(values, "steps"), _settings(values, "steps")
     floor_s = _floor_s(part)
-    yield f"### A step of {settings['batch_size']:,} examples"
-    yield ""
+    yield f"### A step of {settings['batch_size']:,} examples\n"
     yield (
         f"{part['total_rows']:,} rows of dimension {settings['dim']}, row optimizer {settings['rows_optimizer']}; "
         f"cache {part['cache_rows']:,} rows, lookahead {settings['lookahead']}; {settings['measured_steps']} steps "
-        f"after {settings['warmup_steps']}; planned beforehand, at {part['plan_s'] * 1e3:.1f} ms a plan."
+        f"after {settings['warmup_steps']}; planned in advance, at {part['plan_s'] * 1e3:.1f} ms a plan.\n"
     )
-    yield ""
-    yield "| rows | step p50 ms | / fastest resident | rows fetched | rows written | waited for rows, ms | loss |"
-    yield "|---|---|---|---|---|---|---|"
-    for name, time_s in part["resident_s"].items():
-        again_s = part["resident_again_s"].get(name)
-        again = "" if again_s is None else f" (again: {again_s * 1e3:.2f})"
-        yield f"| all resident, {name} | {time_s * 1e3:.2f}{again} | {_ratio(time_s, floor_s)} | - | - | - | - |"
-    for name, r in part["cached"].items():
-        yield (
-            f"| cached, {name} | {r['step_p50_s'] * 1e3:.2f} | {_ratio(r['step_p50_s'], floor_s)} "
-            f"| {r['rows_fetched']:,.0f} | {r['rows_written']:,.0f} | {r['exposed_s'] * 1e3:.2f} | {r['loss']:.6f} |"
-        )
-    for name, why in part["missing"].items():
-        yield f"| {name} | not measured: {why} | | | | | |"
-    yield ""
+    headers = ("rows", "step p50 ms", "/ fastest resident", "rows fetched", "rows written", "waited for rows, ms")
+    yield table((*headers, "loss"), _step_rows(part, floor_s))
     for name, r in part["cached"].items():
         if floor_s is not None and r["step_p50_s"] > MAX_STEP_RATIO * floor_s:
             yield (
-                f"* {name}: to keep up with {floor_s * 1e3:.2f} ms a step its store would have to give "
+                f"* {name}: to reach {floor_s * 1e3:.2f} ms a step its store would have to give "
                 f"{r['rows_fetched'] / floor_s:,.0f} and take {r['rows_written'] / floor_s:,.0f} rows a second."
             )
-    yield "* Busy per step: " + "; ".join(
+    busy = (
         f"{name}: " + ", ".join(f"{lane} {time_s * 1e3:.2f} ms" for lane, time_s in r["lanes_s"].items())
         for name, r in part["cached"].items()
     )
+    yield f"* Busy per step: {'; '.join(busy)}\n"
 
 
-def _appetite(values: _Values) -> Iterator[str]:
-    part, settings = _found(values, "appetite"), _settings(values, "appetite")
-    steps = _found(values, "steps")
-    is_same_step = steps is not None and _sizes(_settings(values, "steps")) == _sizes(settings)
-    floor_s = _floor_s(steps) if is_same_step else None
-    yield "### What a device can be fed with"
-    yield ""
+def _step_rows(part: Values, floor_s: float | None) -> Iterator[tuple[str, ...]]:
+    for name, time_s in part["resident_s"].items():
+        again_s = part["resident_again_s"].get(name)
+        again = "" if again_s is None else f" (again: {again_s * 1e3:.2f})"
+        yield (f"all resident, {name}", f"{time_s * 1e3:.2f}{again}", _ratio(time_s, floor_s), "-", "-", "-", "-")
+    for name, r in part["cached"].items():
+        yield (
+            f"cached, {name}",
+            f"{r['step_p50_s'] * 1e3:.2f}",
+            _ratio(r["step_p50_s"], floor_s),
+            f"{r['rows_fetched']:,.0f}",
+            f"{r['rows_written']:,.0f}",
+            f"{r['exposed_s'] * 1e3:.2f}",
+            f"{r['loss']:.6f}",
+        )
+    for name, why in part["missing"].items():
+        yield (name, f"not measured: {why}", "", "", "", "", "")
+
+
+def _feed(values: Values) -> Iterator[str]:
+    part, settings = found_of(values, "feed"), _settings(values, "feed")
+    yield "### How fast the host can feed a device\n"
     yield (
         f"A step of {settings['batch_size']:,} examples in the steady state: {part['rows_unique']:,.0f} unique rows, "
-        f"{part['rows_fetched']:,.0f} fetched, {part['rows_evicted']:,.0f} evicted."
+        f"{part['rows_fetched']:,.0f} fetched, {part['rows_evicted']:,.0f} evicted.\n"
     )
-    yield ""
-    yield "| | steps/s | rows/s | client's CPU time, s per million rows |"
-    yield "|---|---|---|---|"
+    headers = ("", "steps/s", "rows/s", "client's CPU time, s per million rows")
+    yield table(headers, _feed_rows(values, part, settings))
+
+
+def _feed_rows(values: Values, part: Values, settings: Values) -> Iterator[tuple[str, ...]]:
+    steps = found_of(values, "steps")
+    is_same_step = steps is not None and _sizes(_settings(values, "steps")) == _sizes(settings)
+    floor_s = _floor_s(steps) if is_same_step else None
     if floor_s is not None:
         where = "the GPU" if _on_gpu(values) else "this machine's CPU, for comparison"
-        yield (
-            f"| {where}, all rows resident | {1 / floor_s:,.1f} | {part['rows_fetched'] / floor_s:,.0f} fetched, "
-            f"{part['rows_evicted'] / floor_s:,.0f} written | - |"
-        )
-    yield f"| planner, one thread | {1 / part['plan_s']:,.1f} | - | - |"
-    yield f"| preparation of plan and inputs, one thread | {1 / part['prepare_s']:,.1f} | - | - |"
+        rows = f"{part['rows_fetched'] / floor_s:,.0f} fetched, {part['rows_evicted'] / floor_s:,.0f} written"
+        yield (f"{where}, all rows resident", f"{1 / floor_s:,.1f}", rows, "-")
+    yield ("planner, one thread", f"{1 / part['plan_s']:,.1f}", "-", "-")
+    yield ("preparation of plan and inputs, one thread", f"{1 / part['prepare_s']:,.1f}", "-", "-")
     for name, rates in part["stores"].items():
         both = rates["rows_read_and_written_per_s"]
         yield (
-            f"| {name}, one client | {both / max(1.0, part['rows_fetched']):,.1f} | {both:,.0f} read and as many "
-            f"written at once; {rates['rows_read_per_s']:,.0f} read alone, "
-            f"{rates['rows_written_per_s']:,.0f} written alone | {_client_cpu(rates)} |"
+            f"{name}, one client",
+            f"{both / max(1.0, part['rows_fetched']):,.1f}",
+            f"{both:,.0f} read and as many written concurrently; {rates['rows_read_per_s']:,.0f} read alone, "
+            f"{rates['rows_written_per_s']:,.0f} written alone",
+            f"{rates['cpu_s_per_million_read_and_written']:.2f} read and as many written concurrently; "
+            f"{rates['cpu_s_per_million_read']:.2f} read alone, {rates['cpu_s_per_million_written']:.2f} written alone",
         )
     for name, why in part["missing"].items():
-        yield f"| {name} | not measured: {why} | | |"
+        yield (name, f"not measured: {why}", "", "")
 
 
-def _client_cpu(rates: Mapping[str, float]) -> str:
-    return (
-        f"{rates['cpu_s_per_million_read_and_written']:.2f} read and as many written at once; "
-        f"{rates['cpu_s_per_million_read']:.2f} read alone, {rates['cpu_s_per_million_written']:.2f} written alone"
-    )
-
-
-def _floor_s(part: _Values) -> float | None:
-    """The fastest step with all rows resident, of either time that it was measured."""
+def _floor_s(part: Values) -> float | None:
+    """The fastest step with all rows resident, before or after the cached runs."""
     times_s = [*part["resident_s"].values(), *part["resident_again_s"].values()]
     return min(times_s) if times_s else None
 
@@ -188,28 +148,28 @@ def _ratio(time_s: float, floor_s: float | None) -> str:
     return "-" if floor_s is None else f"{time_s / floor_s:.2f}"
 
 
-def _sizes(settings: _Values) -> _Values:
-    """All but what says which parts to measure."""
+def _sizes(settings: Values) -> Values:
+    """All settings except which parts to measure."""
     return {name: value for name, value in settings.items() if name != "parts"}
 
 
 #: Part -> its tables, in the order of the report; `trace` has none.
-_WRITERS: Mapping[str, Callable[[_Values], Iterator[str]]] = {
+_WRITERS: Mapping[str, Callable[[Values], Iterator[str]]] = {
     "kernels": _kernels,
     "steps": _steps,
-    "appetite": _appetite,
+    "feed": _feed,
 }
 
 
-def checks(values: _Values) -> list[str]:
-    """What must hold on a GPU, each line with pass, MISS or not measured. On a CPU there is nothing to hold."""
+def checks(values: Values) -> list[str]:
+    """A line per check, with pass, MISS or not measured. There are none for results from a CPU."""
     if not _on_gpu(values):
         return []
     return [*_step_checks(values), *_kernel_checks(values)]
 
 
-def _step_checks(values: _Values) -> Iterator[str]:
-    part = _found(values, "steps") or {"resident_s": {}, "resident_again_s": {}, "cached": {}}
+def _step_checks(values: Values) -> Iterator[str]:
+    part = found_of(values, "steps") or {"resident_s": {}, "resident_again_s": {}, "cached": {}}
     floor_s = _floor_s(part)
     if floor_s is None or not part["cached"]:
         yield f"* cached step at most {MAX_STEP_RATIO:.2f}x the fastest resident step: not measured"
@@ -222,8 +182,8 @@ def _step_checks(values: _Values) -> Iterator[str]:
         )
 
 
-def _kernel_checks(values: _Values) -> Iterator[str]:
-    records = [r for r in _found(values, "kernels") or [] if _OURS in r["update_s"]]
+def _kernel_checks(values: Values) -> Iterator[str]:
+    records = [r for r in found_of(values, "kernels") or [] if _OURS in r["update_s"]]
     rate = values["parts"]["kernels"]["run"]["copy_bytes_per_s"] if records else 0.0
     shares, speed_ups, against_fbgemm = [], [], []
     for r in records:

@@ -24,7 +24,7 @@ from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.types.model_inputs import ModelInputs
-from benchmarks.gpu.contestants import SPARSE_OPTIMIZERS, tbe
+from benchmarks.gpu.kernel_contestants import SPARSE_OPTIMIZERS, tbe
 from benchmarks.gpu.timing import open_clock
 from benchmarks.gpu.workload import Workload
 

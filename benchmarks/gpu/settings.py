@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bagpipe.errors import InputError
 from data.synthetic import BLOCK_ROWS
 
-__all__ = ["PARTS", "Settings", "parse"]
+__all__ = ["PARTS", "REHEARSAL", "Settings", "add_flags"]
 
-PARTS = ("kernels", "steps", "appetite", "trace")
+PARTS = ("kernels", "steps", "feed", "trace")
 ROW_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 
 
@@ -28,7 +26,7 @@ def _list(default: tuple[int, ...] | tuple[str, ...], text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Sizes. The help texts say what they are."""
+    """Sizes; the help texts describe them."""
 
     device: str = _size("cuda:0", "as torch names it")
     parts: tuple[str, ...] = _list(PARTS, "what to measure")
@@ -55,9 +53,20 @@ class Settings:
     servers: tuple[int, ...] = _list((1, 2, 4), "numbers of store servers on this host")
     seed: int = _size(1, "of data and initial values")
 
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """From the command line. InputError: a size is not positive, or a name is unknown."""
+        values: dict[str, Any] = {}
+        for item in dataclasses.fields(cls):
+            value = getattr(options, item.name)
+            values[item.name] = tuple(value) if isinstance(value, list) else value
+        settings = cls(**values)
+        _check(settings)
+        return settings
+
     @property
     def num_steps(self) -> int:
-        """Of a cached run; a few more than are timed, for the last ones have lanes without work."""
+        """Steps of a cached run. The last ones are not timed: lanes that look ahead have no work left."""
         return self.warmup_steps + self.measured_steps + self.read_ahead
 
 
@@ -81,30 +90,13 @@ REHEARSAL: dict[str, Any] = {
 }
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Settings, argparse.Namespace]:
-    """The sizes, and the flags that are none: `rehearse`, `report`, `out`.
-
-    Raises:
-        InputError: a size or name that cannot be.
-    """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.main", description=__doc__)
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU: shows that it runs")
-    parser.add_argument("--report", action="store_true", help="measure nothing: write --out's results.json up again")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the results (default: this one)")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag per size."""
     for item in dataclasses.fields(Settings):
         kind = type(item.default[0]) if isinstance(item.default, tuple) else type(item.default)
         many = {"nargs": "+"} if isinstance(item.default, tuple) else {}
         flag = f"--{item.name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, default=None, help=item.metadata.get("help", ""), **many)  # type: ignore[arg-type]
-    flags = parser.parse_args(argv)
-    given = {
-        item.name: tuple(value) if isinstance(value, list) else value
-        for item in dataclasses.fields(Settings)
-        if (value := getattr(flags, item.name)) is not None
-    }
-    settings = Settings(**{**(REHEARSAL if flags.rehearse else {}), **given})
-    _check(settings)
-    return settings, flags
+        parser.add_argument(flag, type=kind, default=item.default, help=item.metadata.get("help", ""), **many)  # type: ignore[arg-type]
 
 
 def _check(settings: Settings) -> None:

@@ -1,21 +1,25 @@
-"""Records to tables (Markdown), one JSON file, and a plot. Medians over repeats everywhere.
+"""Records to tables (Markdown) and a plot. All figures are medians over repeats.
 
-Record… ──summarise──> WorkloadSummary (direct, compute, cells) ──> markdown / json / plot
+Record… ──summarise──> WorkloadSummary (direct, compute, cells) ──> tables, plot
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overlap.experiment import MAX_OTHER_CORES, Cell, Record
+from benchmarks.harness.benchmark import Values
+from benchmarks.harness.plot import log_log, panels
+from benchmarks.harness.processor_use import MAX_OTHER_CORES
+from benchmarks.harness.report import table
+from benchmarks.overlap.grid import Cell, Record
 from benchmarks.overlap.trial import Trial
-from benchmarks.overlap.workload import Workload
+from benchmarks.overlap.workload import WORKLOADS, Workload
 
-__all__ = ["CellSummary", "Target", "WorkloadSummary", "draw", "markdown", "records_from_json", "summarise", "to_json"]
+__all__ = ["CellSummary", "WorkloadSummary", "draw", "summarise", "tables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +27,14 @@ class CellSummary:
     """Medians over the repeats of one cell; per step, seconds and bytes.
 
     Attributes:
-        step_p50_s, step_p90_s: of the steps of a run.
+        step_p50_s, step_p90_s: median and 90th percentile of the steps of a run.
         compute_s: compute-only step around the runs.
-        ratio: step_p50_s / compute_s, of each run by itself.
+        ratio: step_p50_s / compute_s of the same run.
         speedup: step p50 of direct mode / step_p50_s.
-        exposed_s: the compute lane waited for rows.
+        exposed_s: wait of the compute lane for rows.
         hit_rate: share of unique rows found in the cache.
         rows_fetched, received_bytes, sent_bytes: per step.
-        own_cores, other_cores: cores used by the job, and by other jobs (the most of any repeat).
+        own_cores, other_cores: cores used by the job, and by other jobs (maximum over repeats).
         runs: repeats that count.
     """
 
@@ -51,7 +55,7 @@ class CellSummary:
 
     @property
     def is_quiet(self) -> bool:
-        """No other job used the machine in the runs that count."""
+        """Whether no other job disturbed the runs that count."""
         return self.other_cores <= MAX_OTHER_CORES
 
     @property
@@ -62,12 +66,12 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSummary:
-    """One workload.
+    """Summary of a workload.
 
     Attributes:
-        share: of a direct step that is not computation.
+        share: share of a direct step that is not computation.
         rows_unique: per batch.
-        losses: different losses seen over the first steps of all runs; one: all runs computed the same bits.
+        losses: number of different losses over the first steps; 1: all runs computed the same bits.
     """
 
     workload: Workload
@@ -80,45 +84,13 @@ class WorkloadSummary:
 
     @property
     def headline(self) -> tuple[CellSummary, ...]:
-        """The cells of the largest cache: chosen before anything is measured, unlike the best of a noisy grid."""
+        """The cells of the largest cache: a choice that does not depend on the measurements."""
         largest = max(self.workload.cache_shares)
         return tuple(cell for cell in self.cells if cell.cell.cache_share == largest)
 
-    def targets(self) -> Sequence[Target]:
-        """What was wanted and what was reached."""
-        workload = self.workload
-        found = [
-            Target(
-                what="speed-up over direct",
-                wanted=f">= {workload.target_speedup}",
-                headline=statistics.median(cell.speedup for cell in self.headline),
-                cells_met=sum(cell.speedup >= workload.target_speedup for cell in self.cells),
-            )
-        ]
-        if workload.target_ratio is not None:
-            found.append(
-                Target(
-                    what="step / compute-only",
-                    wanted=f"<= {workload.target_ratio:.2f}",
-                    headline=statistics.median(cell.ratio for cell in self.headline),
-                    cells_met=sum(cell.ratio <= workload.target_ratio for cell in self.cells),
-                )
-            )
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What was wanted, the median over the headline's lookaheads, and how many cells of the grid meet it."""
-
-    what: str
-    wanted: str
-    headline: float
-    cells_met: int
-
 
 def summarise(workload: Workload, records: Sequence[Record]) -> WorkloadSummary:
-    """Reduce a workload's records."""
+    """Summary of a workload's records; disturbed runs count only in cells without an undisturbed one."""
     by_cell: dict[Cell, list[Record]] = {}
     for record in records:
         by_cell.setdefault(record.cell, []).append(record)
@@ -161,92 +133,91 @@ def _summarise_cell(cell: Cell, records: Sequence[Record], direct_s: float) -> C
     )
 
 
-_HEADER = (
-    "| cache (rows) | lookahead | step p50 ms | p90 ms | / compute | speed-up | exposed ms | hit rate | rows fetched "
-    "| link MB/s | runs |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
-)
+_HEADERS = ("cache (rows)", "lookahead", "step p50 ms", "p90 ms", "/ compute", "speed-up", "exposed ms", "hit rate")
 
 
-def markdown(summary: WorkloadSummary) -> str:
-    """The workload's section of the README."""
+def tables(values: Values) -> str:
+    """A section per workload."""
+    return "\n".join(text for summary in _summaries(values) for text in _section(summary))
+
+
+def _summaries(values: Values) -> list[WorkloadSummary]:
+    found = {name: part["found"] for name, part in values["parts"].items() if part.get("found")}
+    return [summarise(WORKLOADS[name], [_record(record) for record in records]) for name, records in found.items()]
+
+
+def _record(value: Mapping[str, Any]) -> Record:
+    trial = Trial(**{**value["trial"], "step_s": tuple(value["trial"]["step_s"])})
+    return Record(**{**value, "cell": Cell(**value["cell"]), "trial": trial})
+
+
+def _section(summary: WorkloadSummary) -> Iterator[str]:
     workload = summary.workload
-    lines = [
-        f"### {workload.name}: {workload.model}, batch {workload.batch_size}, dimension {workload.embedding_dim}\n\n",
+    yield f"### {workload.name}: {workload.model}, batch {workload.batch_size}, dimension {workload.embedding_dim}\n"
+    yield (
         f"Compute only {summary.compute_s * 1e3:.1f} ms; direct mode {summary.direct.step_p50_s * 1e3:.1f} ms, "
-        f"{summary.share:.1%} of it not computing; {summary.rows_unique:,.0f} unique rows a batch.\n\n",
-        _HEADER,
-    ]
-    for cell in (summary.direct, *summary.cells):
-        name = f"{cell.cell.cache_share:.0%} ({cell.cell.cache_rows:,})" if cell.cell.cache_share else "direct"
-        values = (
-            name,
-            str(cell.cell.lookahead) if cell.cell.cache_share else "-",
-            f"{cell.step_p50_s * 1e3:.1f}",
-            f"{cell.step_p90_s * 1e3:.1f}",
-            f"{cell.ratio:.2f}",
-            f"{cell.speedup:.2f}",
-            f"{cell.exposed_s * 1e3:.1f}",
-            f"{cell.hit_rate:.1%}",
-            f"{cell.rows_fetched:,.0f}",
-            f"{cell.link_bytes_per_s / 1e6:.0f}",
-            f"{cell.runs}" + ("" if cell.is_quiet else " (disturbed)"),
+        f"{summary.share:.1%} of it not computing; {summary.rows_unique:,.0f} unique rows a batch.\n"
+    )
+    rows = [_row(cell) for cell in (summary.direct, *summary.cells)]
+    yield table((*_HEADERS, "rows fetched", "link MB/s", "runs"), rows)
+    yield "".join(f"- {line}\n" for line in _verdicts(summary))
+
+
+def _row(cell: CellSummary) -> tuple[str, ...]:
+    share = cell.cell.cache_share
+    return (
+        f"{share:.0%} ({cell.cell.cache_rows:,})" if share else "direct",
+        str(cell.cell.lookahead) if share else "-",
+        f"{cell.step_p50_s * 1e3:.1f}",
+        f"{cell.step_p90_s * 1e3:.1f}",
+        f"{cell.ratio:.2f}",
+        f"{cell.speedup:.2f}",
+        f"{cell.exposed_s * 1e3:.1f}",
+        f"{cell.hit_rate:.1%}",
+        f"{cell.rows_fetched:,.0f}",
+        f"{cell.link_bytes_per_s / 1e6:.0f}",
+        f"{cell.runs}" + ("" if cell.is_quiet else " (disturbed)"),
+    )
+
+
+def _verdicts(summary: WorkloadSummary) -> Iterator[str]:
+    """Targets: the median over the headline's lookaheads, and how many cells of the grid meet them."""
+    workload = summary.workload
+    targets: list[tuple[str, str, Callable[[CellSummary], float], Callable[[float], bool]]] = [
+        (
+            "speed-up over direct",
+            f">= {workload.target_speedup}",
+            lambda cell: cell.speedup,
+            lambda speedup: speedup >= workload.target_speedup,
         )
-        lines.append("| " + " | ".join(values) + " |\n")
-    lines.append("\n")
+    ]
+    wanted = workload.target_ratio
+    if wanted is not None:
+        targets.append(
+            ("step / compute-only", f"<= {wanted:.2f}", lambda cell: cell.ratio, lambda ratio: ratio <= wanted)
+        )
     largest = f"{max(workload.cache_shares):.0%}"
-    for target in summary.targets():
-        lines.append(
-            f"- {target.what}, wanted {target.wanted}: {target.headline:.2f} with a cache of {largest} "
-            f"(median over lookaheads); met by {target.cells_met} of {len(summary.cells)} cells\n"
+    for what, bound, value, is_met in targets:
+        yield (
+            f"{what}, wanted {bound}: {statistics.median(map(value, summary.headline)):.2f} with a cache of {largest} "
+            f"(median over lookaheads); met by {sum(is_met(value(cell)) for cell in summary.cells)} of "
+            f"{len(summary.cells)} cells"
         )
     same = "all runs gave the same bits" if summary.losses == 1 else f"{summary.losses} different values"
-    lines.append(f"- loss of the first steps: {same}\n")
-    return "".join(lines)
+    yield f"loss of the first steps: {same}"
 
 
-def to_json(summaries: Sequence[WorkloadSummary], records: Sequence[Record], surroundings: Mapping[str, str]) -> Any:
-    """All that was measured, as plain values."""
-    return {
-        "surroundings": dict(surroundings),
-        "workloads": [asdict(summary) for summary in summaries],
-        "records": [asdict(record) for record in records],
-    }
-
-
-def records_from_json(value: Any) -> list[Record]:
-    """The records of a file written from `to_json`."""
-    records = []
-    for record in value["records"]:
-        trial = Trial(**{**record["trial"], "step_s": tuple(record["trial"]["step_s"])})
-        records.append(Record(**{**record, "cell": Cell(**record["cell"]), "trial": trial}))
-    return records
-
-
-def draw(summaries: Sequence[WorkloadSummary], path: Path) -> None:
-    """Step time over cache size, a curve per lookahead, between compute-only and direct mode. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "overlap"  # the same figures give the same file
-    figure, axes = pyplot.subplots(1, len(summaries), figsize=(6 * len(summaries), 4), squeeze=False)
-    for axis, summary in zip(axes[0], summaries, strict=True):
-        lookaheads = sorted({cell.cell.lookahead for cell in summary.cells})
-        for lookahead in lookaheads:
-            curve = sorted(
-                (c.cell.cache_share * 100, c.step_p50_s * 1e3) for c in summary.cells if c.cell.lookahead == lookahead
-            )
-            axis.plot(*zip(*curve, strict=True), marker="o", label=f"lookahead {lookahead}")
-        axis.axhline(summary.compute_s * 1e3, color="black", linestyle="--", label="compute only")
-        axis.axhline(summary.direct.step_p50_s * 1e3, color="red", linestyle=":", label="direct mode")
-        axis.set_title(f"{summary.workload.name}: {summary.share:.1%} of a direct step is not computing", fontsize=10)
-        axis.set_xlabel("cache, % of all rows")
-        axis.set_ylabel("step p50, ms")
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.grid(visible=True, which="both", alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def draw(values: Values, folder: Path) -> None:
+    """Step time over cache size, a curve per lookahead, between compute-only and direct mode."""
+    summaries = _summaries(values)
+    with panels(folder / "curve.svg", len(summaries), size=(6 * len(summaries), 4)) as axes:
+        for axis, summary in zip(axes, summaries, strict=True):
+            for lookahead in sorted({cell.cell.lookahead for cell in summary.cells}):
+                cells = [cell for cell in summary.cells if cell.cell.lookahead == lookahead]
+                curve = sorted((cell.cell.cache_share * 100, cell.step_p50_s * 1e3) for cell in cells)
+                axis.plot(*zip(*curve, strict=True), marker="o", label=f"lookahead {lookahead}")
+            axis.axhline(summary.compute_s * 1e3, color="black", linestyle="--", label="compute only")
+            axis.axhline(summary.direct.step_p50_s * 1e3, color="red", linestyle=":", label="direct mode")
+            title = f"{summary.workload.name}: {summary.share:.1%} of a direct step is not computing"
+            log_log(axis, title, x="cache, % of all rows", y="step p50, ms")
+            axis.legend(fontsize=8)

@@ -1,4 +1,4 @@
-"""Compute only: the same model and batches, every row in device memory, nothing else running. The floor of a step.
+"""Compute only: the same model and batches, every row in device memory, nothing else running. A step's lower bound.
 
 cacher ──steps (planned for a cache of all rows)──> index tensors, inputs, initial rows in their slots
 run():   begin, forward, loss, backward, row update, dense step      per batch, in one thread, no store, no lanes
@@ -37,10 +37,10 @@ class _Batch:
 
 
 class ResidentModel:
-    """A model with all rows of all tables in its cache, and some batches ready to be computed.
+    """A model with all rows of all tables in its cache, and prepared batches.
 
     Args:
-        config: of the job whose batches these are; cache and store are not used.
+        config: of the job; its cache and store are not used.
         num_slots: rows of all tables.
         batches: numbers of the batches to compute.
     """

@@ -23,8 +23,8 @@ from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.training.engine import Progress
 from bagpipe.types.schema import RowSchema
-from benchmarks.overlap.link import ShapedServer
-from benchmarks.overlap.load import ProcessorUse
+from benchmarks.harness.processor_use import ProcessorUse
+from benchmarks.harness.shaped_link import ShapedServer
 from cacher.embedded import EmbeddedCacher
 from trainer.assembly import build_engine, build_trainee
 

@@ -1,26 +1,22 @@
-"""How long does the partitioner search, and how much better than a chain is what it finds?
+"""How long does the partitioner search, and how much better than a chain is the partition it finds?
 
-    python -m benchmarks.partition.main [--branches 2 4 8 16] [--devices 32] [--json FILE]
+    python -m benchmarks.partition.main [--branches 2 4 8 16] [--devices 32] [--out DIR]
 
-The models are like those of GraphPipe's evaluation (Jeon et al., ASPLOS 2025): branches of 8 layers 4096 wide, a join
-and a layer behind it. Costs are computed, not measured: operations of a layer over a device's speed. Times are CPU
-times of the one thread. What is compared is what the cost model says; nothing is trained here.
+The models resemble those of GraphPipe's evaluation (Jeon et al., ASPLOS 2025): branches of 8 layers 4096 wide, a join,
+and one layer behind it. Costs are computed (operations of a layer over a device's speed), not measured. Times are CPU
+times of the thread. The ratios compare predictions of the cost model; nothing is trained.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
-import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from bagpipe.partition.bisect import least_bottleneck
 from bagpipe.partition.chain import ChainSearch
@@ -28,21 +24,24 @@ from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.plan import Replicas, make_plan
 from bagpipe.partition.search import find
-
-T = TypeVar("T")
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.report import table
+from benchmarks.harness.rounds import timed
 
 LAYERS = 8
 WIDTH = 4096
 BATCH_EXAMPLES = 16384
 MICROBATCHES = 64
 
-#: Operations of one layer's forward per example; its backward has twice as many.
+REPLICAS: tuple[Replicas, ...] = ("none", "each")
+
+#: Operations of one layer's forward pass per example; the backward pass has twice as many.
 LAYER_FLOP = 2 * WIDTH * WIDTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a device does per second, and how it is linked."""
+    """Speed and memory of a device, and its link to the others."""
 
     name: str
     flop_per_s: float
@@ -52,7 +51,7 @@ class Device:
     latency_s: float = 1e-5
 
 
-#: Summit's V100 in fp32, as in GraphPipe; the same behind a slower network; a device six times as fast.
+#: Summit's V100 in fp32, as in GraphPipe; the same behind a slower network; a device about six times as fast.
 DEVICES = (
     Device(name="V100", flop_per_s=14e12, call_s=3e-5, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9),
     Device(name="V100, 25 Gb/s", flop_per_s=14e12, call_s=3e-5, memory_bytes=16e9, bandwidth_bytes_per_s=3.1e9),
@@ -61,10 +60,10 @@ DEVICES = (
 
 
 def towers(branches: int, device: Device, join: str, seed: int | None) -> OperatorGraph:
-    """Branches of layers, a join, a layer; with a seed a branch's layer has 0.5 to 1.5 of a layer's work.
+    """Branches of layers, a join, a layer. A seed scales the work of every branch layer by 0.5 to 1.5.
 
-    ``concat`` makes the last layer as many times wider as there are branches, so that it is most of the bottleneck;
-    ``sum`` leaves it as it is.
+    ``concat`` multiplies the last layer's width by the number of branches, which makes it most of the bottleneck;
+    ``sum`` keeps its width.
     """
     rng = random.Random(seed)
     operators, edges = [], []
@@ -97,21 +96,10 @@ def _layer(name: str, device: Device, work: float, inputs: int) -> Operator:
     )
 
 
-def timed(repeats: int, work: Callable[[], T]) -> tuple[float, T]:
-    """Median CPU seconds, and the last result."""
-    seconds = []
-    while True:
-        start = time.process_time()
-        result = work()
-        seconds.append(time.process_time() - start)
-        if len(seconds) == repeats:
-            return statistics.median(seconds), result
-
-
 def measure(
     branches: int, device: Device, join: str, replicas: Replicas, seed: int | None, num_devices: int, repeats: int
 ) -> dict[str, Any]:
-    """One row: search time at one micro-batch count, and the whole plan against the best chain."""
+    """Search time at one number of micro-batches, and the whole plan against the best chain."""
     graph = towers(branches, device, join, seed)
     cluster = Cluster(
         devices=num_devices,
@@ -120,10 +108,14 @@ def measure(
         latency_s=device.latency_s,
     )
     allowed = range(1, num_devices + 1) if replicas == "each" else (1,)
-    search_s, found = timed(repeats, lambda: find(CostModel(graph, cluster, BATCH_EXAMPLES), allowed, (MICROBATCHES,)))
+    search_s, found = timed(
+        lambda: find(CostModel(graph, cluster, BATCH_EXAMPLES), allowed, (MICROBATCHES,)),
+        repeats,
+        clock=time.process_time,
+    )
     chain = ChainSearch(CostModel(graph, cluster, BATCH_EXAMPLES), allowed, MICROBATCHES)
     layout = least_bottleneck(chain.bottleneck, chain.solve)
-    plan_s, plan = timed(1, lambda: make_plan(graph, cluster, BATCH_EXAMPLES, replicas=replicas))
+    plan_s, plan = timed(lambda: make_plan(graph, cluster, BATCH_EXAMPLES, replicas=replicas), clock=time.process_time)
     chains = {a.name: a.partition.step_s for a in plan.alternatives if a.name.startswith("chain")}
     best = plan.partition
 
@@ -153,37 +145,60 @@ def measure(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    settings = [
+        (branches, device, join, replicas, seed)
+        for branches in options.branches
+        for join in ("sum", "concat")
+        for device in DEVICES
+        for replicas in REPLICAS
+        for seed in (None, 1)
+        if branches == max(options.branches) or (seed is None and device is not DEVICES[1] and join == "sum")
+    ]
+
+    def search(part: Part) -> None:
+        for branches, device, join, replicas, seed in settings[:2] if options.rehearse else settings:
+            row = measure(branches, device, join, replicas, seed, options.devices, options.repeats)
+            part.add(row)
+            part.say(f"{branches} branches, {device.name}, {join}, {replicas}: {row['search_s']} s a search")
+
+    return {"search": search}
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--branches", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--devices", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the results there")
-    flags = parser.parse_args(argv)
-    settings = [
-        (branches, device, join, replicas, seed)
-        for branches in flags.branches
-        for join in ("sum", "concat")
-        for device in DEVICES
-        for replicas in ("none", "each")
-        for seed in (None, 1)
-        if branches == max(flags.branches) or (seed is None and device is not DEVICES[1] and join == "sum")
-    ]
-    rows: list[dict[str, Any]] = []
-    kinds: dict[str, Replicas] = {"none": "none", "each": "each"}
-    for branches, device, join, replicas, seed in settings:
-        row = measure(branches, device, join, kinds[replicas], seed, flags.devices, flags.repeats)
-        if not rows:
-            print("| " + " | ".join(row) + " |\n|" + "---|" * len(row))
-        rows.append(row)
-        print("| " + " | ".join("–" if value is None else str(value) for value in row.values()) + " |", flush=True)
-    if flags.json:
-        environment = {"machine": platform.platform(), "python": platform.python_version(), "numpy": np.__version__}
-        settings_used = {"devices": flags.devices, "batch_examples": BATCH_EXAMPLES, "repeats": flags.repeats}
-        flags.json.write_text(
-            json.dumps({"environment": environment, "settings": settings_used, "rows": rows}, indent=1)
-        )
 
+
+def _tables(values: Values) -> str:
+    headers = ("branches", "device", "join", "replicas", "costs", "search s", "plan s", "bottleneck, M = 64")
+    return table(
+        (*headers, "bottleneck, best M", "step, chain 1f1b", "step, best chain", "plan"),
+        map(_row, found_of(values, "search")),
+    )
+
+
+def _row(record: Mapping[str, Any]) -> tuple[object, ...]:
+    settings = (record[name] for name in ("branches", "device", "join", "replicas", "costs"))
+    seconds = (f"{record[name]:.1f}" for name in ("search_s", "plan_s"))
+    names = ("bottleneck_ratio_64", "bottleneck_ratio", "step_ratio_1f1b", "step_ratio_best_chain")
+    ratios = ("–" if record[name] is None else f"{record[name]:.2f}" for name in names)
+    plan = (
+        f"{record['schedule']}, {record['stages']} stages, depth {record['depth']}, "
+        f"{record['devices_used']} devices, M = {record['microbatches']}"
+    )
+    return (*settings, *seconds, *ratios, plan)
+
+
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=_tables,
+    rehearsal={"branches": [2], "devices": 4, "repeats": 1},
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_benchmark(BENCHMARK))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.overlap.load import ProcessorUse, process_tree
+from benchmarks.harness.processor_use import ProcessorUse, process_tree
 from trainer.process import peak_rss_bytes
 
 __all__ = ["DRAIN_STEPS", "LOSS_STEPS", "WARMUP_STEPS", "Meter", "interface_bytes", "peak_bytes"]

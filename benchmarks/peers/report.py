@@ -1,54 +1,53 @@
-"""Outcomes to tables (Markdown), one JSON file, and a plot.
+"""Outcomes to tables (Markdown) and a plot.
 
-Outcome… ──summarise──> Summary per setting and contender ──> tables / speed.svg;  Outcome… ──> results.json
-
-Tables go into README.md between its marks; into tables.md in a folder that has none.
+Outcome… ──summarise──> Summary per setting and contender ──> tables, speed.svg
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.contest import MAX_OTHER_CORES
-from benchmarks.peers.setting import SETTINGS
-from benchmarks.peers.task import CONTENDERS, Outcome
-from benchmarks.readme import fill_in
+from benchmarks.harness.benchmark import Values
+from benchmarks.harness.plot import panels
+from benchmarks.harness.processor_use import MAX_OTHER_CORES
+from benchmarks.harness.report import table
+from benchmarks.harness.rounds import paired_ratios
+from benchmarks.peers.contenders import CONTENDERS, Outcome
+from benchmarks.peers.settings import SETTINGS
 
-__all__ = ["Summary", "draw", "markdown", "outcomes_from_json", "summarise", "to_json", "write"]
+__all__ = ["Summary", "draw", "summarise", "tables"]
 
-#: What was wanted of "ours cached" in the setting "criteo".
+#: Target of "ours cached" in the setting "criteo".
 TARGET_RATIO, TARGET_SETTING, OURS = 1.10, "criteo", "ours cached"
-#: Faster than torchrec, whose kernel it is.
+#: The bare kernel of torchrec, which is faster than torchrec.
 BARE = "fbgemm tables"
-#: Held-out AUC of two runs that differ in rounding only: 8,000 examples, 250 of them clicked.
+#: Spread of the held-out AUC of runs that differ in rounding only: 8,000 examples, 250 of them clicked.
 SAME_AUC = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A contender in a setting, over its runs.
+    """Figures of a contender in a setting.
 
     Attributes:
-        runs, disturbed: runs; those beside other jobs.
+        runs, disturbed: number of runs, and of those that other jobs disturbed.
         samples_per_s: batch size over the median over runs of the mean step.
-        p50_s, p99_s: medians over runs of a run's p50; p99 of the steps of all runs.
-        ratio, ratio_low, ratio_high: p50 over the faster torchrec-all-local's of the same repeat: median, least, most.
+        p50_s: median over runs of a run's p50.
+        p99_s: p99 of the steps of all runs.
+        ratio, ratio_low, ratio_high: p50 over that of the faster torchrec with all rows local in the same repeat:
+            median, minimum, maximum.
         bytes_per_step: on the network.
-        peak_bytes: resident memory of its processes, the store's server left out.
-        rows_peak_bytes: rows and their optimizer state in it.
-        auc: of the held-out examples, median.
-        loss: of the first steps, median.
-        hit_rate: of the cache.
-        own_cores: used.
+        peak_bytes: peak resident memory of its processes, without the store's server.
+        rows_peak_bytes: of that, rows and their optimizer state.
+        auc: median over the held-out examples.
+        loss: median over the first steps.
+        hit_rate: of the cache; None: there is no cache.
+        own_cores: cores it used.
     """
 
-    setting: str
     contender: str
     runs: int
     disturbed: int
@@ -68,38 +67,32 @@ class Summary:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
-    """In the order of settings and contenders."""
-    found = []
-    for setting in dict.fromkeys(outcome.setting for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.setting == setting]
-        floors: dict[int, float] = {}
-        for outcome in own:
-            if CONTENDERS[outcome.contender].is_floor:
-                p50_s = statistics.median(outcome.step_s)
-                floors[outcome.repeat] = min(p50_s, floors.get(outcome.repeat, p50_s))
-        for contender in CONTENDERS:
-            runs = [outcome for outcome in own if outcome.contender == contender]
-            if runs:
-                found.append(_summarise(runs, floors))
-    return found
+    """Summaries of one setting, in the order of the contenders."""
+    floors: dict[int, float] = {}
+    for outcome in outcomes:
+        if CONTENDERS[outcome.contender].is_floor:
+            p50_s = statistics.median(outcome.step_s)
+            floors[outcome.repeat] = min(p50_s, floors.get(outcome.repeat, p50_s))
+    runs = {name: [outcome for outcome in outcomes if outcome.contender == name] for name in CONTENDERS}
+    return [_summarise(own, floors) for own in runs.values() if own]
 
 
 def _summarise(runs: Sequence[Outcome], floors: Mapping[int, float]) -> Summary:
     p50s = {run.repeat: statistics.median(run.step_s) for run in runs}
-    ratios = [p50_s / floors[repeat] for repeat, p50_s in p50s.items() if repeat in floors] or [float("nan")]
+    compared = [repeat for repeat in p50s if repeat in floors]
+    ratio = paired_ratios([p50s[n] for n in compared], [floors[n] for n in compared]) if compared else None
     steps = [step_s for run in runs for step_s in run.step_s]
     mean_s = statistics.median(statistics.mean(run.step_s) for run in runs)
     return Summary(
-        setting=runs[0].setting,
         contender=runs[0].contender,
         runs=len(runs),
         disturbed=sum(run.other_cores > MAX_OTHER_CORES for run in runs),
         samples_per_s=SETTINGS[runs[0].setting].batch_size / mean_s,
         p50_s=statistics.median(p50s.values()),
         p99_s=statistics.quantiles(steps, n=100)[-1],
-        ratio=statistics.median(ratios),
-        ratio_low=min(ratios),
-        ratio_high=max(ratios),
+        ratio=ratio.median if ratio else float("nan"),
+        ratio_low=ratio.least if ratio else float("nan"),
+        ratio_high=ratio.most if ratio else float("nan"),
         bytes_per_step=statistics.median(run.bytes_per_step for run in runs),
         peak_bytes=statistics.median(run.peak_bytes + run.helpers_peak_bytes for run in runs),
         rows_peak_bytes=runs[0].rows_peak_bytes,
@@ -110,32 +103,40 @@ def _summarise(runs: Sequence[Outcome], floors: Mapping[int, float]) -> Summary:
     )
 
 
-_HEADER = (
-    "| contender | samples/s | step p50 ms | p99 ms | / torchrec local (range) | network MB/step "
-    "| peak memory MB (rows) | AUC | cores | runs |\n|---|---|---|---|---|---|---|---|---|---|\n"
-)
+_HEADERS = ("contender", "samples/s", "step p50 ms", "p99 ms", "/ torchrec local (range)", "network MB/step")
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
-    """Tables of the README, a section for each setting."""
-    lines = []
-    for name in dict.fromkeys(summary.setting for summary in summaries):
-        setting = SETTINGS[name]
-        lines.append(
-            f"### {name}: {setting.what}\n\nDLRM, dimension {setting.embedding_dim}, bottom "
-            f"{'-'.join(map(str, setting.bottom_mlp))}, top {'-'.join(map(str, setting.top_mlp))}, batch "
-            f"{setting.batch_size}, {setting.threads} compute thread{'s' * (setting.threads > 1)}; caches of "
-            f"{setting.cache_share:.0%} of the rows, lookahead {setting.lookahead}.\n\n{_HEADER}"
-        )
-        lines += [_row(summary) for summary in summaries if summary.setting == name]
-        lines.append("\n")
-    lines += _verdicts(summaries)
-    return "".join(lines)
+def tables(values: Values) -> str:
+    """A section per setting, then whether accuracies agree and targets are met."""
+    by_setting = _summaries(values)
+    sections = [text for name, own in by_setting.items() for text in _section(name, own)]
+    lines = [f"- {name}: {line}\n" for name, own in by_setting.items() for line in _verdicts(name, own)]
+    return "\n".join([*sections, "".join(lines)])
 
 
-def _row(summary: Summary) -> str:
+def _summaries(values: Values) -> dict[str, list[Summary]]:
+    return {
+        name: summarise([Outcome(**{**outcome, "step_s": tuple(outcome["step_s"])}) for outcome in part["found"]])
+        for name, part in values["parts"].items()
+        if part.get("found")
+    }
+
+
+def _section(name: str, summaries: Sequence[Summary]) -> Iterator[str]:
+    setting = SETTINGS[name]
+    yield f"### {name}: {setting.what}\n"
+    yield (
+        f"DLRM, dimension {setting.embedding_dim}, bottom {'-'.join(map(str, setting.bottom_mlp))}, top "
+        f"{'-'.join(map(str, setting.top_mlp))}, batch {setting.batch_size}, {setting.threads} compute "
+        f"thread{'s' * (setting.threads > 1)}; caches of {setting.cache_share:.0%} of the rows, lookahead "
+        f"{setting.lookahead}.\n"
+    )
+    yield table((*_HEADERS, "peak memory MB (rows)", "AUC", "cores", "runs"), map(_row, summaries))
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
     hits = "" if summary.hit_rate is None else f", hits {summary.hit_rate:.0%}"
-    values = (
+    return (
         f"{summary.contender}{hits}",
         f"{summary.samples_per_s:,.0f}",
         f"{summary.p50_s * 1e3:.1f}",
@@ -147,85 +148,36 @@ def _row(summary: Summary) -> str:
         f"{summary.own_cores:.2f}",
         f"{summary.runs}" + (f" ({summary.disturbed} disturbed)" if summary.disturbed else ""),
     )
-    return "| " + " | ".join(values) + " |\n"
 
 
-def _verdicts(summaries: Sequence[Summary]) -> list[str]:
-    lines = []
-    for name in dict.fromkeys(summary.setting for summary in summaries):
-        own = [summary for summary in summaries if summary.setting == name]
-        losses, aucs = ([getattr(summary, key) for summary in own] for key in ("loss", "auc"))
-        spread = max(aucs) - min(aucs)
-        same = "equal" if spread <= SAME_AUC else "NOT equal"
-        lines.append(
-            f"- {name}: AUC within {spread:.4f} ({same}), mean loss of the first steps within "
-            f"{(max(losses) - min(losses)) / min(losses):.1e} of each other\n"
-        )
-        for ours in own:
-            if ours.contender == OURS:
-                wanted = f", wanted at most {TARGET_RATIO:.2f}" if name == TARGET_SETTING else ""
-                bare = [ours.p50_s / summary.p50_s for summary in own if summary.contender == BARE]
-                beside = f"; / {BARE}: {bare[0]:.2f}" if bare else ""
-                lines.append(
-                    f"- {name}: {OURS} / the faster torchrec with all rows local: {ours.ratio:.2f}{wanted}{beside}\n"
-                )
-    return lines
+def _verdicts(name: str, summaries: Sequence[Summary]) -> Iterator[str]:
+    losses, aucs = [summary.loss for summary in summaries], [summary.auc for summary in summaries]
+    spread = max(aucs) - min(aucs)
+    yield (
+        f"AUC within {spread:.4f} ({'equal' if spread <= SAME_AUC else 'NOT equal'}), mean loss of the first steps "
+        f"within {(max(losses) - min(losses)) / min(losses):.1e} of each other"
+    )
+    p50s = {summary.contender: summary.p50_s for summary in summaries}
+    for ours in summaries:
+        if ours.contender == OURS:
+            wanted = f", wanted at most {TARGET_RATIO:.2f}" if name == TARGET_SETTING else ""
+            beside = f"; / {BARE}: {ours.p50_s / p50s[BARE]:.2f}" if BARE in p50s else ""
+            yield f"{OURS} / the faster torchrec with all rows local: {ours.ratio:.2f}{wanted}{beside}"
 
 
-def to_json(outcomes: Sequence[Outcome], surroundings: Mapping[str, str]) -> dict[str, Any]:
-    """All that was measured, as plain values."""
-    return {
-        "surroundings": dict(surroundings),
-        "summaries": [asdict(summary) for summary in summarise(outcomes)],
-        "outcomes": [asdict(outcome) for outcome in outcomes],
-    }
-
-
-def outcomes_from_json(value: Mapping[str, Any]) -> list[Outcome]:
-    """The outcomes of a file written from `to_json`."""
-    return [Outcome(**{**outcome, "step_s": tuple(outcome["step_s"])}) for outcome in value["outcomes"]]
-
-
-def write(folder: Path, outcomes: Sequence[Outcome], surroundings: Mapping[str, str]) -> str:
-    """results.json, the tables and speed.svg; returns the tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(to_json(outcomes, surroundings)) + "\n")
-    summaries = summarise(outcomes)
-    tables = markdown(summaries)
-    readme = folder / "README.md"
-    if readme.exists():
-        fill_in(readme, tables)
-    else:
-        (folder / "tables.md").write_text(tables)
-    try:
-        draw(summaries, folder / "speed.svg")
-    except ModuleNotFoundError as error:
-        print(f"no plot: {error}", file=sys.stderr)
-    return tables
-
-
-def draw(summaries: Sequence[Summary], path: Path) -> None:
-    """Samples per second, a bar for each contender, a panel for each setting."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "peers"  # the same figures give the same file
-    names = list(dict.fromkeys(summary.setting for summary in summaries))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(4.5 * len(names) + 1, 4), squeeze=False)
-    for axis, name in zip(axes[0], names, strict=True):
-        own = [summary for summary in summaries if summary.setting == name][::-1]
-        colours = [_colour(summary.contender) for summary in own]
-        bars = axis.barh([s.contender for s in own], [s.samples_per_s for s in own], color=colours)
-        axis.bar_label(bars, [f"{s.samples_per_s:,.0f}" for s in own], fontsize=7, padding=2)
-        axis.margins(x=0.18)
-        axis.set_title(f"{name}: samples per second", fontsize=10)
-        axis.tick_params(labelsize=8)
-        axis.grid(visible=True, axis="x", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def draw(values: Values, folder: Path) -> None:
+    """Samples per second: a bar per contender, a panel per setting."""
+    by_setting = _summaries(values)
+    with panels(folder / "speed.svg", len(by_setting), size=(4.5 * len(by_setting) + 1, 4)) as axes:
+        for axis, (name, summaries) in zip(axes, by_setting.items(), strict=True):
+            own = summaries[::-1]
+            colours = [_colour(summary.contender) for summary in own]
+            bars = axis.barh([s.contender for s in own], [s.samples_per_s for s in own], color=colours)
+            axis.bar_label(bars, [f"{s.samples_per_s:,.0f}" for s in own], fontsize=7, padding=2)
+            axis.margins(x=0.18)
+            axis.set_title(f"{name}: samples per second", fontsize=10)
+            axis.tick_params(labelsize=8)
+            axis.grid(visible=True, axis="x", alpha=0.3)
 
 
 def _colour(contender: str) -> str:

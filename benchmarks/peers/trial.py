@@ -16,20 +16,20 @@ import redis
 import torch
 
 from bagpipe.config.sections import Config, DataConfig
+from benchmarks.peers.contenders import CONTENDERS, Outcome, Task
 from benchmarks.peers.meter import LOSS_STEPS, Meter, interface_bytes
 from benchmarks.peers.sample import Sample, read_sample
-from benchmarks.peers.setting import SETTINGS
-from benchmarks.peers.task import CONTENDERS, Outcome, Task
+from benchmarks.peers.settings import SETTINGS
 from trainer.metrics import BinaryMetrics
 from trainer.process import peak_rss_bytes, settle_process
 
 with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
     warnings.simplefilter("ignore")
-    from benchmarks.peers.local import batched_tables, plain_modules
-    from benchmarks.peers.model import Contender, Peer
+    from benchmarks.peers.local_tables import batched_tables, plain_modules
     from benchmarks.peers.ours import run_ours
-    from benchmarks.peers.remote import LeastRecent, RemoteLoop, RowKeys, Uncached
-    from benchmarks.peers.sharded import Group, TorchrecLoop
+    from benchmarks.peers.redis_loop import LeastRecent, RemoteLoop, RowKeys, Uncached
+    from benchmarks.peers.shared_model import Contender, Peer
+    from benchmarks.peers.torchrec_loop import Group, TorchrecLoop
 
 __all__ = ["run"]
 

@@ -1,7 +1,7 @@
 """Does our runner cost more than PyTorch's for the same pipeline, and does the simulator predict a step's time?
 
 workload   a chain of two stages, its batches, and the loop of one process around a step program
-contest    the same stages, schedule and batches by both, in turns, over one process group
+runners    the same stages, schedule and batches run by torch and by ours, interleaved, over one process group
 forecast   costs of actions and messages ──simulate──> step time
-main       two processes ─> results.json, tables (Markdown)
+main       two processes ─> results and tables
 """

@@ -1,7 +1,7 @@
-"""What a step should take: actions and messages are measured apart, the simulator puts them together.
+"""Predicted step time: the simulator combines costs of actions and messages that were measured separately.
 
-actions    timed in steps of another schedule, over the real links: what they take besides waiting for messages
-messages   ping-pong: from one process's send to the other's going on
+actions    timed in steps of another schedule, over the real links, without their waits for messages
+messages   ping-pong: from one process's send until the other process continues
 step       simulate(program, costs, latency).makespan
 """
 
@@ -20,18 +20,18 @@ from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import Runner
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.step_program import StepProgram
-from benchmarks.pipeline.contest import SCHEDULES
+from benchmarks.pipeline.runners import SCHEDULES
 from benchmarks.pipeline.workload import Process, Workload, make_step
 
 __all__ = ["forecast"]
 
 
-#: What the runner adds to an action of a lane: requirements, clock, progress (README.md).
+#: Overhead of the runner per action: requirements, clock, progress (README.md).
 RUNNER_S = 3.5e-6
 
 
 def forecast(peers: TorchPeers, links: StageLinks, workload: Workload, schedule: str) -> float:
-    """Seconds per step, as foretold from steps of another schedule; by both ranks together."""
+    """Predicted seconds per step, from steps of another schedule. Both ranks call it together."""
     other = next(name for name in SCHEDULES if name != schedule)
     passage_s = _ping_pong(peers, links, workload, times=400)
     costs: dict[str, float] = {}
@@ -41,7 +41,7 @@ def forecast(peers: TorchPeers, links: StageLinks, workload: Workload, schedule:
 
 
 def _action_costs(peers: TorchPeers, links: StageLinks, workload: Workload, step: StepProgram) -> dict[str, float]:
-    """Mean seconds of each op of this process in these steps, without waits; what the runner adds included."""
+    """Mean seconds of each op of this process, without waits for messages, with the runner's overhead."""
     timed = _TimedLinks(links)
     own = Process(workload, step, process=peers.rank, links=timed)
     spent: dict[str, list[float]] = defaultdict(list)
@@ -63,7 +63,7 @@ def _action_costs(peers: TorchPeers, links: StageLinks, workload: Workload, step
 
 
 class _TimedLinks:
-    """Links that say how long their transfers were waited for. For one lane.
+    """Links that measure how long one lane waits for transfers.
 
     Attributes:
         waited_s: since it was last set to 0.
@@ -92,7 +92,7 @@ class _Timed:
 
 
 def _ping_pong(peers: TorchPeers, links: StageLinks, workload: Workload, *, times: int) -> float:
-    """Median seconds from before a send until the receiver goes on, of messages of a micro-batch to and fro."""
+    """Median seconds from before a send until the receiver continues, for messages of one micro-batch."""
     other, out, back = 1 - peers.rank, torch.ones(workload.message_shape), torch.empty(workload.message_shape)
     rounds = []
     peers.gather(None)

@@ -1,6 +1,6 @@
 """Does our runner cost more than PyTorch's for the same pipeline, and does the simulator predict a step's time?
 
-    python -m benchmarks.pipeline.main [--rounds 15] [--only WORKLOAD] [--json FILE]
+    python -m benchmarks.pipeline.main [--rounds 15] [--only WORKLOAD] [--out DIR]
 
 Two processes of one thread each over gloo. See README.md.
 """
@@ -8,11 +8,12 @@ Two processes of one thread each over gloo. See README.md.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import platform
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -23,11 +24,14 @@ from torch._C._distributed_c10d import TCPStore
 
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
-from benchmarks.pipeline.contest import SCHEDULES, contest
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
+from benchmarks.harness.report import table, verdict
+from benchmarks.harness.rounds import paired_ratios
 from benchmarks.pipeline.forecast import forecast
+from benchmarks.pipeline.runners import SCHEDULES, contest
 from benchmarks.pipeline.workload import NUM_STAGES, Workload
 
-#: Small: what an action costs matters. Large: what it computes does.
+#: The overhead of an action dominates in `small`, its computation in `large`.
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -40,16 +44,15 @@ TARGET_RATIO, TARGET_ERROR = 1.05, 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One workload and schedule at rank 0.
+    """Figures of one workload and schedule at rank 0.
 
     Attributes:
-        workload, schedule: which.
-        torch_ms, ours_ms: median over the rounds of a round's time per step.
-        ratio: median over the rounds of ours over theirs.
-        ratio_low, ratio_high: its quartiles.
-        forecast_ms: median over the rounds of what the simulator says.
+        workload, schedule: names.
+        torch_ms, ours_ms: time per step, median over the rounds.
+        ratio, ratio_low, ratio_high: median and quartiles over the rounds of our time over torch's.
+        forecast_ms: median of the simulated times.
         error: forecast over ours, minus 1.
-        is_equal: both give the same gradients, bit by bit.
+        is_equal: whether both give bit-identical gradients.
     """
 
     workload: str
@@ -64,8 +67,8 @@ class Result:
     is_equal: bool
 
 
-def measure(membership: Membership, names: list[str], rounds: int) -> list[Result]:
-    """All workloads and schedules at this rank."""
+def measure(membership: Membership, names: Sequence[str], rounds: int) -> list[Result]:
+    """Results of all workloads and schedules at this rank."""
     torch.set_num_threads(1)
     results = []
     with TorchPeers(membership, timeout_s=60) as peers:
@@ -73,21 +76,21 @@ def measure(membership: Membership, names: list[str], rounds: int) -> list[Resul
         for name in names:
             for schedule in SCHEDULES:
                 workload = WORKLOADS[name]
-                foretold = [forecast(peers, links, workload, schedule) for _ in range(3)]
+                forecasts = [forecast(peers, links, workload, schedule) for _ in range(3)]
                 times, is_equal = contest(peers, links, workload, schedule, rounds=rounds)
-                foretold += [forecast(peers, links, workload, schedule) for _ in range(2)]
-                ratios = sorted(ours / theirs for ours, theirs in zip(times.ours, times.torch, strict=True))
+                forecasts += [forecast(peers, links, workload, schedule) for _ in range(2)]
+                ratios = paired_ratios(times["ours"], times["torch"])
                 results.append(
                     Result(
                         workload=name,
                         schedule=schedule,
-                        torch_ms=median(times.torch) * 1e3,
-                        ours_ms=median(times.ours) * 1e3,
-                        ratio=median(ratios),
-                        ratio_low=ratios[len(ratios) // 4],
-                        ratio_high=ratios[-1 - len(ratios) // 4],
-                        forecast_ms=median(foretold) * 1e3,
-                        error=median(foretold) / median(times.ours) - 1,
+                        torch_ms=median(times["torch"]) * 1e3,
+                        ours_ms=median(times["ours"]) * 1e3,
+                        ratio=ratios.median,
+                        ratio_low=ratios.low_quartile,
+                        ratio_high=ratios.high_quartile,
+                        forecast_ms=median(forecasts) * 1e3,
+                        error=median(forecasts) / median(times["ours"]) - 1,
                         is_equal=all(peers.gather(is_equal)),
                     )
                 )
@@ -99,10 +102,10 @@ def _rank(pipe: Connection, membership: Membership, arguments: tuple[Any, ...]) 
 
 
 def run(*arguments: Any) -> list[Result]:
-    """`measure` in both processes; rank 0's results.
+    """Run `measure` in both processes, and return rank 0's results.
 
     Raises:
-        EOFError: a process failed; it has said why.
+        EOFError: a process failed and has printed its traceback.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
@@ -134,41 +137,55 @@ def run(*arguments: Any) -> list[Result]:
     return results[0]
 
 
-def print_table(results: list[Result]) -> None:
-    """Markdown, and whether the targets are met."""
-    print("| workload | schedule | torch ms | ours ms | ours / torch (quartiles) | forecast ms | off by | same bits |")
-    print("|---|---|---|---|---|---|---|---|")
-    for r in results:
-        print(
-            f"| {r.workload} | {r.schedule} | {r.torch_ms:.2f} | {r.ours_ms:.2f} | {r.ratio:.3f} "
-            f"({r.ratio_low:.3f} to {r.ratio_high:.3f}) | {r.forecast_ms:.2f} | {r.error:+.1%} "
-            f"| {'yes' if r.is_equal else 'NO'} |"
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    names = [options.only] if options.only else list(WORKLOADS)
+    return {name: partial(_measure, name, options.rounds) for name in names}
+
+
+def _measure(name: str, rounds: int, part: Part) -> None:
+    part.keep([asdict(result) for result in run([name], rounds)])
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=sorted(WORKLOADS))
+
+
+def _tables(values: Values) -> str:
+    """One row per workload and schedule, and whether the targets are met."""
+    results = [Result(**record) for part in values["parts"].values() for record in part.get("found") or []]
+    if not results:
+        return ""
+    headers = ("workload", "schedule", "torch ms", "ours ms", "ours / torch (quartiles)", "forecast ms", "off by")
+    rows = [
+        (
+            r.workload,
+            r.schedule,
+            f"{r.torch_ms:.2f}",
+            f"{r.ours_ms:.2f}",
+            f"{r.ratio:.3f} ({r.ratio_low:.3f} to {r.ratio_high:.3f})",
+            f"{r.forecast_ms:.2f}",
+            f"{r.error:+.1%}",
+            "yes" if r.is_equal else "NO",
         )
+        for r in results
+    ]
     ratio, error = max(r.ratio for r in results), max(abs(r.error) for r in results)
-    print(
-        f"\nRatio, at most {TARGET_RATIO}: {'met' if ratio <= TARGET_RATIO else 'missed'}, at worst {ratio:.3f}. "
-        f"Forecast, within {TARGET_ERROR:.0%}: {'met' if error <= TARGET_ERROR else 'missed'}, at worst {error:.1%}."
+    return table((*headers, "same bits"), rows) + (
+        f"\nRatio, at most {TARGET_RATIO}: {verdict(ratio, at_most=TARGET_RATIO)}, at worst {ratio:.3f}. "
+        f"Forecast, within {TARGET_ERROR:.0%}: {verdict(error, at_most=TARGET_ERROR)}, at worst {error:.1%}.\n"
     )
 
 
-def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", choices=sorted(WORKLOADS))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    results = run([options.only] if options.only else list(WORKLOADS), options.rounds)
-    print_table(results)
-    if options.json:
-        document = {
-            "software": {"python": platform.python_version(), "torch": torch.__version__},
-            "rounds": options.rounds,
-            "workloads": {name: asdict(workload) for name, workload in WORKLOADS.items()},
-            "results": [asdict(result) for result in results],
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=_tables,
+    rehearsal={"rounds": 1, "only": "small"},
+    packages=("torch",),
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_benchmark(BENCHMARK))

@@ -1,4 +1,4 @@
-"""A chain of two stages of equal layers, as `StagedModel` and for torch.distributed.pipelining, and its batches.
+"""A chain of two stages of equal layers, both as `StagedModel` and for torch.distributed.pipelining, and its batches.
 
 dense ──stage 0: layers──> hidden ──stage 1: layers, logit──> loss
 """
@@ -36,10 +36,10 @@ class Workload:
     Attributes:
         name: for the table.
         width: of every layer.
-        layers: of each stage.
-        examples: of a batch.
+        layers: per stage.
+        examples: per batch.
         microbatches: per batch.
-        steps: of a block.
+        steps: per timed block.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Workload:
     steps: int
 
     def module(self, stage: int) -> nn.Module:
-        """A stage for torch: one tensor in, one out."""
+        """A stage for torch: one tensor in, one tensor out."""
         torch.manual_seed(stage)
         layers: list[nn.Module] = []
         for _ in range(self.layers):
@@ -120,14 +120,14 @@ def make_step(workload: Workload, schedule: str, num_processes: int = NUM_STAGES
 
 
 class Process:
-    """Our side: the stages of one process, and the loop in which they are trained. The optimizer only drops gradients.
+    """The stages of one process in our runner, and their training loop. The optimizer step only drops gradients.
 
     Args:
         workload: sizes.
         step: its program.
-        process: position.
-        links: to the other.
-        on_step: called as the process is through with a batch.
+        process: its number.
+        links: to the other process.
+        on_step: called when the process has finished a batch.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Process:
         )
 
     def handlers(self) -> dict[str, Handler]:
-        """Of all actions but X_READ."""
+        """Handlers of all actions except X_READ."""
         found: dict[str, Handler] = {
             **self.runtime.handlers(),
             f"{self._source}X_EMBED": partial(self.runtime.pool, self._source),
@@ -171,7 +171,7 @@ class Process:
         return found
 
     def handlers_of(self, num_batches: int) -> Mapping[str, Handler]:
-        """The same, with an X_READ of so many batches."""
+        """The same, with an X_READ that ends after `num_batches`."""
 
         def read(batch: int) -> None:
             if batch >= num_batches:
@@ -186,7 +186,7 @@ class Process:
             parameter.grad = None
 
     def loop(self) -> Loop:
-        """The process's lanes, and one that reads."""
+        """The process's lanes, and a reading lane."""
         lanes = {lane: lane_templates(self.step, lane) for lane in self.step.lanes_of(self.process)}
         performed = {template.key for templates in lanes.values() for template in templates}
         performed |= {(stage, half) for stage, op in performed if op == "B" for half in "IW"}

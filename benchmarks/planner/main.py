@@ -1,20 +1,18 @@
 """How fast does the oracle plan? One core, full-scale Criteo Kaggle cardinalities, steady eviction.
 
-    python -m benchmarks.planner.main [--batch-size 16384] [--lookahead 200] [--cache-rows 1000000] [--json FILE]
+    python -m benchmarks.planner.main [--batch-size 16384] [--lookahead 200] [--cache-rows 1000000] [--out DIR]
 
-Each measured batch is timed beside one `np.sort` of its packed (row, position) words: the least any planner that finds
-unique rows by sorting must do. Times are CPU times of the one thread, so that a busy neighbour costs little. Named
-settings are rows of the table.
+Beside every plan, one `np.sort` of the batch's packed (row, position) words is timed: the lower bound of any planner
+that finds unique rows by sorting. Times are CPU times of the thread, which other processes hardly affect.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +21,11 @@ from numpy.typing import NDArray
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.types.batch import Batch
-from bagpipe.util.machine import processor_name
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.report import table
 from data.criteo_skew import CRITEO_KAGGLE_ROWS
 
-#: Exponent of the bounded Zipf draws: about 1 % of the rows cover 80 % of the accesses at this scale.
+#: Exponent of the bounded Zipf law: about 1 % of the rows get 80 % of the accesses at this scale.
 ZIPF_EXPONENT = 1.05
 
 #: Raw ids, policy, ranks, assignment of examples to ranks.
@@ -41,7 +40,7 @@ SETTINGS = (
 
 
 def zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
-    """Ids in [0, rows) by inverse transform of a bounded Pareto, rank order kept: hot ids are small."""
+    """Ids in [0, rows) by inverse transform of a bounded Pareto law; smaller ids are more popular."""
     a = 1.0 - ZIPF_EXPONENT
     ranks = ((rows**a - 1.0) * rng.random(count) + 1.0) ** (1.0 / a)
     ids: NDArray[np.int64] = np.minimum(ranks.astype(np.int64) - 1, rows - 1)
@@ -49,7 +48,7 @@ def zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
 
 
 def batches(batch_size: int, count: int, *, scramble: bool) -> Iterator[Batch]:
-    """Fresh batches; `scramble` spreads ids over 40 bits like raw hashed ids."""
+    """Fresh batches; `scramble` spreads ids over 40 bits, like hashed raw ids."""
     rng = np.random.default_rng(0)
     for index in range(count):
         values = np.concatenate([zipf(rng, rows, batch_size) for rows in CRITEO_KAGGLE_ROWS])
@@ -76,7 +75,7 @@ def measure(
     ranks: int = 1,
     assign: str = "contiguous",
 ) -> dict[str, object]:
-    """Medians over the measured batches, taken once the window is full and the caches evict.
+    """Medians over the measured batches, which begin once the window is full and the caches evict.
 
     Args:
         cache_rows: of all ranks together.
@@ -134,40 +133,56 @@ def measure(
     }
 
 
-def main() -> None:
-    """Measure every named setting and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    def plans(part: Part) -> None:
+        for raw_ids, policy, ranks, assign in SETTINGS:
+            record = measure(
+                batch_size=options.batch_size,
+                lookahead=options.lookahead,
+                cache_rows=options.cache_rows,
+                raw_ids=raw_ids,
+                policy=policy,
+                num_measured=options.batches,
+                ranks=ranks,
+                assign=assign,
+            )
+            part.add(record)
+            part.say(f"{record['ids']}, {policy}, {ranks} ranks, {assign}: {record['plan_ms']} ms")
+
+    return {"plans": plans}
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=16_384)
     parser.add_argument("--lookahead", type=int, default=200)
     parser.add_argument("--cache-rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=200, help="measured batches")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    results = [
-        measure(
-            batch_size=options.batch_size,
-            lookahead=options.lookahead,
-            cache_rows=options.cache_rows,
-            raw_ids=raw_ids,
-            policy=policy,
-            num_measured=options.batches,
-            ranks=ranks,
-            assign=assign,
-        )
-        for raw_ids, policy, ranks, assign in SETTINGS
-    ]
-    print("| ranks | ids | policy | unique rows | evicted | plan ms | np.sort ms | M ids/s | plan / sort |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for r in results:
-        ranks = "1" if r["ranks"] == 1 else f"{r['ranks']}, {r['assign']}"
-        print(
-            f"| {ranks} | {r['ids']} | {r['policy']} | {r['unique_rows']} | {r['evicted_rows']} | {r['plan_ms']} "
-            f"| {r['sort_ms']} | {r['million_ids_per_s']} | {r['ratio_to_sort']} |"
-        )
-    if options.json:
-        machine = {"cpu": processor_name(), "python": platform.python_version(), "numpy": np.__version__}
-        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
 
+
+def _tables(values: Values) -> str:
+    columns = ("unique_rows", "evicted_rows", "plan_ms", "sort_ms", "million_ids_per_s", "ratio_to_sort")
+    return table(
+        ("ranks", "ids", "policy", "unique rows", "evicted", "plan ms", "np.sort ms", "M ids/s", "plan / sort"),
+        [
+            (
+                "1" if r["ranks"] == 1 else f"{r['ranks']}, {r['assign']}",
+                r["ids"],
+                r["policy"],
+                *(r[column] for column in columns),
+            )
+            for r in found_of(values, "plans")
+        ],
+    )
+
+
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=_tables,
+    rehearsal={"batch_size": 256, "lookahead": 8, "cache_rows": 20_000, "batches": 10},
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_benchmark(BENCHMARK))

@@ -1,8 +1,8 @@
-"""The three logs, as the row numbers of each batch, on disk.
+"""The three logs, spooled to disk as the row numbers of each batch.
 
-    reader, or a law ──> unique rows of each batch (ascending by table and id) ──> RowBatchFile
+    reader, or a Zipf law ──> unique rows of each batch (ascending by table and id) ──> RowBatchFile
 
-Which row leaves depends on the unique rows of the batches alone; how often each occurs in its batch does not matter.
+Evictions depend only on the unique rows of the batches, not on how often each occurs in its batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.config.sections import DataConfig
-from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Table
 from data.criteo_skew import criteo_kaggle_rows
 from data.loader import open_loader
@@ -27,7 +26,7 @@ from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 from data.zipf import ZipfLaw
 
-__all__ = ["EXPERIMENTS", "Experiment", "Log"]
+__all__ = ["EXPERIMENTS", "SAMPLE_VARIABLE", "Experiment", "Log"]
 
 SAMPLE_VARIABLE = "BAGPIPE_CRITEO_SAMPLE"
 SHARES = (0.005, 0.02, 0.1, 0.2)
@@ -39,7 +38,8 @@ class Log:
 
     Attributes:
         batches: rows of each batch, numbers in ``[0, num_rows)``.
-        num_rows: that they are numbered from. distinct: those that occur.
+        num_rows: size of the numbering.
+        distinct: rows that occur.
     """
 
     batches: RowBatchFile
@@ -53,10 +53,11 @@ class Experiment:
 
     Attributes:
         title: for the report.
-        batch_sizes: examples in a batch; one log for each.
-        lookaheads: the last one is that of the target.
-        shares: cache sizes as parts of the distinct rows. cache_rows: further sizes.
-        rows: of each batch, and what they are numbered from.
+        batch_sizes: examples in a batch; one log each.
+        lookaheads: in batches; the target applies to the last one.
+        shares: cache sizes as shares of the distinct rows.
+        cache_rows: further cache sizes, in rows.
+        rows: of (batch size, number of batches): unique rows of each batch, and the size of their numbering.
     """
 
     title: str
@@ -64,11 +65,11 @@ class Experiment:
     lookaheads: tuple[int, ...]
     shares: tuple[float, ...] = SHARES
     cache_rows: tuple[int, ...] = ()
-    rows: Callable[[int], tuple[Iterator[NDArray[np.int32]], int]]
+    rows: Callable[..., tuple[Iterator[NDArray[np.int32]], int]]
 
     @contextmanager
     def open(self, batch_size: int, folder: Path) -> Iterator[Log]:
-        """The log, while the block lasts."""
+        """The log, which is deleted at the end of the block."""
         with RowBatchFile(folder, "log") as spool:
             rows_of_batches, num_rows = self.rows(batch_size)
             seen = np.zeros(num_rows, dtype=np.bool_)
@@ -78,12 +79,9 @@ class Experiment:
             yield Log(batches=spool, num_rows=num_rows, distinct=int(np.count_nonzero(seen)))
 
 
-def _sample(batch_size: int) -> tuple[Iterator[NDArray[np.int32]], int]:
-    """The real sample, whole. Its ids are any numbers: rows are numbered over the whole log."""
-    path = os.environ.get(SAMPLE_VARIABLE)
-    if not path:
-        raise InputError(f"{SAMPLE_VARIABLE} must name the Criteo sample, in the format criteo-tsv; it is not set")
-    config = DataConfig(path=path, format="criteo-tsv", batch_size=batch_size, eval_fraction=0.0)
+def _sample(batch_size: int, num_batches: int) -> tuple[Iterator[NDArray[np.int32]], int]:
+    """The real sample; `num_batches` is ignored. Ids are unbounded, so rows are numbered over the whole log."""
+    config = DataConfig(path=os.environ[SAMPLE_VARIABLE], format="criteo-tsv", batch_size=batch_size, eval_fraction=0.0)
     words: list[NDArray[np.int64]] = []
     with open_loader(config, seed=0) as loader:
         for batch in loader:
@@ -93,8 +91,8 @@ def _sample(batch_size: int) -> tuple[Iterator[NDArray[np.int32]], int]:
     return (np.searchsorted(known, rows).astype(np.int32) for rows in words), known.shape[0]
 
 
-def _kaggle(batch_size: int, num_batches: int = 2000) -> tuple[Iterator[NDArray[np.int32]], int]:
-    """What ``python -m data synth`` makes with the profile criteo-kaggle, ids as ranks in their tables."""
+def _kaggle(batch_size: int, num_batches: int) -> tuple[Iterator[NDArray[np.int32]], int]:
+    """The log of ``python -m data synth`` with the profile criteo-kaggle; ids are ranks within their tables."""
     options = options_at("", profile="criteo-kaggle")
     sizes = criteo_kaggle_rows()
     schema: DataSchema = dataclasses.replace(
@@ -115,8 +113,8 @@ def _kaggle(batch_size: int, num_batches: int = 2000) -> tuple[Iterator[NDArray[
     return batches(), int(base[-1])
 
 
-def _zipf(batch_size: int, num_batches: int = 2000) -> tuple[Iterator[NDArray[np.int32]], int]:
-    """One table of two million rows, the share of the k-th most used one proportional to ``k ** -0.6``."""
+def _zipf(batch_size: int, num_batches: int) -> tuple[Iterator[NDArray[np.int32]], int]:
+    """One table of two million rows; the k-th most used row is drawn in proportion to ``k ** -0.6``."""
     law = ZipfLaw(vocabulary=2_000_000, exponent=0.6)
 
     def batches() -> Iterator[NDArray[np.int32]]:

@@ -1,19 +1,16 @@
-"""Results to tables and a plot.
-
-results/NAME.json ──> README.md, between its marks: ratio to the offline optimum, by policy and cache size
-                  └─> curves.svg: the same against the size of the cache
-"""
+"""Ratio to the offline optimum, by policy and cache size: a table and a panel of the plot for every log."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme import fill_in
+from benchmarks.harness.benchmark import Values
+from benchmarks.harness.plot import log_log, panels
+from benchmarks.harness.report import table
 
-__all__ = ["write_report"]
+__all__ = ["draw", "tables"]
 
 _ORDER = ("sample", "kaggle", "zipf")
 _BASELINES = ("static-hot", "lfu", "lru")
@@ -22,47 +19,44 @@ _LABELS: Mapping[str, str] = {
     "hindsight": "belady-window told each row's uses in the whole log",
 }
 
-#: A cell of the results as `benchmarks.policy.replay.Cell` wrote it.
+#: A `benchmarks.policy.replay.Cell` as plain values.
 _Cell = Mapping[str, Any]
 
 
-def write_report(results: Path, folder: Path) -> None:
-    """Tables and plot of all results that are there."""
-    found = {
-        name: json.loads((results / f"{name}.json").read_text())
-        for name in _ORDER
-        if (results / f"{name}.json").exists()
-    }
-    fill_in(folder / "README.md", "\n".join(_tables(result) for result in found.values()))
-    _draw(found, folder / "curves.svg")
+def tables(values: Values) -> str:
+    """A table per log."""
+    return "\n".join(text for result, log in _logs(values) for text in _log_table(result, log))
 
 
-def _tables(result: Mapping[str, Any]) -> str:
-    lines: list[str] = []
-    for log in result["logs"]:
-        cells = [cell for cell in result["cells"] if cell["batch_size"] == log["batch_size"]]
-        sizes = list(dict.fromkeys((cell["share"], cell["cache_rows"]) for cell in cells))
-        lines += [
-            f"**{result['title']}, batch {log['batch_size']:,}**: {log['batches']:,} batches, "
-            f"{log['distinct']:,} distinct rows, {log['rows_unique'] // log['batches']:,} unique rows in a batch",
-            "",
-            "| policy | lookahead | " + " | ".join(_size(*size) for size in sizes) + " |",
-            "|---|---|" + "---|" * len(sizes),
-        ]
-        for policy, lookahead in _rows(cells):
-            of_size = {
-                (cell["share"], cell["cache_rows"]): cell
-                for cell in cells
-                if (cell["policy"], cell["lookahead"]) == (policy, lookahead)
-            }
-            shown = " | ".join(_entry(of_size.get(size)) for size in sizes)
-            lines.append(f"| {_LABELS.get(policy, policy)} | {lookahead or ''} | {shown} |")
-        lines.append("")
-    return "\n".join(lines)
+def _logs(values: Values) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Every log, with the result it belongs to."""
+    found = [values["parts"].get(name, {}).get("found") for name in _ORDER]
+    return [(result, log) for result in found if result for log in result["logs"]]
+
+
+def _log_table(result: Mapping[str, Any], log: Mapping[str, Any]) -> Iterator[str]:
+    cells = [cell for cell in result["cells"] if cell["batch_size"] == log["batch_size"]]
+    by_place = {(cell["policy"], cell["lookahead"], cell["share"], cell["cache_rows"]): cell for cell in cells}
+    sizes = list(dict.fromkeys((cell["share"], cell["cache_rows"]) for cell in cells))
+    yield (
+        f"**{result['title']}, batch {log['batch_size']:,}**: {log['batches']:,} batches, "
+        f"{log['distinct']:,} distinct rows, {log['rows_unique'] // log['batches']:,} unique rows in a batch\n"
+    )
+    yield table(
+        ("policy", "lookahead", *(_size(*size) for size in sizes)),
+        [
+            (
+                _LABELS.get(policy, policy),
+                lookahead,
+                *(_entry(by_place.get((policy, lookahead, *size))) for size in sizes),
+            )
+            for policy, lookahead in _rows(cells)
+        ],
+    )
 
 
 def _rows(cells: Sequence[_Cell]) -> list[tuple[str, int | None]]:
-    """Policies and lookaheads in the order of the table: ours from the longest, then what it is compared with."""
+    """Policies and lookaheads in the order of the table: ours from the longest lookahead, then the baselines."""
     known = {(cell["policy"], cell["lookahead"]) for cell in cells}
     looking = sorted({lookahead for _, lookahead in known if lookahead}, reverse=True)
     order = [(policy, n) for policy in ("belady-window", "drop-unused", "hindsight") for n in looking]
@@ -81,46 +75,30 @@ def _entry(cell: _Cell | None) -> str:
         return "a batch does not fit"
     if cell["policy"] == "offline-belady":
         return f"{cell['rows_fetched'] / cell['rows_unique']:.2%}"
+    if cell["ratio"] is None:
+        return "-"
     waits = f" (w {cell['waiting']:.0%})" if cell["waiting"] and cell["policy"] == "belady-window" else ""
     return f"{cell['ratio']:.2f}{waits}"
 
 
-def _draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Ratio against the size of the cache, one picture per log."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "policy"  # the same figures give the same file
-    logs = [(result, log["batch_size"]) for result in found.values() for log in result["logs"]]
-    figure, axes = pyplot.subplots(1, len(logs), figsize=(5 * len(logs), 4), squeeze=False)
-    for axis, (result, batch_size) in zip(axes[0], logs, strict=True):
-        target = result["lookahead"]
-        for policy, lookahead in (
-            ("belady-window", target),
-            ("belady-window", 8),
-            ("drop-unused", target),
-            *((p, None) for p in _BASELINES),
-        ):
-            points = sorted(
-                (cell["share"] * 100, cell["ratio"])
-                for cell in result["cells"]
-                if (cell["policy"], cell["lookahead"], cell["batch_size"]) == (policy, lookahead, batch_size)
-                and cell["share"]
-                and cell["ratio"]
-            )
-            if points:
-                label = f"{policy}, {lookahead} ahead" if lookahead else policy
-                axis.plot(*zip(*points, strict=True), marker="o", linestyle="-" if lookahead else ":", label=label)
-        axis.axhline(1.1, color="black", linestyle="--", linewidth=1, label="target, 1.10")
-        axis.set_title(f"{result['title']},\nbatch {batch_size:,}", fontsize=9)
-        axis.set_xlabel("cache, % of the distinct rows")
-        axis.set_ylabel("rows fetched again / offline optimum")
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.grid(visible=True, which="both", alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def draw(values: Values, folder: Path) -> None:
+    """Ratio against the size of the cache, a panel per log."""
+    logs = _logs(values)
+    with panels(folder / "curves.svg", len(logs), size=(5 * len(logs), 4)) as axes:
+        for axis, (result, log) in zip(axes, logs, strict=True):
+            cells = [cell for cell in result["cells"] if cell["batch_size"] == log["batch_size"]]
+            target = result["lookahead"]
+            drawn = [("belady-window", target), ("belady-window", 8), ("drop-unused", target)]
+            for policy, lookahead in [*drawn, *((name, None) for name in _BASELINES)]:
+                points = sorted(
+                    (cell["share"] * 100, cell["ratio"])
+                    for cell in cells
+                    if (cell["policy"], cell["lookahead"]) == (policy, lookahead) and cell["share"] and cell["ratio"]
+                )
+                if points:
+                    label = f"{policy}, {lookahead} ahead" if lookahead else policy
+                    axis.plot(*zip(*points, strict=True), marker="o", linestyle="-" if lookahead else ":", label=label)
+            axis.axhline(1.1, color="black", linestyle="--", linewidth=1, label="target, 1.10")
+            title = f"{result['title']},\nbatch {log['batch_size']:,}"
+            log_log(axis, title, x="cache, % of the distinct rows", y="rows fetched again / offline optimum")
+            axis.legend(fontsize=7)

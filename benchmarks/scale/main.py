@@ -1,127 +1,121 @@
 """What grows with what? Planning and training, one quantity varied at a time.
 
-    python -m benchmarks.scale.main [--curves "batch size,ranks"] [--repeats 2] [--no-training] [--out DIR]
-    python -m benchmarks.scale.main --report        # the tables and the plot again from results.json
-
-Writes results.json, tables.md and curves.svg to --out, and the summary into the README there. With --curves it
-only prints, unless there is an --out.
+python -m benchmarks.scale.main [--curves "batch size" ranks] [--repeats 2] [--parts planning] [--out DIR]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
+import dataclasses
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.util.machine import processor_name
-from benchmarks.readme import fill_in
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.scale.planning import measure_planning
 from benchmarks.scale.points import PLAN_CURVES, STEP_CURVES, Curve, Point, select
-from benchmarks.scale.report import Measured, draw, from_json, markdown, median_of, summary, to_json
+from benchmarks.scale.report import details, draw, tables
 from benchmarks.scale.training import measure_training
 
-__all__ = ["main"]
+#: Cost that decides which run of a point is the median one.
+_COSTS = ("plan_ms", "step_ms")
 
 
-def main() -> int:
-    """Measure, or only report."""
-    options = _parse()
-    folder: Path | None = options.out or (None if options.curves else Path(__file__).parent)
-    try:
-        if options.report:
-            path = (folder or Path(__file__).parent) / "results.json"
-            if not path.is_file():
-                raise InputError(f"--report: {path} does not exist, measure first")
-            value = json.loads(path.read_text())
-            plans, steps = from_json(value)
-        else:
-            plans, steps = _measure(options)
-            value = to_json(plans, steps, _machine())
-    except InputError as error:
-        print(f"scale: {error}", file=sys.stderr)
-        return 2
-    tables = markdown(plans, steps)
-    print("\n" + tables)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "results.json").write_text(json.dumps(value, indent=1) + "\n")
-        (folder / "tables.md").write_text(tables)
-        if (folder / "README.md").is_file():
-            fill_in(folder / "README.md", f"\n{summary(plans, steps, value['machine'])}\n")
-        try:
-            draw(plans, folder / "curves.svg")
-        except ModuleNotFoundError as error:
-            print(f"no plot: {error}", file=sys.stderr)
-    return 0
-
-
-def _measure(options: argparse.Namespace) -> tuple[list[Measured], list[Measured]]:
-    plan_curves, step_curves = select(PLAN_CURVES, options.curves), select(STEP_CURVES, options.curves)
-    if not plan_curves:
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    if not select(PLAN_CURVES, options.curves):
         names = ", ".join(repr(curve.name) for curve in PLAN_CURVES)
         raise InputError(f"--curves: expected parts of {names}, got {', '.join(options.curves)!r}")
-    steps: list[Measured] = []
-    if options.training:
-        with tempfile.TemporaryDirectory(prefix="bagpipe-scale-") as folder:
-            steps = _sweep(
-                step_curves,
-                options.repeats,
-                lambda point: {"step": measure_training(point, options.steps, Path(folder))},
-            )
-    plans = _sweep(plan_curves, options.repeats, lambda point: {"plan": measure_planning(point, options.batches)})
-    return plans, steps
+    if options.curves and options.out is None and not options.rehearse:
+        raise InputError("--curves leaves curves out, which would not be published any more: give --out DIR")
+    known: Mapping[str, Measure] = {
+        "training": partial(_train, options),
+        "planning": partial(_plan, options),
+    }
+    return {name: known[name] for name in options.parts}
 
 
-def _sweep(curves: Sequence[Curve], repeats: int, measure: Callable[[Point], dict[str, object]]) -> list[Measured]:
-    """Every point `repeats` times, whole sweeps one after the other; of each point the median run."""
-    runs: dict[tuple[str, Point], list[Measured]] = {}
+def _plan(options: argparse.Namespace, part: Part) -> None:
+    curves = select(PLAN_CURVES, options.curves)
+    if options.rehearse:
+        curves = (_shrunk(curves[0], batch_size=256, cache_rows=5_000, lookahead=4),)
+    _sweep(curves, options.repeats, lambda point: asdict(measure_planning(point, options.batches)), part)
+
+
+def _train(options: argparse.Namespace, part: Part) -> None:
+    curves = select(STEP_CURVES, options.curves)
+    if options.rehearse:
+        curves = (_shrunk(curves[0], batch_size=64, cache_rows=20_000, lookahead=4),)
+    with tempfile.TemporaryDirectory(prefix="bagpipe-scale-") as folder:
+        _sweep(
+            curves,
+            options.repeats,
+            lambda point: asdict(measure_training(point, options.steps, Path(folder))),
+            part,
+        )
+
+
+def _shrunk(curve: Curve, **sizes: int) -> Curve:
+    """Two tiny points of a curve."""
+    small = {name: value for name, value in sizes.items() if name != curve.x}
+    points = (dataclasses.replace(curve.points[0], **small, **{curve.x: value}) for value in (128, 256))  # type: ignore[arg-type]
+    return dataclasses.replace(curve, points=tuple(points))
+
+
+def _sweep(curves: Sequence[Curve], repeats: int, measure: Callable[[Point], dict[str, float]], part: Part) -> None:
+    """Measure every point `repeats` times, one whole sweep after the other; keep the median run of each point."""
+    runs: dict[tuple[str, Point], list[dict[str, Any]]] = {}
     for repeat in range(repeats):
         for curve in curves:
             for point in curve.points:
+                run: dict[str, Any] = {"curve": curve.name, "x": curve.x, "point": asdict(point)}
                 try:
-                    run = Measured(curve=curve.name, x=curve.x, point=point, **measure(point))  # type: ignore[arg-type]
+                    run["cost"] = measure(point)
                 except (InputError, JobError) as error:
-                    run = Measured(curve=curve.name, x=curve.x, point=point, error=str(error))
+                    run["error"] = str(error)
                 runs.setdefault((curve.name, point), []).append(run)
-                print(
-                    f"{repeat + 1}/{repeats}  {curve.name}  {run.value:,}  {run.plan or run.step or run.error}",
-                    flush=True,
+                part.keep([_median_run(group) for group in runs.values()])
+                part.say(
+                    f"{repeat + 1}/{repeats}  {curve.name}  {run['point'][curve.x]:,}  "
+                    f"{run.get('cost') or run['error']}"
                 )
-    return [median_of(group) for group in runs.values()]
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale.main",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--curves", type=lambda text: text.split(","), default=[], help="parts of names (default: all)")
+def _median_run(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The run whose cost is the median (of an even number the cheaper one)."""
+
+    def cost(run: Mapping[str, Any]) -> float:
+        return next(float(run["cost"][name]) for name in _COSTS if name in run["cost"])
+
+    good = [run for run in runs if "cost" in run]
+    if not good:
+        return runs[0]
+    return next(run for run in good if cost(run) == statistics.median_low(map(cost, good)))
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--curves", nargs="+", default=[], help="parts of names (default: all)")
+    parser.add_argument("--parts", nargs="+", choices=("training", "planning"), default=["training", "planning"])
     parser.add_argument("--batches", type=int, default=40, help="planned batches that are measured, per point")
     parser.add_argument("--steps", type=int, default=100, help="training steps, per point")
-    parser.add_argument("--repeats", type=int, default=1, help="times everything is measured; the median run counts")
-    parser.add_argument("--no-training", dest="training", action="store_false", help="planning only")
-    parser.add_argument("--out", type=Path, help="folder of the results (default: this one; with --curves: none)")
-    parser.add_argument("--report", action="store_true", help="measure nothing: write results.json up again")
-    return parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=1, help="sweeps; the median run of each point counts")
 
 
-def _machine() -> dict[str, str]:
-    return {
-        "processor": f"{processor_name()}, {os.cpu_count()} cores",
-        "kernel": platform.release(),
-        "versions": f"Python {platform.python_version()}, numpy {np.__version__}",
-        "load average": " ".join(f"{value:.2f}" for value in os.getloadavg()),
-    }
-
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=tables,
+    details=details,
+    draw=draw,
+    rehearsal={"batches": 3, "steps": 5, "curves": ["batch size"]},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(BENCHMARK))

@@ -1,4 +1,4 @@
-"""Results of `benchmarks/gpu`: parts of several runs stand side by side only where they may, and say whose they are."""
+"""Results of several runs of `benchmarks/gpu`: parts are kept only from the same machine, and name their run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from bagpipe.errors import InputError
 from benchmarks.gpu.report import checks, tables
-from benchmarks.gpu.results import Results
+from benchmarks.harness.report import provenance
+from benchmarks.harness.results import Results
 
 BASIS: dict[str, Any] = {
-    "kind": "cuda",
     "rehearsed": False,
-    "machine": {"device": "a card", "versions": "torch 2.13"},
+    "machine": {"device type": "cuda", "device": "a card", "versions": "torch 2.13"},
 }
 SIZES = {"batch_size": 8, "dim": 4, "rows_optimizer": "sgd", "lookahead": 2, "measured_steps": 2, "warmup_steps": 1}
 STEPS = {
@@ -23,7 +23,7 @@ STEPS = {
         "step_p50_s": 0.0021, "rows_fetched": 3.0, "rows_written": 3.0, "exposed_s": 0.0, "loss": 0.5, "lanes_s": {},
     }},
 }  # fmt: skip
-APPETITE = {
+FEED = {
     "rows_unique": 9.0, "rows_fetched": 3.0, "rows_evicted": 3.0, "plan_s": 0.01, "prepare_s": 0.01, "stores": {},
     "missing": {},
 }  # fmt: skip
@@ -31,8 +31,8 @@ APPETITE = {
 
 def run(code: str, **sizes: object) -> dict[str, Any]:
     return {
-        "settings": {"parts": [code], **SIZES, **sizes}, "code": code, "load_average": "0.1 0.2 0.3",
-        "missing": [f"nothing, says {code}"], "copy_bytes_per_s": 4e12,
+        "settings": {"parts": [code], **SIZES, **sizes}, "code": code, "load average": "0.1 0.2 0.3",
+        "notes": [f"nothing, says {code}"], "copy_bytes_per_s": 4e12,
     }  # fmt: skip
 
 
@@ -40,6 +40,10 @@ def measure(results: Results, part: str, found: object, *, code: str, **sizes: o
     results.begin(part, run(code, **sizes))
     results.put(part, found)
     results.end(part, 3.4)
+
+
+def report(results: Results) -> str:
+    return tables(results.values) + "\n".join(provenance(results.values))
 
 
 @pytest.fixture
@@ -55,13 +59,13 @@ def path(tmp_path: Path) -> Path:
 def test_a_part_measured_alone_leaves_the_others(path: Path) -> None:
     results, line = Results.on(path, BASIS)
     assert line is None
-    measure(results, "appetite", APPETITE, code="later")
+    measure(results, "feed", FEED, code="later")
     found = Results.read(path)
     assert found.values == results.values
-    text = tables(found.values)
+    text = report(found)
     assert "| all resident, ours | 2.00 |" in text
     assert "| the GPU, all rows resident | 500.0 |" in text
-    for line in ("Part steps: code earlier", "Part appetite: code later", "; nothing, says later"):
+    for line in ("* steps: code earlier", "* feed: code later", "; nothing, says later"):
         assert line in text
     assert "1.05, pass" in checks(found.values)[0]
 
@@ -69,18 +73,18 @@ def test_a_part_measured_alone_leaves_the_others(path: Path) -> None:
 def test_a_part_measured_again_is_the_new_one(path: Path) -> None:
     results, _ = Results.on(path, BASIS)
     results.begin("steps", run("later"))
-    text = tables(Results.read(path).values)
+    text = report(Results.read(path))
     assert "earlier" not in text
-    assert "Cut short: part steps" in text
+    assert "Part steps was interrupted" in text
     results.end("steps", 1.0, "ValueError: no")
-    text = tables(Results.read(path).values)
+    text = report(Results.read(path))
     assert "Part steps failed: ValueError: no" in text
-    assert "Cut short" not in text
+    assert "interrupted" not in text
 
 
 def test_sizes_that_differ_are_not_compared(path: Path) -> None:
     results, _ = Results.on(path, BASIS)
-    measure(results, "appetite", APPETITE, code="later", dim=16)
+    measure(results, "feed", FEED, code="later", dim=16)
     assert "the GPU, all rows resident" not in tables(results.values)
 
 
@@ -96,7 +100,7 @@ def test_those_of_another_machine_are_not_kept(path: Path, change: dict[str, Any
     results, line = Results.on(path, {**BASIS, **change})
     assert line is not None
     assert said in line
-    assert "begun anew, without its steps" in line
+    assert "starting empty, without its steps" in line
     assert results.parts == {}
 
 
@@ -108,5 +112,5 @@ def test_what_is_no_results_file_is_told(tmp_path: Path, content: str) -> None:
         Results.read(path)
     results, line = Results.on(path, BASIS)
     assert line is not None
-    assert "begun anew" in line
+    assert "starting empty" in line
     assert results.values == {**BASIS, "parts": {}}

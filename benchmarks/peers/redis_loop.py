@@ -21,8 +21,8 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from bagpipe.errors import InputError
 from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
-from benchmarks.peers.model import Peer, Untyped
 from benchmarks.peers.sample import Minibatch
+from benchmarks.peers.shared_model import Peer, Untyped
 
 __all__ = ["LeastRecent", "RemoteLoop", "RowKeys", "RowSource", "Uncached"]
 

@@ -18,7 +18,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowStep, RowView
 from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.torch_kernels import gather
-from benchmarks.gpu.rows_batch import RowsBatch
+from benchmarks.gpu.kernel_batch import RowsBatch
 
 __all__ = ["LR", "SPARSE_OPTIMIZERS", "Backward", "Forward", "Rows", "open_contestants", "tbe"]
 

@@ -1,16 +1,14 @@
-"""Steps of one schedule by torch.distributed.pipelining and by our runner, in turns, over the same process group.
+"""Interleaved step times of torch.distributed.pipelining and of our runner, for the same schedule and process group.
 
-    for every round:  a block of steps by one, a block by the other     (which goes first alternates)
+    every round:  a block of steps by one, then a block by the other     (the order alternates)
 
-A step is forward and backward of all micro-batches and dropping the gradients: no optimizer, no rows, no reading. Both
-compute the loss as a sum over the examples, divided by their number.
+A step is forward and backward of all micro-batches, after which the gradients are dropped: no optimizer, no rows, no
+data loading. Both compute the loss as a sum over the examples divided by their number.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,38 +17,30 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.pipeline.runner import Runner
+from benchmarks.harness.rounds import turns
 from benchmarks.pipeline.workload import NUM_STAGES, Process, Workload, loss_sum, make_step
 
-__all__ = ["SCHEDULES", "Times", "contest"]
+__all__ = ["SCHEDULES", "contest"]
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
-@dataclass(slots=True, kw_only=True)
-class Times:
-    """Seconds per step, by round: torch's and ours."""
-
-    torch: list[float] = field(default_factory=list)
-    ours: list[float] = field(default_factory=list)
-
-
 def contest(
     peers: TorchPeers, links: StageLinks, workload: Workload, schedule: str, *, rounds: int
-) -> tuple[Times, bool]:
-    """Step times of both at this rank, and whether their gradients are equal, bit by bit."""
-    torchs = _Torch(peers.rank, workload, schedule)
-    ours = _Ours(peers.rank, workload, schedule, links)
-    # First steps allocate, and torch exchanges shapes.
-    torchs.run(3)
-    ours.run(3)
-    is_equal = _same(torchs.gradients(), ours.gradients())
-    times = Times()
-    for turn in range(rounds):
-        order: list[tuple[Callable[[int], float], list[float]]] = [(torchs.run, times.torch), (ours.run, times.ours)]
-        for run, into in order if turn % 2 else reversed(order):
-            peers.gather(None)  # both ranks begin together
-            into.append(run(workload.steps))
-    return times, is_equal
+) -> tuple[dict[str, list[float]], bool]:
+    """Seconds per step of ``torch`` and ``ours`` in every round at this rank; whether their gradients are equal."""
+    runners: dict[str, _Torch | _Ours] = {
+        "torch": _Torch(peers.rank, workload, schedule),
+        "ours": _Ours(peers.rank, workload, schedule, links),
+    }
+    for runner in runners.values():
+        runner.run(3)  # first steps allocate, and torch exchanges shapes
+    gradients = [runner.gradients() for runner in runners.values()]
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for _, name in turns(list(runners), rounds):
+        peers.gather(None)  # a barrier: both ranks start together
+        times[name].append(runners[name].run(workload.steps))
+    return times, _same(*gradients)
 
 
 def _same(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -76,7 +66,7 @@ class _Torch:
             self._schedule.step(target=self._inputs.labels, return_outputs=False)
 
     def gradients(self) -> list[Tensor]:
-        """Those of one step."""
+        """Gradients of one step."""
         self.step()
         found = [p.grad for p in self._module.parameters() if p.grad is not None]
         self._drop()
@@ -110,7 +100,7 @@ class _Ours:
             self._gradients = [p.grad for p in self._parameters if p.grad is not None]
 
     def gradients(self) -> list[Tensor]:
-        """Those of one step."""
+        """Gradients of one step."""
         self.run(2)
         return self._gradients
 

@@ -1,7 +1,8 @@
-"""Workloads x (direct mode, grid of caches) x repeats, compute-only runs in between.
+"""A workload in direct mode and over a grid of caches, repeated, with compute-only runs in between.
 
-compute ─ trial ─ compute ─ trial ─ … ─ compute      a trial's floor: the two compute runs around it
-another job used the machine meanwhile ──> the trial is repeated, a few times at most; what is kept says so
+compute ─ trial ─ compute ─ trial ─ … ─ compute      baseline of a trial: the two compute-only runs around it
+
+A trial that other jobs disturbed is repeated a few times; the least disturbed one is kept.
 """
 
 from __future__ import annotations
@@ -14,26 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagpipe.errors import JobError
-from benchmarks.overlap.link import ShapedServer
-from benchmarks.overlap.load import ProcessorUse
+from benchmarks.harness.processor_use import MAX_OTHER_CORES, ProcessorUse
+from benchmarks.harness.shaped_link import ShapedServer
 from benchmarks.overlap.resident import ResidentModel
 from benchmarks.overlap.trial import DRAIN_STEPS, Trial, run_trial
 from benchmarks.overlap.workload import TOTAL_ROWS, Workload, schema_toml
 
-__all__ = ["MAX_OTHER_CORES", "Cell", "Record", "check_same_work", "run_workload"]
+__all__ = ["Cell", "Record", "check_same_work", "run_workload"]
 
-#: Batches computed over and over by the compute-only runs.
+#: Batches that the compute-only runs repeat.
 _COMPUTE_BATCHES = 16
-#: Steps of direct mode before it is measured: there is nothing to fill but the pipeline of batches.
+#: Steps of direct mode before it is measured: only the pipeline of batches fills up.
 _DIRECT_WARMUP_STEPS = 20
-#: Other jobs' share of a core above which a run is not believed. The kernel's own threads use a few hundredths.
-MAX_OTHER_CORES = 0.15
-_MAX_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A place of the grid; no rows: direct mode."""
+    """A cell of the grid. A cache share of 0 is direct mode."""
 
     cache_share: float
     lookahead: int
@@ -52,13 +50,13 @@ DIRECT = Cell(cache_share=0.0, lookahead=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One trial and its surroundings.
+    """One trial, and the compute-only runs around it.
 
     Attributes:
-        workload, repeat, cell: which.
+        workload, repeat, cell: names and number.
         compute_s: median step of the compute-only runs before and after.
-        tries: trials made until the machine was quiet, or no more were allowed.
-        trial: the last of them, or the one least disturbed.
+        tries: trials until one was undisturbed, or until the limit.
+        trial: the least disturbed of them.
     """
 
     workload: str
@@ -70,7 +68,7 @@ class Record:
 
     @property
     def is_quiet(self) -> bool:
-        """No other job used the machine."""
+        """Whether no other job disturbed the trial."""
         return self.trial.other_cores <= MAX_OTHER_CORES
 
     @property
@@ -87,7 +85,8 @@ def run_workload(
     *,
     lookaheads: Sequence[int],
     repeats: int,
-    say: Callable[[str], None],
+    tries: int,
+    told: Callable[[Record, str], None],
     trace_dir: Path | None = None,
 ) -> list[Record]:
     """Measure one workload.
@@ -96,7 +95,8 @@ def run_workload(
         workload: what to train.
         lookaheads: columns of the grid.
         repeats: times the whole grid is measured.
-        say: told about every record as it comes.
+        tries: trials of a cell, at most, until one is undisturbed.
+        told: gets every record and a line that describes it.
         trace_dir: write a trace of every trial here.
     """
     cells = [DIRECT, *(Cell(cache_share=s, lookahead=n) for s in workload.cache_shares for n in lookaheads)]
@@ -105,19 +105,22 @@ def run_workload(
         schema_path = Path(folder) / "schema.toml"
         most_steps = workload.warmup_steps + workload.measured_steps + DRAIN_STEPS + max(lookaheads)
         schema_path.write_text(schema_toml(workload.batch_size * most_steps))
-        bench = _Bench(workload, server, str(schema_path), trace_dir)
+        bench = _Bench(workload, server, str(schema_path), tries, trace_dir)
         for repeat in range(repeats):
             for cell in cells:
                 record = bench.measure(cell, repeat)
                 records.append(record)
-                say(_line(record))
+                told(record, _line(record))
     return records
 
 
 class _Bench:
-    """One workload's model with all rows, and its server."""
+    """One workload's resident model, and its server."""
 
-    def __init__(self, workload: Workload, server: ShapedServer, schema_path: str, trace_dir: Path | None) -> None:
+    def __init__(
+        self, workload: Workload, server: ShapedServer, schema_path: str, tries: int, trace_dir: Path | None
+    ) -> None:
+        self._tries = tries
         self._workload = workload
         self._server = server
         self._schema_path = schema_path
@@ -128,14 +131,14 @@ class _Bench:
             num_slots=TOTAL_ROWS,
             batches=range(first, first + _COMPUTE_BATCHES),
         )
-        self._resident.run()  # allocators and processor caches warm up
+        self._resident.run()  # warms up allocators and processor caches
 
     def measure(self, cell: Cell, repeat: int) -> Record:
-        """The cell's trial between two compute-only runs."""
+        """A trial of the cell between two compute-only runs."""
         compute_before = self._compute()
         best: Trial | None = None
         tries = 0
-        while tries < _MAX_TRIES and (best is None or best.other_cores > MAX_OTHER_CORES):
+        while tries < self._tries and (best is None or best.other_cores > MAX_OTHER_CORES):
             tries += 1
             trial = self._trial(cell)
             if best is None or trial.other_cores < best.other_cores:
@@ -151,9 +154,9 @@ class _Bench:
         )
 
     def _compute(self) -> list[float]:
-        """A compute-only run on a quiet machine, or the least disturbed of a few."""
+        """Step times of an undisturbed compute-only run, or of the least disturbed of a few."""
         best: tuple[float, list[float]] | None = None
-        for _ in range(_MAX_TRIES):
+        for _ in range(self._tries):
             before = ProcessorUse.now([os.getpid(), self._server.process_id])
             times_s = list(self._resident.run())
             _, other_cores = ProcessorUse.now([os.getpid(), self._server.process_id]).cores_since(before)
@@ -183,10 +186,10 @@ class _Bench:
 
 
 def check_same_work(records: Sequence[Record]) -> None:
-    """All runs of a workload must have trained the same, whatever their cache.
+    """Check that all runs of a workload computed the same, whatever their cache.
 
     Raises:
-        JobError: losses differ by more than rounding; the figures would compare different work.
+        JobError: losses differ by more than rounding.
     """
     losses = sorted(record.trial.loss for record in records)
     if losses[-1] - losses[0] > 1e-6 * abs(losses[0]):

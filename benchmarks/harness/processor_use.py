@@ -1,6 +1,6 @@
-"""Who used the processors: this job's processes, and everybody else. A figure measured beside other jobs says little.
+"""Processor time of a job's processes and of everything else, to detect measurements that other jobs disturbed.
 
-before = ProcessorUse.now(pids) ... after = ProcessorUse.now(pids)      after.since(before) -> own and other cores
+before = ProcessorUse.now(pids) ... after = ProcessorUse.now(pids)      after.cores_since(before) -> own, other cores
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessorUse", "process_tree"]
+__all__ = ["MAX_OTHER_CORES", "ProcessorUse", "process_tree"]
+
+#: Cores used by other jobs above which a run counts as disturbed. The kernel's own threads use a few hundredths.
+MAX_OTHER_CORES = 0.15
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -28,12 +31,12 @@ def process_tree(pids: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorUse:
-    """Totals at one moment, in seconds.
+    """Totals at one moment.
 
     Attributes:
-        at_s: when.
-        own_s: processor time of our processes, user and system.
-        all_s: of all processes and the kernel; idle, waiting and stolen time not counted.
+        at_s: time of the reading.
+        own_s: user and system seconds of our processes.
+        all_s: of all processes and the kernel, without idle, waiting and stolen time.
     """
 
     at_s: float
@@ -58,7 +61,7 @@ class ProcessorUse:
         )
 
     def cores_since(self, before: ProcessorUse) -> tuple[float, float]:
-        """Cores used on average since `before`: (ours, others')."""
+        """Average cores used since `before`: (ours, others')."""
         elapsed_s = self.at_s - before.at_s
         own_s = self.own_s - before.own_s
         return own_s / elapsed_s, max(0.0, self.all_s - before.all_s - own_s) / elapsed_s

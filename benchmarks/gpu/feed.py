@@ -1,9 +1,9 @@
-"""Part `appetite`: the rate at which planner, preparation and stores can feed a device. Runs without a device, too.
+"""Part `feed`: the rates at which planner, preparation and stores can feed a device. Also runs without one.
 
 planner      one thread, plans of the cache measured in `steps`
 preparation  a step's plan and inputs as tensors of the device: the data lane's work
-stores       rows of a step written and read by one client, as the two lanes do it: both at once, and each alone;
-             with the CPU time of the client, which tells whether it or its servers are what rates end at
+stores       rows of a step written and read by one client, each alone and both concurrently, as the two lanes do;
+             the client's CPU time shows whether the client or its servers limit the rates
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from benchmarks.gpu.cached import claim, fill, store_makers
 from benchmarks.gpu.timing import median_s
 from benchmarks.gpu.workload import Plan, Workload
 
-__all__ = ["run_appetite"]
+__all__ = ["run_feed"]
 
 
-def run_appetite(workload: Workload, plan: Plan, say: Callable[[str], None], keep: Callable[[Any], None]) -> None:
+def run_feed(workload: Workload, plan: Plan, say: Callable[[str], None], keep: Callable[[Any], None]) -> None:
     """Measure; `keep` gets what there is after every store."""
     settings = workload.settings
     steps = plan.steps[settings.warmup_steps : settings.warmup_steps + settings.measured_steps]
@@ -43,23 +43,23 @@ def run_appetite(workload: Workload, plan: Plan, say: Callable[[str], None], kee
         "stores": {},
         "missing": {},
     }
-    say(f"appetite: a plan {found['plan_s'] * 1e3:.1f} ms, its preparation {found['prepare_s'] * 1e3:.1f} ms")
+    say(f"feed: a plan {found['plan_s'] * 1e3:.1f} ms, its preparation {found['prepare_s'] * 1e3:.1f} ms")
     keep(found)
     schema = RowSchema(tables=CachedBags(workload.schema, settings.dim).row_tables, optimizer=settings.rows_optimizer)
     for name, open_stores in store_makers(settings.servers).items():
         try:
             with open_stores() as make_store, make_store(schema) as store:
                 found["stores"][name] = _rates(store, steps)
-        except Exception as error:  # a store that is not there must not cost the others
+        except Exception as error:  # the other stores are still measured
             found["missing"][name] = f"{type(error).__name__}: {error}"
-            say(f"appetite: without {name} ({error})")
+            say(f"feed: without {name} ({error})")
             continue
-        say(f"appetite: {name}: " + ", ".join(f"{what} {rate:,.4g}" for what, rate in found["stores"][name].items()))
+        say(f"feed: {name}: " + ", ".join(f"{what} {rate:,.4g}" for what, rate in found["stores"][name].items()))
         keep(found)
 
 
 def _prepare_s(workload: Workload, steps: Sequence[RankBatch]) -> float:
-    """Median seconds of the thread to make a step's tensors, its uploads enqueued."""
+    """Median thread seconds to make a step's tensors and enqueue their uploads."""
     settings = workload.settings
     bags, inputs = CachedBags(workload.schema, settings.dim), PlainInputs(workload.schema)
     schema = RowSchema(tables=bags.row_tables, optimizer=settings.rows_optimizer)
@@ -75,7 +75,7 @@ def _prepare_s(workload: Workload, steps: Sequence[RankBatch]) -> float:
 
 
 def _rates(store: Store, steps: Sequence[RankBatch]) -> dict[str, float]:
-    """Rows a second, and CPU time of this process per million rows: read, written, read and as many written at once."""
+    """Rows per second and CPU seconds of this process per million rows: read, written, both concurrently."""
     claim(store)
     fill(store, steps)
     reads = [_requests(step) for step in steps]
@@ -122,7 +122,7 @@ def _together(one: Callable[[], object], other: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """Seconds on the clock; seconds of CPU time of this process, of all its threads, in user code and in the kernel."""
+    """Wall seconds, and CPU seconds (user and system) of all threads of this process."""
 
     wall_s: float
     cpu_s: float

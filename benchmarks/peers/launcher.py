@@ -1,9 +1,9 @@
-"""All contenders of a setting, turn by turn, each run in fresh processes; repeats are interleaved.
+"""Interleaved runs of all contenders of a setting, each in fresh processes.
 
-    data ──python -m data convert──> .arrow: nobody parses text while the clock runs
-    for repeat: for contender: Task.json ──python -m benchmarks.peers.trial──> Outcome.json
+    data ──python -m data convert──> .arrow: no contender parses text while the clock runs
+    every repeat, every contender:  Task.json ──python -m benchmarks.peers.trial──> Outcome.json
 
-Two ranks run in a network namespace of their own, so that what they send each other can be counted.
+Two ranks run in a network namespace of their own, whose loopback counts the bytes between them.
 """
 
 from __future__ import annotations
@@ -21,62 +21,56 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError, JobError
-from benchmarks.overlap.link import ShapedServer
-from benchmarks.peers.task import CONTENDERS, Outcome, Task
+from benchmarks.harness.processor_use import MAX_OTHER_CORES
+from benchmarks.harness.rounds import turns
+from benchmarks.harness.shaped_link import ShapedServer
+from benchmarks.peers.contenders import CONTENDERS, Outcome, Task
 
-__all__ = ["MAX_OTHER_CORES", "line_of", "run_contest"]
+__all__ = ["line_of", "run_setting"]
 
 _TIMEOUT_S = 300.0
-#: Others' share of a core above which a run counts as disturbed; the kernel's own threads use a few hundredths.
-MAX_OTHER_CORES = 0.15
 
 
-def run_contest(
-    settings: Sequence[str],
+def run_setting(
+    setting: str,
     contenders: Sequence[str],
     data: Mapping[str, Any],
     *,
     repeats: int,
     tries: int,
     told: Callable[[Outcome], None],
-) -> list[Outcome]:
-    """Measure.
+) -> None:
+    """Run all contenders of a setting, interleaved.
 
     Args:
-        settings, contenders: names.
+        setting, contenders: names.
         data: path, format and limit, as in the `data` section of the configuration.
-        repeats: runs of each contender in each setting.
-        tries: of a run that other jobs disturb; the least disturbed is kept.
-        told: every outcome as it comes.
+        repeats: runs of each contender.
+        tries: runs, at most, until other jobs disturb none; the least disturbed one counts.
+        told: gets every outcome.
 
     Raises:
-        InputError: the data cannot be read, or the link cannot be laid.
-        JobError: a trial failed; it has said why.
+        InputError: the data cannot be read, or the link cannot be made.
+        JobError: a trial failed; the message ends with its output.
     """
-    outcomes: list[Outcome] = []
     with ShapedServer() as server, _namespace() as namespace, tempfile.TemporaryDirectory() as folder:
         converted = _convert(data, Path(folder))
-        for setting in settings:
-            for repeat in range(repeats):
-                for contender in contenders:
-                    task = Task(
-                        setting=setting,
-                        contender=contender,
-                        repeat=repeat,
-                        data=converted,
-                        url=server.url,
-                        fill_url=server.direct_url,
-                        interface=server.interface,
-                        server_pid=server.process_id,
-                    )
-                    outcome = _run_quietly(task, Path(folder), namespace, tries)
-                    outcomes.append(outcome)
-                    told(outcome)
-    return outcomes
+        for repeat, contender in turns(contenders, repeats):
+            task = Task(
+                setting=setting,
+                contender=contender,
+                repeat=repeat,
+                data=converted,
+                url=server.url,
+                fill_url=server.direct_url,
+                interface=server.interface,
+                server_pid=server.process_id,
+            )
+            told(_run_quietly(task, Path(folder), namespace, tries))
 
 
 def _convert(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The data in the form that is read fastest."""
+    """The data as an .arrow file, the fastest to read."""
     path = str(folder / "sample.arrow")
     options = ["--format", data["format"], "--limit", str(data.get("limit", 0))]
     command = [sys.executable, "-m", "data", "convert", data.get("path", ""), path, *options]
@@ -96,7 +90,7 @@ def _run_quietly(task: Task, folder: Path, namespace: str, tries: int) -> Outcom
 
 
 def _run(task: Task, folder: Path, namespace: str) -> Outcome:
-    """One run, in as many processes as the contender has ranks; rank 0's outcome, with the memory of all."""
+    """One run in a process per rank: rank 0's outcome, with the memory of all ranks."""
     world_size = CONTENDERS[task.contender].world_size
     processes = []
     port = _free_port()
@@ -154,7 +148,7 @@ def _namespace() -> Iterator[str]:
 
 
 def line_of(outcome: Outcome) -> str:
-    """An outcome in one line."""
+    """An outcome as one line of text."""
     steps = sorted(outcome.step_s)
     auc = "none" if outcome.auc is None else f"{outcome.auc:.5f}"
     return (

@@ -29,8 +29,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.streamable import Pipelineable
 
-from benchmarks.peers.model import Peer, Untyped
 from benchmarks.peers.sample import Minibatch
+from benchmarks.peers.shared_model import Peer, Untyped
 
 __all__ = ["Group", "TorchrecLoop"]
 

@@ -9,7 +9,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from benchmarks.peers.model import Loop, Peer, Untyped
+from benchmarks.peers.shared_model import Loop, Peer, Untyped
 
 __all__ = ["batched_tables", "plain_modules"]
 

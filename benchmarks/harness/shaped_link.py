@@ -1,9 +1,9 @@
-"""A store server behind a shaped link: a network namespace of its own, a veth pair, a token bucket on both ends.
+"""A store server behind a shaped link: a network namespace, a veth pair, a token bucket filter on both ends.
 
     this process ── veth (tbf 1 Gbit/s) ═══ (tbf 1 Gbit/s) veth ── server       198.18.0.1 ─ 198.18.0.2 (RFC 2544)
                  └─────────────── unix socket: unshaped, to fill the store ──┘
 
-Made and removed in one `with`; a namespace takes its interfaces along when it goes.
+One `with` creates and removes everything; removing a namespace removes its interfaces.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Self
 from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer, find_server
 
-__all__ = ["ShapedServer", "check_privileges", "server_version"]
+__all__ = ["ShapedServer", "check_privileges"]
 
 _HOST_ADDRESS, _SERVER_ADDRESS = "198.18.0.1", "198.18.0.2"
 _PORT = 6379
-#: Bytes the bucket lets through at once. A segment offloaded by TCP is up to 64 KiB; smaller buckets would split it.
+#: Burst of the token bucket. A segment offloaded by TCP is up to 64 KiB, which a smaller bucket would split.
 _BURST_BYTES = 256 * 1024
-#: Longest stay in the bucket's queue before packets are dropped: 6 MB at 1 Gbit/s, what a switch port may hold.
+#: Longest stay in the queue before packets are dropped: 6 MB at 1 Gbit/s, about the buffer of a switch port.
 _QUEUE_LATENCY = "50ms"
 _OUR_INTERFACE = f"bp{os.getpid() % 100_000}a"
 _SERVER_INTERFACE = f"bp{os.getpid() % 100_000}b"
 
 
 def check_privileges() -> None:
-    """Refuse early.
+    """Check that a namespace and a link can be made.
 
     Raises:
         InputError: not root, or `ip` or `tc` is missing.
@@ -47,22 +47,16 @@ def check_privileges() -> None:
             )
 
 
-def server_version() -> str:
-    """What the server binary says of itself; InputError if there is none."""
-    done = subprocess.run([str(find_server()), "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 class ShapedServer:
-    """A Redis-protocol server that can only be reached through the shaped link (and, for setting up, a unix socket).
+    """A Redis-protocol server behind the shaped link; a unix socket bypasses the link to fill the store.
 
     Args:
         rate: of the link in each direction, as `tc` writes it.
 
     Attributes:
         url: through the link.
-        direct_url: past it.
-        interface: the name of our end.
+        direct_url: past the link.
+        interface: name of our end.
 
     Raises:
         InputError: on `__enter__`: a command failed, or there is no server binary.
@@ -95,7 +89,7 @@ class ShapedServer:
 
     @property
     def process_id(self) -> int:
-        """Of the server."""
+        """Process id of the server."""
         assert self._server is not None, "the server is not running"
         return self._server.process_id
 
@@ -120,7 +114,7 @@ class ShapedServer:
         _run(*inside, "tc", "qdisc", "add", "dev", _SERVER_INTERFACE, *shape)
 
     def _wrapper(self, folder: Path) -> Path:
-        """A script in the server's place: the server, in the namespace, with a port. Later options win."""
+        """A script that starts the server in the namespace, with a port. Of repeated options the last one counts."""
         script = folder / "server-in-namespace"
         options = f"--bind {_SERVER_ADDRESS} --port {_PORT} --protected-mode no"
         script.write_text(f'#!/bin/sh\nexec ip netns exec {self._namespace} {find_server()} "$@" {options}\n')

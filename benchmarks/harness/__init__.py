@@ -1,0 +1,10 @@
+"""What all benchmarks share: command line, interleaving, results, tables, plots.
+
+benchmark   flags ──> parts ──measure──> results ──> report       one `Benchmark` record per folder, `run_benchmark`
+rounds      contestants take turns; medians, spreads, ratios paired by round
+results     results.json: parts of one machine, each with the run that measured it
+report      Markdown tables between two marks of the README, and their provenance
+plot        SVG panels (matplotlib)
+machine     processor, versions, load, digest of the code
+processor_use, shaped_link   CPU time of other jobs; a store server behind a 1 Gbit/s link
+"""

@@ -1,0 +1,210 @@
+"""The harness of the benchmarks, and what holds for every benchmark that uses it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bagpipe.errors import InputError, JobError
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.report import BEGIN, END, fill_in, provenance, table
+from benchmarks.harness.results import Results, to_text
+from benchmarks.harness.rounds import Spread, paired_ratios, time_rounds, timed, turns
+
+ROOT = Path(__file__).parents[2] / "benchmarks"
+NAMES = sorted(path.parent.name for path in ROOT.glob("*/main.py"))
+
+
+def benchmark_of(name: str) -> Benchmark:
+    found: Benchmark = importlib.import_module(f"benchmarks.{name}.main").BENCHMARK
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_has_the_common_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_benchmark(benchmark_of(name), ["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert f"python -m benchmarks.{name}.main" in text
+    assert all(flag in text for flag in ("--out", "--report", "--rehearse"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_tables_are_those_of_the_published_results(name: str) -> None:
+    benchmark, folder = benchmark_of(name), ROOT / name
+    values = Results.read(folder / "results.json").values
+    text = benchmark.tables(values).strip() + "\n\n" + "\n".join(provenance(values))
+    between = (folder / "README.md").read_text().split(BEGIN)[1].split(END)[0]
+    assert between.strip() == text.strip()
+    if benchmark.details is not None:
+        assert (folder / "tables.md").read_text() == benchmark.details(values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_results_are_written_as_the_harness_writes(name: str) -> None:
+    text = (ROOT / name / "results.json").read_text()
+    assert to_text(json.loads(text)) == text
+
+
+def test_turns_are_balanced_or_shuffled() -> None:
+    assert list(turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    shuffled = list(turns("abcd", 5, shuffle_seed=1))
+    assert shuffled == list(turns("abcd", 5, shuffle_seed=1))
+    rounds = [[name for number, name in shuffled if number == wanted] for wanted in range(5)]
+    assert all(sorted(order) == list("abcd") for order in rounds)
+    assert len({tuple(order) for order in rounds}) > 1
+
+
+def test_warm_up_rounds_do_not_count() -> None:
+    calls: list[str] = []
+    seconds = time_rounds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3, warmups=2)
+    assert {name: len(found) for name, found in seconds.items()} == {"a": 3, "b": 3}
+    assert calls.count("a") == calls.count("b") == 5
+
+
+def test_timed_is_the_median_and_the_last_result() -> None:
+    clock, results = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0]), iter("xyz")
+    assert timed(lambda: next(results), 3, clock=lambda: next(clock)) == (2.0, "z")
+
+
+def test_ratios_are_paired_by_round() -> None:
+    found = paired_ratios([2.0, 6.0, 30.0], [1.0, 2.0, 30.0])
+    assert found == Spread(median=2.0, low_quartile=1.0, high_quartile=3.0, least=1.0, most=3.0)
+    with pytest.raises(ValueError, match="zip"):
+        paired_ratios([1.0], [1.0, 2.0])
+
+
+def test_table() -> None:
+    assert table(("a", "b"), [(1, None), ("x", 2.5)]) == "| a | b |\n|---|---|\n| 1 |  |\n| x | 2.5 |\n"
+    with pytest.raises(ValueError, match="expected 2 cells, got 1"):
+        table(("a", "b"), [(1,)])
+
+
+def test_text_between_the_marks_is_replaced(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    fill_in(readme, "new\n")
+    assert readme.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    readme.write_text("no marks")
+    with pytest.raises(ValueError, match="unpack"):
+        fill_in(readme, "new")
+
+
+def test_a_record_takes_one_line() -> None:
+    values = {"machine": {"a": "b"}, "parts": {"p": {"found": [{"x": 1, "y": [1, 2]}, {"x": 2, "y": [3]}]}}}
+    text = to_text(values)
+    assert json.loads(text) == values
+    assert '    {"x": 1, "y": [1, 2]},\n' in text
+
+
+class Fake:
+    """A benchmark of two parts, `good` and `bad`; what `bad` raises can be set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.error: Exception | None = None
+        self.benchmark = Benchmark(
+            folder=folder,
+            about="A question.",
+            flags=lambda parser: parser.add_argument("--size", type=int, default=100),
+            parts=self.parts,
+            tables=self.tables,
+            rehearsal={"size": 1},
+            packages=(),
+        )
+        folder.mkdir()
+        (folder / "README.md").write_text(f"# Question\n{BEGIN}\n{END}\n")
+
+    def parts(self, options: argparse.Namespace) -> Mapping[str, Measure]:
+        if options.size < 0:
+            raise InputError(f"--size must be positive, got {options.size}")
+
+        def good(part: Part) -> None:
+            part.add({"size": options.size})
+            part.add({"size": options.size + 1})
+
+        def bad(part: Part) -> None:
+            if self.error is not None:
+                raise self.error
+            part.keep("fine")
+
+        return {"good": good, "bad": bad}
+
+    def tables(self, values: Values) -> str:
+        return f"sizes {found_of(values, 'good')}, {found_of(values, 'bad')}"
+
+    def run(self, *words: str) -> int:
+        return run_benchmark(self.benchmark, words)
+
+    @property
+    def readme(self) -> str:
+        return (self.folder / "README.md").read_text()
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    return Fake(tmp_path / "question")
+
+
+def test_a_run_publishes(fake: Fake) -> None:
+    assert fake.run() == 0
+    assert "sizes [{'size': 100}, {'size': 101}], fine" in fake.readme
+    assert "`python -m benchmarks.question.main`" in fake.readme
+    (part,) = {json.dumps(part["run"]) for part in Results.read(fake.folder / "results.json").parts.values()}
+    assert json.loads(part)["settings"] == {"size": 100}
+
+
+def test_a_rehearsal_is_small_and_not_published(fake: Fake) -> None:
+    before = fake.readme
+    assert fake.run("--rehearse") == 0
+    assert fake.readme == before
+    text = (fake.folder / "rehearsal" / "tables.md").read_text()
+    assert "[{'size': 1}, {'size': 2}]" in text
+    assert "no measurements" in text
+    assert fake.run("--rehearse", "--size", "7") == 0
+    assert "[{'size': 7}" in (fake.folder / "rehearsal" / "tables.md").read_text()
+
+
+def test_out_leaves_the_published_figures(fake: Fake, tmp_path: Path) -> None:
+    before = fake.readme
+    assert fake.run("--out", str(tmp_path / "out")) == 0
+    assert fake.readme == before
+    assert (tmp_path / "out" / "results.json").is_file()
+
+
+def test_report_measures_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fake.run("--report") == 2
+    assert "expected results" in capsys.readouterr().err
+    assert fake.run() == 0
+    published = fake.readme
+    (fake.folder / "README.md").write_text(f"# Question\n{BEGIN}\n{END}\n")
+    fake.error = JobError("not called")
+    assert fake.run("--report") == 0
+    assert fake.readme == published
+
+
+def test_wrong_flags_leave_everything(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fake.run("--size", "-1") == 2
+    assert capsys.readouterr().err == "question: --size must be positive, got -1\n"
+    assert not (fake.folder / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(JobError("no job"), 1), (RuntimeError("a bug"), 1), (InputError("no data"), 2)]
+)
+def test_a_part_that_fails_leaves_the_others_and_its_earlier_figures(fake: Fake, error: Exception, code: int) -> None:
+    fake.error = error
+    assert fake.run() == code
+    assert f"Part bad failed: {type(error).__name__}: {error}" in fake.readme
+    fake.error = None
+    assert fake.run() == 0
+    assert "failed" not in fake.readme
+    fake.error = error
+    assert fake.run("--size", "5") == code
+    assert "sizes [{'size': 5}, {'size': 6}], fine" in fake.readme
