@@ -23,53 +23,37 @@ from bagpipe.oracle.planner import Planner, make_planner
 from bagpipe.oracle.rank_batch import Phase, PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from cacher.identity import identity_of
-from cacher.reader_states import ReaderStates
 from data.formats import open_source
 from data.loader import LookaheadLoader, open_loader
 
-__all__ = ["BOOKMARK_EVERY", "PlannedBatch", "PlannedData", "PlannedPhase"]
-
-#: Batches between two steps that carry a reader_state: what a resumed job reads and throws away at most.
-BOOKMARK_EVERY = 16
+__all__ = ["PlannedBatch", "PlannedData", "PlannedPhase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedBatch:
-    """A global batch and its plan for all ranks; `reader_state` as in `RankBatch`."""
+    """A global batch and its plan for all ranks."""
 
     batch: Batch
     plan: CachePlan
     span: PlanSpan
-    reader_state: Mapping[str, Any] | None = None
 
     def for_rank(self, rank: int) -> RankBatch:
-        """One rank's part; cut out anew at each call."""
-        plan = self.plan
-        return RankBatch(
-            batch=self.batch.select(plan.examples[rank]) if plan.examples else self.batch,
-            consumer=plan.consumers[rank],
-            owner=plan.owners[rank],
-            num_global_examples=self.batch.num_examples,
-            span=self.span,
-            exchange=plan.exchanges[rank] if plan.exchanges else None,
-            reader_state=self.reader_state if rank == 0 else None,
-        )
+        """One rank's part. Each call cuts it out anew."""
+        return RankBatch.of(self.batch, self.plan, rank, self.span)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Waiting:
+class _WindowBatch:
     """A batch in the window.
 
     Attributes:
         read_start_ns: when its reading began.
-        skipped_rows: how many rows had been skipped when it was complete.
-        reader_state: the loader's state before it, where one is wanted.
+        skipped_rows: malformed rows skipped up to its end.
     """
 
     batch: Batch
     read_start_ns: int
     skipped_rows: int
-    reader_state: Mapping[str, Any] | None
 
 
 class PlannedPhase:
@@ -78,7 +62,6 @@ class PlannedPhase:
     Args:
         loader: begins at `first_batch` or before; at the first batch of all if `planner` learns.
         planner: as `make_planner` makes it.
-        reader_states: positions of the loader are noted here.
         max_steps, first_batch: see `PlannedData.phase`.
 
     Attributes:
@@ -90,7 +73,6 @@ class PlannedPhase:
         self,
         loader: LookaheadLoader,
         planner: Planner | DirectPlanner,
-        reader_states: ReaderStates,
         *,
         max_steps: int = 0,
         first_batch: int = 0,
@@ -98,14 +80,13 @@ class PlannedPhase:
         self.spec = planner.spec
         self.skipped_rows = 0
         self._loader = loader
-        self._bookmarks = reader_states
         self._first_batch = first_batch
         self._next_batch = first_batch
         self._max_steps = max_steps
         self._planner = planner
         self._is_stopped = False
         self._data_end: int | None = None  # number of the first batch that the data has not
-        self._window: deque[_Waiting] = deque()
+        self._window: deque[_WindowBatch] = deque()
         self._batches = self._plan_all()
 
     def __iter__(self) -> PlannedPhase:
@@ -159,14 +140,11 @@ class PlannedPhase:
         while not self._is_done():
             read_start_ns = time.monotonic_ns()
             try:
-                reader_state = self._loader.state() if number % BOOKMARK_EVERY == 0 else None
                 batch = next(self._loader, None)
                 if batch is None:
                     self._data_end = number
                     return None
                 number = batch.index + 1
-                if self._bookmarks.wants(number):
-                    self._bookmarks.add(number, self._loader.state())
                 if batch.index < self._first_batch:
                     if self._planner.learns:
                         self._planner.pass_over(batch)
@@ -178,9 +156,7 @@ class PlannedPhase:
             except InputError as error:
                 return error
             skipped_rows = self._loader.skipped_rows()
-            self._window.append(
-                _Waiting(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows, reader_state=reader_state)
-            )
+            self._window.append(_WindowBatch(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows))
             if self._planner.is_ready:
                 yield self._plan()
         return None
@@ -208,7 +184,7 @@ class PlannedPhase:
         self._next_batch = plan.batch_index + 1
         self.skipped_rows = waiting.skipped_rows
         span = PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=start_ns, plan_end_ns=time.monotonic_ns())
-        return PlannedBatch(batch=waiting.batch, plan=plan, span=span, reader_state=waiting.reader_state)
+        return PlannedBatch(batch=waiting.batch, plan=plan, span=span)
 
 
 class PlannedData:
@@ -231,7 +207,6 @@ class PlannedData:
         self._seed = seed
         self._source = open_source(config, seed)
         self.identity = identity_of([*self._source.files, *filter(None, [config.schema])], self._source.layout)
-        self._bookmarks: dict[Phase, ReaderStates] = {"train": ReaderStates(), "eval": ReaderStates()}
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
 
@@ -256,16 +231,14 @@ class PlannedData:
         Raises:
             InputError: nothing can be planned for `spec`. Iterating: see `BatchSource`.
         """
-        planner, reader_states = make_planner(spec), self._bookmarks[phase]
-        states = [] if planner.learns else [reader_states.before(first_batch), reader_state]
-        loader = self._loader(phase, first_batch, [state for state in states if state is not None])
-        return PlannedPhase(loader, planner, reader_states, max_steps=max_steps, first_batch=first_batch)
+        planner = make_planner(spec)
+        loader = self._loader(phase, first_batch, None if planner.learns else reader_state)
+        return PlannedPhase(loader, planner, max_steps=max_steps, first_batch=first_batch)
 
-    def _loader(self, phase: Phase, first_batch: int, states: list[Mapping[str, Any]]) -> LookaheadLoader:
-        """A loader that begins as near before `first_batch` as one of the states lets it."""
-        reaching = [state for state in states if type(state.get("batch")) is int and state["batch"] <= first_batch]
-        for state in sorted(reaching, key=lambda state: int(state["batch"]), reverse=True):
-            with suppress(InputError):  # of other data, or no state at all
+    def _loader(self, phase: Phase, first_batch: int, state: Mapping[str, Any] | None) -> LookaheadLoader:
+        """A loader that begins at `state` if that leads to `first_batch`, else at the first batch."""
+        if state is not None and type(state.get("batch")) is int and state["batch"] <= first_batch:
+            with suppress(InputError):  # the state of other data, or no reader state
                 return open_loader(self._config, seed=self._seed, phase=phase, source=self._source, state=state)
         return open_loader(self._config, seed=self._seed, phase=phase, source=self._source)
 

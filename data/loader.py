@@ -9,6 +9,7 @@ batches made wholly of earlier rows have been served, and before any row of its 
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -181,7 +182,7 @@ class LookaheadLoader:
         if item is None:
             raise StopIteration
         batch, self._position = item
-        return batch
+        return dataclasses.replace(batch, reader_state=self.state())
 
     def state(self) -> dict[str, Any]:
         """The position after the last batch served, JSON-able; a loader given it serves the rest, bit for bit."""

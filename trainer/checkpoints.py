@@ -11,8 +11,8 @@ A job without `checkpoint.dir` is fenced too, and closes its logs now and then s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,13 +29,11 @@ from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, tak
 from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
-from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.training.engine import Engine
 from trainer.beginning import Beginning, JobFacts, begin, note, place_of
 from trainer.ranks import Ranks
-from trainer.reader_states import StepReaderStates
 
 __all__ = ["Checkpoints"]
 
@@ -79,7 +77,6 @@ class Checkpoints:
                 self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
             except BrokenCheckpoint as error:
                 raise InputError(str(error)) from None
-        self._bookmarks = StepReaderStates(config.checkpoint.every)
         self._publisher: Publisher | None = None
         #: Rank 0's: the one who recovers and commits. Entered when the namespace is claimed.
         self._ledger: Ledger = store.ledger()
@@ -117,7 +114,7 @@ class Checkpoints:
 
     @property
     def reader_state(self) -> Mapping[str, Any] | None:
-        """Where the reader of the data can begin."""
+        """Position of the data reader before the first batch; None: at the beginning."""
         checkpoint = self.beginning.checkpoint
         return checkpoint.manifest.reader_state if checkpoint is not None else None
 
@@ -181,14 +178,6 @@ class Checkpoints:
         if len(parts) == self._ranks.world_size:
             return parts[self._ranks.rank].progress
         return _all_progress(parts) if self._ranks.is_first else _no_progress(parts)
-
-    def noting(self, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
-        """The same steps; their reader_states are kept for the manifests."""
-        with closing(steps):  # type: ignore[type-var] # generators
-            for step in steps:
-                if step.reader_state is not None:
-                    self._bookmarks.add(step.batch.index, step.reader_state)
-                yield step
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
@@ -289,7 +278,6 @@ class Checkpoints:
             facts.rows,
             rank=self._ranks.rank,
             ledger=self._ledger,
-            reader_state=self._bookmark_before,
             keep=self._config.checkpoint.keep,
             full_every=self._config.checkpoint.full_every,
             timeout_s=self._config.run.peer_timeout_s,
@@ -304,12 +292,6 @@ class Checkpoints:
         """Forget old logs. Another rank may still have to close that of the epoch before, if this is the job's last."""
         if self._ranks.is_first and epoch > 2:
             self._ledger.commit("", epoch - 2)
-
-    def _bookmark_before(self, step: int) -> Mapping[str, Any] | None:
-        found = self._bookmarks.before(step)
-        if found is None and self.reader_state is not None and self.first_batch <= step:
-            return self.reader_state
-        return found
 
 
 class _Reloading:

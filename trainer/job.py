@@ -136,7 +136,7 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
                 streams=parts.engine.cache.streams,
             )
             parts.engine.on_batch = shown.enter_context(reporter)
-        trained = parts.engine.train(_steps(parts), first_batch=checkpoints.first_batch, carried=carried)
+        trained = parts.engine.train(_batches(parts), first_batch=checkpoints.first_batch, carried=carried)
         parts.engine.on_batch = None
     seconds = time.monotonic() - start_s
     _raise_input_error(trained)
@@ -160,16 +160,15 @@ def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Re
     return result
 
 
-def _steps(parts: OpenJob) -> Iterator[RankBatch]:
+def _batches(parts: OpenJob) -> Iterator[RankBatch]:
     checkpoints = parts.checkpoints
-    steps = parts.source.batches(
+    return parts.source.batches(
         "train",
         parts.spec,
         max_steps=parts.trainee.config.run.steps,
         first_batch=checkpoints.first_batch,
         reader_state=checkpoints.reader_state,
     )
-    return checkpoints.noting(steps)
 
 
 def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:

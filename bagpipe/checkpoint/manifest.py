@@ -67,7 +67,7 @@ class Part:
         rows: rows that changed since the checkpoint before, by width.
         dirty: names of the rows that were newer in its cache than in the store.
         num_groups: per bucket, groups in its log of the interval that ends here.
-        progress: numbers to go on counting from: samples, loss_sum, …; floats read back exactly.
+        progress: what the rank resumes from: samples, loss_sum, reader_state, …; floats read back exactly.
     """
 
     rank: int
@@ -93,7 +93,6 @@ class Manifest:
         settings: configuration that results depend on, by key; JSON values.
         row_schema: `RowSchema.to_json`.
         identity: of the data, as the cacher says it.
-        reader_state: where the reader of the data can begin to reach `step`; None: at the beginning.
         parts: by rank.
         base: row files of earlier checkpoints (and the last full ones) that this one builds on, oldest first.
     """
@@ -109,7 +108,6 @@ class Manifest:
     settings: Mapping[str, Any]
     row_schema: Mapping[str, Any]
     identity: Mapping[str, str]
-    reader_state: Mapping[str, Any] | None = None
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()
 
@@ -120,6 +118,11 @@ class Manifest:
         By token, not by generation: a folder and its copy count their generations alike.
         """
         return f"{self.lineage}:{self.token}:{self.step}"
+
+    @property
+    def reader_state(self) -> Mapping[str, Any] | None:
+        """Position of the data reader before batch `step`; None: at the beginning."""
+        return self.parts[0].progress.get("reader_state") if self.parts else None
 
     @property
     def row_files(self) -> tuple[RowFile, ...]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
@@ -40,7 +39,6 @@ class Publisher:
         schema: of the rows.
         rank: this one.
         ledger: entered, the owner's; only rank 0 needs one.
-        reader_state: the nearest known position of the data's reader at or before a batch.
         keep, full_every: see `CheckpointConfig`.
         timeout_s: how long another rank's part is waited for.
 
@@ -58,7 +56,6 @@ class Publisher:
         *,
         rank: int = 0,
         ledger: Ledger | None = None,
-        reader_state: Callable[[int], Mapping[str, Any] | None] = lambda step: None,
         keep: int = 2,
         full_every: int = 16,
         timeout_s: float = 120.0,
@@ -72,7 +69,6 @@ class Publisher:
         self._schema = schema
         self._rank = rank
         self._ledger = ledger
-        self._bookmark = reader_state
         self._keep = keep
         self._full_every = full_every
         self._timeout_s = timeout_s
@@ -105,7 +101,6 @@ class Publisher:
             step=step,
             parent_checkpoint_id=parent.manifest.checkpoint_id,
             epoch=epoch,
-            reader_state=self._bookmark(step),
             parts=parts,
             base=self._base(parent, self._folder.step_folder(generation, step)),
         )

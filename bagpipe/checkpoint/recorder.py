@@ -63,7 +63,7 @@ class NoRecorder:
     def before_instance(self, stage: int, instance: int, b: int, loss_sum: Tensor) -> None:
         """A stage instance is about to begin batch b, in its lane; `loss_sum` is its own of the batches before."""
 
-    def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
+    def before_update(self, b: int, counts: Callable[[], Mapping[str, Any]], *, drains: bool = True) -> None:
         """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
 
         Args:
@@ -88,7 +88,7 @@ class NoRecorder:
     def finish(
         self,
         step: int,
-        counts: Callable[[], Mapping[str, int]],
+        counts: Callable[[], Mapping[str, Any]],
         loss_sum: Tensor,
         instance_sums: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
@@ -117,9 +117,9 @@ class Recorder(NoRecorder):
         written: rows that this process has written, the latest ones at least.
         stall_s: what it has cost the lanes so far, the last checkpoint left out.
 
-    `Part.progress` has ``steps``, ``samples``, ``skipped_batches``, ``loss_sum`` and `LossScale.carried`; with stages
-    ``loss_sums`` by instance; and ``dense``: digests of parameters and optimizer state, by stage (``model`` where there
-    are none), which ranks that hold the same must agree on, buffers left out: each rank's are its own while it trains.
+    `Part.progress` has ``steps``, ``samples``, ``skipped_batches``, ``reader_state``, ``loss_sum``,
+    `LossScale.carried`; with stages ``loss_sums`` by instance; and ``dense``: digests of parameters and optimizer state
+    by stage (or ``model``), equal on ranks that hold the same. Buffers are each rank's own.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Recorder(NoRecorder):
                 self._copy_stage(making, stage)
                 self._note_loss(making, instance, loss_sum)
 
-    def before_update(self, b: int, counts: Callable[[], Mapping[str, int]], *, drains: bool = True) -> None:
+    def before_update(self, b: int, counts: Callable[[], Mapping[str, Any]], *, drains: bool = True) -> None:
         snapshot = self._bound.cache.snapshot
         if self.due(b):
             with self._stall():
@@ -273,7 +273,7 @@ class Recorder(NoRecorder):
         # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.
         return to_host(self._bound.cache.streams, loss_sum.clone())
 
-    def _begin_snapshot(self, step: int, counts: Callable[[], Mapping[str, int]]) -> None:
+    def _begin_snapshot(self, step: int, counts: Callable[[], Mapping[str, Any]]) -> None:
         cache = self._bound.cache
         with cache.snapshot.lock:
             if self._snapshot_step == step:
@@ -339,7 +339,7 @@ class Recorder(NoRecorder):
     def finish(
         self,
         step: int,
-        counts: Callable[[], Mapping[str, int]],
+        counts: Callable[[], Mapping[str, Any]],
         loss_sum: Tensor,
         instance_sums: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:

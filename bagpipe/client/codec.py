@@ -65,7 +65,6 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "num_global_examples": int,
         "span": PlanSpan,
         "exchange": _Optional(ExchangePlan),
-        "reader_state": _Json(),
     },
     Batch: {
         "index": int,
@@ -74,6 +73,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "lengths": _Array("<i4", 2),
         "labels": _Array("<f4"),
         "weights": _Array("<f4", optional=True),
+        "reader_state": _Json(),
     },
     RowList: {"table_offsets": _Array("<i8"), "ids": _Array("<i8")},
     ConsumerPlan: {

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
+from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["BatchSource", "Phase", "PlanSpan", "RankBatch"]
+__all__ = ["UNTIMED", "BatchSource", "Phase", "PlanSpan", "RankBatch"]
 
 Phase = Literal["train", "eval"]
 
@@ -24,6 +24,10 @@ class PlanSpan:
     plan_end_ns: int
 
 
+#: The span of a batch that was planned outside a cacher.
+UNTIMED = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankBatch:
     """One batch for one rank.
@@ -35,7 +39,6 @@ class RankBatch:
         num_global_examples: examples in the global batch; the loss is their mean.
         span: when the cacher worked on it.
         exchange: what it gives to and takes from the other ranks; None if there are none.
-        reader_state: position of the data reader before this batch, JSON-able; rank 0 gets one every so many batches.
     """
 
     batch: Batch
@@ -44,7 +47,18 @@ class RankBatch:
     num_global_examples: int
     span: PlanSpan
     exchange: ExchangePlan | None = None
-    reader_state: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, plan: CachePlan, rank: int, span: PlanSpan = UNTIMED) -> RankBatch:
+        """One rank's part of a global batch and its plan."""
+        return cls(
+            batch=batch.select(plan.examples[rank]) if plan.examples else batch,
+            consumer=plan.consumers[rank],
+            owner=plan.owners[rank],
+            num_global_examples=batch.num_examples,
+            span=span,
+            exchange=plan.exchanges[rank] if plan.exchanges else None,
+        )
 
 
 class BatchSource(Protocol):

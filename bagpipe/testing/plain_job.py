@@ -1,13 +1,12 @@
 """A whole training job in this process, without torchrec, servers or a cacher: oracle, engine, DLRM, and a store.
 
-    batches ──plan_rank_batches──> steps ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
+    batches ──plan_rank_batches──> rank batches ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
 
 For tests and measurements on machines where little is installed. Everything but the model is what the trainer uses.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,8 +21,8 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.planner import make_planner
-from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
+from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
@@ -74,31 +73,13 @@ class PlainSettings:
 
 
 def plan_rank_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[RankBatch]:
-    """Steps of one rank, planned as they are asked for; `spec.lookahead` batches are read ahead.
+    """Batches of one rank, planned as they are asked for; `spec.lookahead` batches are read ahead.
 
     Raises:
         CapacityError: a batch does not fit the cache.
     """
-    planner = make_planner(spec)
-    waiting: deque[Batch] = deque()
-
-    def step() -> RankBatch:
-        plan, batch = planner.plan(), waiting.popleft()
-        return RankBatch(
-            batch=batch,
-            consumer=plan.consumers[0],
-            owner=plan.owners[0],
-            num_global_examples=batch.num_examples,
-            span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
-        )
-
-    for batch in batches:
-        planner.push(batch)
-        waiting.append(batch)
-        if planner.is_ready:
-            yield step()
-    while waiting:
-        yield step()
+    for batch, plan in plan_batches(batches, spec):
+        yield RankBatch.of(batch, plan, 0)
 
 
 class PlainJob:
@@ -111,7 +92,7 @@ class PlainJob:
         on_batch: see `Engine`.
 
     Attributes:
-        spec: what the steps must be planned for.
+        spec: what the batches must be planned for.
         rows: the rows' schema.
         store, engine, model: its parts; `engine` may be changed before `train`.
     """

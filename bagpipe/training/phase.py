@@ -96,6 +96,7 @@ class Phase(ABC):
         self.skip_new = False
         self.samples: int = carried.get("samples", 0)
         self.num_steps = first_batch
+        self.reader_state: Mapping[str, Any] | None = None
         self.num_skipped: int = carried.get("skipped_batches", 0)
         self.loss_sum = torch.full((), carried.get("loss_sum", 0.0), dtype=torch.float64, device=engine.cache.device)
         self.rows_unique = 0
@@ -291,6 +292,7 @@ class Phase(ABC):
         """The compute lane is done with the batch."""
         flight = self.in_flight[b]
         self.num_steps += 1
+        self.reader_state = flight.rank_batch.batch.reader_state
         if flight.is_skipped:
             self.num_skipped += 1
         else:

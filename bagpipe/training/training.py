@@ -155,9 +155,14 @@ class Training(Phase):
         """Whether a batch that is bad here is to be skipped; the same on all ranks."""
         return is_bad
 
-    def counts(self) -> Mapping[str, int]:
-        """Of the batches done, for `Part.progress`."""
-        return {"samples": self.samples, "skipped_batches": self.num_skipped, **self.loss_scale.carried()}
+    def counts(self) -> Mapping[str, Any]:
+        """State after the batches done, for `Part.progress`."""
+        return {
+            "samples": self.samples,
+            "skipped_batches": self.num_skipped,
+            "reader_state": self.reader_state,
+            **self.loss_scale.carried(),
+        }
 
     def done(self, b: int) -> None:
         # Not with the step: a checkpoint before b takes what is counted when rows change, which on ranks is later.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class Batch:
         lengths: int32 ``[num_features, num_examples]``, ids per bag; 0 is an empty bag.
         weights: float32 ``[num_occurrences]`` per-id weights, or None when no feature is weighted.
         labels: float32 ``[num_examples]``.
+        reader_state: position of the data reader after this batch, JSON-able; a reader opened there yields the next
+            batch. None: unknown.
     """
 
     index: int
@@ -33,6 +36,7 @@ class Batch:
     lengths: NDArray[np.int32]
     labels: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
+    reader_state: Mapping[str, Any] | None = None
 
     @property
     def num_examples(self) -> int:
@@ -56,7 +60,7 @@ class Batch:
         return offsets
 
     def select(self, examples: NDArray[np.integer]) -> Batch:
-        """The batch of some of the examples, with the same index and layout. Neighbours are copied in blocks.
+        """The batch of some of the examples. Index, layout and reader state stay. Neighbours are copied in blocks.
 
         Args:
             examples: integers ``[num_selected]``, ascending numbers of the examples; may be none.
@@ -72,6 +76,7 @@ class Batch:
             lengths=np.ascontiguousarray(self.lengths[:, chosen]),
             labels=self.labels[chosen],
             weights=None if self.weights is None else self._per_id(self.weights, chosen),
+            reader_state=self.reader_state,
         )
 
     def _per_id(self, array: NDArray[_Number], chosen: slice | NDArray[np.integer]) -> NDArray[_Number]:

@@ -15,7 +15,7 @@ from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.rank_batch import PlanSpan
 from bagpipe.types.batch import Batch
-from cacher.planning import BOOKMARK_EVERY, PlannedData
+from cacher.planning import PlannedData
 from tests.cacher.daemons import assert_same_batches, config, planned_batches, spec_of
 from tests.client.rank_batches import assert_same
 
@@ -85,43 +85,43 @@ def test_a_phase_that_is_stopped_has_no_end() -> None:
 
 
 @pytest.mark.parametrize("first_batch", [0, 1, 5, 17, 18, 99])
-def test_a_plan_from_the_middle_is_the_same_with_and_without_a_bookmark(first_batch: int) -> None:
+def test_a_plan_from_the_middle_holds_the_same_batches(first_batch: int) -> None:
     job = config(batch_size=10)
     data = PlannedData(job.data, job.run.seed)
-    spec = spec_of(job, data.schema)
-    first = list(data.batches("train", spec, first_batch=first_batch))
-    assert len(data._bookmarks["train"]) >= 5 or first_batch == 99
-    assert_same_batches(list(data.batches("train", spec, first_batch=first_batch)), first)
+    first = list(data.batches("train", spec_of(job, data.schema), first_batch=first_batch))
     [whole] = planned_batches(job)
     assert [step.batch.index for step in first] == list(range(first_batch, 90))
     for step, other in zip(first, whole[first_batch:], strict=False):
-        np.testing.assert_array_equal(step.batch.values, other.batch.values)
+        assert_same(step.batch, other.batch)
 
 
-@pytest.mark.parametrize("first_batch", [0, 16, 21, 64, 89])
+@pytest.mark.parametrize("first_batch", [1, 16, 21, 64, 90])
+@pytest.mark.parametrize("distance", [0, 1, 15])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_plan_is_the_same_bytes_with_and_without_a_steps_bookmark(first_batch: int, shuffle: bool) -> None:
-    """In another process than the one that gave the reader_state, which has read nothing yet."""
+def test_a_plan_is_the_same_bytes_with_and_without_a_reader_state(
+    first_batch: int, distance: int, shuffle: bool
+) -> None:
+    """In another process than the one that gave the state, which has read nothing yet. Each batch carries one."""
     job = config(batch_size=10, shuffle=shuffle)
     data = PlannedData(job.data, job.run.seed)
-    marks = {step.batch.index: step.reader_state for step in data.batches("train", spec_of(job, data.schema))}
-    assert [batch for batch, mark in marks.items() if mark is not None] == list(range(0, 90, BOOKMARK_EVERY))
-    mark = marks[first_batch - first_batch % BOOKMARK_EVERY]
-    assert mark is not None
+    states = {item.batch.index: item.batch.reader_state for item in data.batches("train", spec_of(job, data.schema))}
+    state = states[max(first_batch - 1 - distance, 0)]
+    assert state is not None
+    assert all(known is not None and known["batch"] == index + 1 for index, known in states.items())
     expected = planned(PlannedData(job.data, job.run.seed), first_batch)
     resumed = PlannedData(job.data, job.run.seed)
-    loader = resumed._loader("train", first_batch, [mark])
-    assert loader.state()["batch"] == mark["batch"]
-    assert planned(resumed, first_batch, mark) == expected
+    loader = resumed._loader("train", first_batch, state)
+    assert loader.state() == state
+    assert planned(resumed, first_batch, state) == expected
 
 
 @pytest.mark.parametrize(
-    "mark", [{}, {"batch": "x"}, {"batch": 2}, {"batch": 17}, {"version": 1, "batch": 2, "order": {}}]
+    "state", [{}, {"batch": "x"}, {"batch": 2}, {"batch": 17}, {"version": 1, "batch": 2, "order": {}}]
 )
-def test_a_bookmark_of_something_else_is_not_used(mark: dict[str, object]) -> None:
+def test_a_reader_state_of_something_else_is_not_used(state: dict[str, object]) -> None:
     job = config(batch_size=10)
     expected = planned(PlannedData(job.data, job.run.seed), 16)
-    assert planned(PlannedData(job.data, job.run.seed), 16, mark) == expected
+    assert planned(PlannedData(job.data, job.run.seed), 16, state) == expected
 
 
 def planned(data: PlannedData, first_batch: int, reader_state: Mapping[str, Any] | None = None) -> list[bytes]:
@@ -138,8 +138,9 @@ def test_examples_go_to_the_same_ranks_wherever_a_plan_begins(first_batch: int) 
     job = config(assign="locality")
     whole = planned_batches(job, 2)
     data = PlannedData(job.data, job.run.seed)
-    for _ in range(2):  # reader_states must not be used
-        batches = list(data.phase("train", spec_of(job, data.schema, 2), first_batch=first_batch))
+    spec = spec_of(job, data.schema, 2)
+    for state in (None, whole[0][first_batch - 1].batch.reader_state):  # the state must not be used
+        batches = list(data.phase("train", spec, first_batch=first_batch, reader_state=state))
         assert len(batches) == 18 - first_batch
         for batch in batches:
             for rank in (0, 1):

@@ -104,7 +104,7 @@ def save(
             rows=sealed,
             dirty=save_dirty(where, rank=rank, tables=names[:2, 0].astype(np.uint32), ids=names[:2, 1]),
             num_groups=(1, 2, 3, 4),
-            progress={"samples": step * 7, "loss_sum": 0.1 * step},
+            progress={"samples": step * 7, "loss_sum": 0.1 * step, "reader_state": {"offset": 17, "batch": step}},
         )
         folder.write_part(generation, step, part)
     parts = folder.read_parts(generation, step, len(changes))
@@ -135,7 +135,6 @@ def manifest_of(
         settings={"data.batch_size": 64, "optim.rows_lr": 0.02},
         row_schema=json.loads(json.dumps(SCHEMA.to_json())),
         identity={"path": "synthetic"},
-        reader_state={"offset": 17, "batch": step},
         parts=parts,
         base=base,
     )

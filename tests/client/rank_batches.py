@@ -39,6 +39,7 @@ def steps() -> st.SearchStrategy[RankBatch]:
             lengths=_array("<i4", 2),
             labels=_array("<f4"),
             weights=st.none() | _array("<f4"),
+            reader_state=st.none() | st.dictionaries(st.text(), _INT64 | st.dictionaries(st.text(), st.booleans())),
         ),
         consumer=st.builds(
             ConsumerPlan,
@@ -74,7 +75,6 @@ def steps() -> st.SearchStrategy[RankBatch]:
             serve_offsets=_array("<i4"),
             serve_rows=_array("<i4"),
         ),
-        reader_state=st.none() | st.dictionaries(st.text(), _INT64 | st.dictionaries(st.text(), st.booleans())),
     )
 
 

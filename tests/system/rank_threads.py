@@ -23,7 +23,7 @@ from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
@@ -110,14 +110,7 @@ def steps_of_rank(
     with open_loader(config.data, seed=config.run.seed, phase=phase, source=source) as loader:  # type: ignore[arg-type]
         batches = (batch for batch in loader if batch.index >= first_batch)
         for batch, plan in plan_batches(batches, spec):
-            yield RankBatch(
-                batch=batch.select(plan.examples[rank]),
-                consumer=plan.consumers[rank],
-                owner=plan.owners[rank],
-                num_global_examples=batch.num_examples,
-                span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
-                exchange=plan.exchanges[rank],
-            )
+            yield RankBatch.of(batch, plan, rank)
 
 
 def run_ranks(

@@ -124,6 +124,10 @@ def test_a_job_at_its_end_trains_nothing(job: Resumed, expected: object) -> None
     values = json.loads(job.result.read_text())
     assert (values["steps"], values["samples"], values["rows_fetched"]) == (22, 2700, 0)
     assert job.steps() == [20, 22]
+    # The reader goes on at the checkpoint's own step: nothing is read and thrown away.
+    for path in job.checkpoints.glob("*/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        assert manifest["parts"][0]["progress"]["reader_state"]["batch"] == manifest["step"]
 
 
 def test_a_longer_run_of_the_same_job(job: Resumed, expected: object) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
-from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
@@ -98,14 +98,7 @@ def run_two_ranks(
 
 def _steps(num_batches: int, spec: OracleSpec, rank: int) -> Iterator[RankBatch]:
     for batch, plan in plan_batches(batches(num_batches), spec):
-        yield RankBatch(
-            batch=batch.select(plan.examples[rank]),
-            consumer=plan.consumers[rank],
-            owner=plan.owners[rank],
-            num_global_examples=batch.num_examples,
-            span=PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=1),
-            exchange=plan.exchanges[rank],
-        )
+        yield RankBatch.of(batch, plan, rank)
 
 
 def _claim(job: PlainJob, peer: LocalPeers) -> Callable[[], bool]:
