@@ -1,11 +1,12 @@
-"""Rows on the device: which slot holds which row, reading them for a batch, and updating each of them once.
+"""The cache of embedding rows on the device: slots, lookups, updates, and the exchange between ranks.
 
-    ReadResult (store) ──> insert ──> slab[slot] ──begin──> unique rows ──lookup──> pooled vectors ──> model
-                             ↑           │  ↑                                                            │
-      initial(seed, table, id, column)   │  └──update── row optimizer <── segment sum <── pooled gradient┘
-                                         └──evict / flush──> WriteRequest (store)
+    plan ──FetchRequests──> store ──results──> insert ──> slab[slot] ──lookup──> pooled vectors ──> model
+                                                            │    ↑                                    │
+                                                            │    └─update── segment sum <── gradient ─┘
+                                                            └─evict, flush, snapshot──> WriteRequest ──> store
 
-`slots` is the bookkeeping (numpy), `rows` the slab and its lanes, `layout` and `step` turn a plan into tensors,
-`lookup` is forward and backward; the numbers are those of `bagpipe.kernels`. `upload` and `transfer` move batches and
-rows between host and device, on a device through the memory of `staging`. Nothing here imports torchrec.
+`row_cache` holds the rows; `slots` and `row_transfer` are its bookkeeping and its copies, `snapshot` its copy-on-write
+snapshots. `lookup_layout` groups tables; `batch_context` and `row_exchange_plan` turn a plan into index tensors;
+`lookup` is forward and backward; `row_exchange` talks to other ranks; `upload` and `staging` copy between host and
+device.
 """

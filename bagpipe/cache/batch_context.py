@@ -1,15 +1,16 @@
-"""`BatchContext`: a batch's plan as the tensors that forward and backward index with. Made ahead, in any thread.
+"""`BatchContext`: index tensors of one batch, for forward and backward. Built ahead of time, in any thread.
 
-    plan (numpy, segment after segment)                       tensors of one group
+    plan (numpy, segment after segment)                       tensors of one table group
     inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
     order, offsets (CSR)  ──occurrence -> its bag──>          `SegmentSum`              backward: bags -> rows
 
-With several ranks the rows stand in the order in which they come from their owners, and the backward is cut in two:
-what the next batch needs, and the rest (`bagpipe.cache.row_exchange`).
+With several ranks, rows are ordered by owner, and the backward has two parts: gradients that the next batch waits for,
+and the rest (`bagpipe.cache.row_exchange`).
 
-Rule of this file: *bags are numbered example-major*, bag ``b * num_segments + s``. Occurrences come feature by feature,
-but the model wants ``[num_examples, num_segments * dim]``; permuting 4-byte positions here, ahead of time, saves
-transposing the pooled vectors in every forward and their gradient in every backward.
+Rule of this file: *bags are numbered example-major*, bag ``b * num_segments + s``. Occurrences are segment-major, but
+the model reads ``[num_examples, num_segments * dim]``. Permuting 4-byte positions here, ahead of time, avoids
+transposing the pooled vectors in every forward and their gradient in every backward
+(docs/decisions/0015-orders-of-occurrences.md).
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ __all__ = ["BatchContext", "GroupContext", "prepare_batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupContext:
-    """Index tensors of one group, on the job's device; n occurrences, U unique rows, G gradient rows.
+    """Index tensors of one table group, on its device; n occurrences, U unique rows, G gradient rows.
 
     A gradient row is a bag (G = num_examples * num_segments) or, without pooling, an occurrence (G = n).
 
     Attributes:
-        tables: the tables and segments.
+        tables: the group's tables and segments.
         num_rows: U.
-        local: the unique rows, all in this rank's cache; None with several ranks.
-        exchange: how they come from their owners and how their gradients go back; None with one rank.
-        inverse: int32 ``[n]``, unique row of each occurrence: bag by bag, or as in the plan without pooling.
-        bag_offsets: int32 ``[G + 1]``, where each bag starts in `inverse`; None if every bag holds exactly one id, and
+        local: the unique rows in this rank's cache; None with several ranks.
+        exchange: exchange of rows and gradients with the owners; None with one rank.
+        inverse: int32 ``[n]``, unique row of each occurrence: bag by bag, or in plan order without pooling.
+        bag_offsets: int32 ``[G + 1]``, start of each bag in `inverse`; None if every bag holds exactly one id, and
             without pooling.
-        backward: gradient rows to unique rows: one entry for all rows, or two (now, later) with several ranks.
-        bag_order: int32 ``[n]``, occurrence (as in the plan) of each of `inverse`; weighted groups only.
-        bags: int32 ``[n]``, bag of each of `inverse`; weighted groups only.
-        segment_sizes: occurrences of each segment.
+        backward: segment sums from gradient rows to unique rows: one, or two (now, later) with several ranks.
+        bag_order: int32 ``[n]``, plan position of each entry of `inverse`; weighted groups only.
+        bags: int32 ``[n]``, bag of each entry of `inverse`; weighted groups only.
+        segment_sizes: number of occurrences of each segment.
     """
 
     tables: TableGroup
@@ -66,14 +67,14 @@ class GroupContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchContext:
-    """One batch, ready to be looked up.
+    """Index tensors of one batch.
 
     Attributes:
-        batch_index: the batch's position in its phase.
-        num_examples: examples.
-        values: int64 ``[num_occurrences]``, the batch's ids, to check that a model passes them on unchanged.
-        feature_sizes: per feature of the batch, its number of ids.
-        groups: one per group of the layout.
+        batch_index: position of the batch in its phase.
+        num_examples: number of examples.
+        values: int64 ``[num_occurrences]``, the ids, to check that the model passes them on unchanged.
+        feature_sizes: number of ids of each feature.
+        groups: one context per table group of the layout.
     """
 
     batch_index: int
@@ -91,17 +92,17 @@ def prepare_batch(
     *,
     upload: Uploader,
 ) -> BatchContext:
-    """Turn one batch's plan into index tensors.
+    """Turn the plan of one batch into index tensors.
 
     Args:
-        layout: the model's groups.
+        layout: the model's table groups.
         batch: the rank's examples.
-        consumer: what it reads for them.
-        exchange: what it gives to and takes from the other ranks; None if there are none.
-        upload: makes the tensors; they may be used when its batch is complete.
+        consumer: the plan of the rows they read.
+        exchange: the plan of the exchange with other ranks; None with one rank.
+        upload: makes the tensors; they are valid once its batch ends.
 
     Raises:
-        JobError: the plan has a different number of occurrences than the batch.
+        JobError: plan and batch differ in their number of occurrences.
     """
     sizes = batch.lengths.sum(axis=1, dtype=np.int64)
     ends = np.zeros(len(layout.features) + 1, dtype=np.int64)
@@ -129,7 +130,7 @@ def _group_context(
     ends: NDArray[np.int64],
     upload: Uploader,
 ) -> GroupContext:
-    """One group's share of the plan: every index is made relative to the group's first row and first occurrence."""
+    """The context of one group. Indices are relative to the group's first row and first occurrence."""
     rows = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     first_row, end_row = rows.start, rows.stop
     first, end = int(ends[group.first_segment]), int(ends[group.end_segment])
@@ -168,7 +169,7 @@ def _group_context(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pooling:
-    """The host arrays of `GroupContext` that depend on the pooling."""
+    """Host arrays of `GroupContext` that depend on the pooling."""
 
     inverse: Int32
     sources: Int32
@@ -188,7 +189,7 @@ def _pooling(group: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int
     bag_numbers = np.arange(num_bags, dtype=np.int32).reshape(num_examples, num_segments).T  # [segment, example]
     one_hot = len(inverse) == num_bags and bool((lengths == 1).all())
     if one_hot:
-        # Occurrence p is segment p // num_examples of example p % num_examples: a plain transposition.
+        # Occurrence p belongs to segment p // num_examples and example p % num_examples: a plain transposition.
         bag_of = np.ascontiguousarray(bag_numbers).reshape(-1)
         permuted = np.ascontiguousarray(inverse.reshape(num_segments, num_examples).T).reshape(-1)
         bag_offsets = bag_order = bags = None
@@ -203,7 +204,7 @@ def _pooling(group: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int
 
 
 def _multi_hot(group: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
-    """Bags of any length: move each bag's occurrences from its segment-major place to its example-major one."""
+    """Permute bags of any length from segment-major to example-major order."""
     segment_lengths = lengths.reshape(-1)
     bag_of = np.repeat(bag_numbers.reshape(-1), segment_lengths)
     starts = np.zeros(len(segment_lengths) + 1, dtype=np.int32)
@@ -211,13 +212,13 @@ def _multi_hot(group: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: I
     bag_lengths = np.ascontiguousarray(lengths.T).reshape(-1)
     bag_offsets = np.zeros(len(bag_lengths) + 1, dtype=np.int32)
     np.cumsum(bag_lengths, out=bag_offsets[1:])
-    # Occurrence i of the permuted order is the (i - bag_offsets[bag])-th of its bag.
+    # Entry i of the permuted order is occurrence i - bag_offsets[bag] of its bag.
     shifts = starts[:-1].reshape(lengths.shape).T.reshape(-1) - bag_offsets[:-1]
     bag_order = np.repeat(shifts, bag_lengths)
     bag_order += np.arange(len(inverse), dtype=np.int32)
     coefficients = None
     if group.lookup.pooling == "mean":
-        with np.errstate(divide="ignore"):  # an empty bag has no occurrence that could use its coefficient
+        with np.errstate(divide="ignore"):  # no occurrence uses the coefficient of an empty bag
             coefficients = np.repeat(1.0 / segment_lengths, segment_lengths)[order]
     weighted = group.lookup.weighted
     return _Pooling(

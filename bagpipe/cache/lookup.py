@@ -1,12 +1,11 @@
-"""Forward and backward of one group: unique rows to pooled vectors, and pooled gradients back to unique rows.
+"""Forward and backward of a table group: rows to pooled vectors, and gradients of the vectors back to rows.
 
     forward    vectors[g]  = sum over occurrences p of bag g:  c[p] * weights[inverse[p]]
     backward   gradient[u] = sum over occurrences p of row u:  c[p] * grad_vectors[bag of p]   (c = 1, 1/len, weight)
 
-Both are the same operation with the roles of bags and rows exchanged: the kernels walk each sum from its first
-to its last term, in the order the plan gives. So nothing is sorted, nothing is added atomically, and the result does
-not depend on threads, slots or cache size. Autograd only delivers the gradient of the vectors here; the segment sum
-runs once per batch, when the rows are updated.
+Both are the same operation with bags and rows exchanged. Kernels add each sum from its first to its last term, in plan
+order: no sort, no atomics, and no dependence on threads, slots or cache size. Autograd only delivers the gradient of
+the vectors; the segment sum runs once per batch, in the row update.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ __all__ = ["ActiveBatch", "ActiveTableGroup", "gradients_of", "lookup"]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ActiveTableGroup:
-    """One group of the batch being computed.
+    """A table group of the batch being computed.
 
     Attributes:
         context: index tensors.
-        rows: the unique rows, as they were when the batch began.
-        dtype: of the vectors and their gradients; the rows' own may be narrower.
-        kernels: what reads them.
-        gradients: what backward delivered, one entry per lookup of the group: gradient of its vectors ``[G, dim]``, and
-            the per-id weights it was looked up with (None: the group has none).
-        closed: the rows were updated, so nothing may arrive any more.
+        rows: the unique rows, as of the begin of the batch.
+        dtype: dtype of vectors and gradients; that of the rows can be narrower.
+        kernels: kernels that read the rows.
+        gradients: results of backward, one entry per lookup of the group: gradient of its vectors ``[G, dim]``, and the
+            per-id weights of the lookup (None: unweighted).
+        closed: the rows are updated; later gradients are errors.
     """
 
     context: GroupContext
@@ -48,30 +47,30 @@ class ActiveTableGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActiveBatch:
-    """The batch being computed: what the embedding modules read."""
+    """The batch being computed. Embedding modules read it."""
 
     context: BatchContext
     groups: tuple[ActiveTableGroup, ...]
 
 
 def lookup(group: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
-    """Vectors of a group, differentiable: the gradient goes to the group, and to `weights` if they want one.
+    """Look up the vectors of a group, differentiably in its rows and in `weights`.
 
     Args:
         group: the active group.
-        weights: ``[n]`` per-id weights, occurrences numbered as in the plan; weighted groups only.
+        weights: ``[n]`` per-id weights, in plan order; weighted groups only.
 
     Returns:
         ``[num_examples, num_segments * dim]``, or ``[n, dim]`` without pooling.
     """
-    # Autograd calls backward only where an input wants a gradient. Rows are not parameters: the anchor wants one.
+    # Autograd calls backward only if an input requires a gradient. Rows are not parameters, so the anchor does.
     anchor = torch.empty(0, requires_grad=torch.is_grad_enabled())
     vectors: Tensor = _Lookup.apply(anchor, group, weights)  # type: ignore[no-untyped-call]
     return vectors
 
 
 def gradients_of(group: ActiveTableGroup, part: int) -> list[Gradients]:
-    """What the rows of a part of the group's backward are updated by; empty: backward never reached the group."""
+    """Gradients of one part of the group's backward; empty if backward did not reach the group."""
     segment_sum = group.context.backward[part]
     return [
         Gradients(vectors=vectors, segment_sum=segment_sum, weights=weights) for vectors, weights in group.gradients
@@ -93,7 +92,7 @@ def _forward(group: ActiveTableGroup, weights: Tensor | None) -> Tensor:
 
 
 def _weights_gradient(group: ActiveTableGroup, gradient: Tensor) -> Tensor:
-    """``[n]``: gradient of the per-id weights, the product of each id's row with the gradient of its bag."""
+    """``[n]``: gradient of the per-id weights: dot product of each id's row with the gradient of its bag."""
     context = group.context
     rows = group.rows.gathered().index_select(0, context.inverse).to(group.dtype)
     per_bag_order = rows.mul_(gradient.index_select(0, _present(context.bags))).sum(1)
@@ -103,7 +102,7 @@ def _weights_gradient(group: ActiveTableGroup, gradient: Tensor) -> Tensor:
 
 def _present(tensor: Tensor | None) -> Tensor:
     if tensor is None:
-        raise JobError("a group planned without per-id weights was looked up with weights")
+        raise JobError("expected a lookup without per-id weights, as planned, got weights")
     return tensor
 
 
@@ -119,9 +118,9 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None]:
         group: ActiveTableGroup = ctx.group
         if group.closed:
-            raise JobError("backward came after the batch's rows were updated")
+            raise JobError("backward ran after the rows of its batch were updated")
         (weights,) = ctx.saved_tensors
-        # Kept by reference, never written: it may be shared with other nodes of the graph.
+        # Kept by reference and never written: other nodes of the graph can share it.
         vectors = gradient.contiguous().view(-1, group.context.tables.dim)
         group.gradients.append((vectors, None if weights is None else weights.detach()))
         if weights is not None and ctx.needs_input_grad[2]:

@@ -1,10 +1,10 @@
-"""`LookupLayout`: which occurrence segments are looked up together. Static, made once per model.
+"""`LookupLayout`: table groups, the tables that one kernel launch looks up together. Built once per model.
 
     tables:    0     1     2     3           consecutive tables of one collection with equal dimension and pooling
     segments:  s0 s1 s2    s3    s4    ──>   are one `TableGroup`: one gather, one lookup, one segment sum
     groups:      └─── group 0 ───┘   └ group 1 ┘
 
-The fewer groups the better, so a model's tables should be numbered with equal ones side by side (`convert` does).
+Fewer groups mean fewer launches, so `convert` and `CachedBags` number equal tables side by side.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class TableLookup:
 
     Attributes:
         collection: number of the embedding collection that holds the table.
-        pooling: how a bag becomes one vector; ``none``: every occurrence keeps its own.
-        weighted: every occurrence is multiplied by a weight (sum only).
+        pooling: reduction of a bag to one vector; ``none``: one vector per occurrence.
+        weighted: each occurrence is multiplied by a per-id weight (sum pooling only).
     """
 
     collection: int = 0
@@ -44,14 +44,14 @@ class TableLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """Consecutive tables that are read together.
+    """Consecutive tables that are looked up together.
 
     Attributes:
-        index: number of the group.
-        lookup: how all its tables are read.
+        index: number of the group in its layout.
+        lookup: how its tables are read.
         dim: weights per row.
-        first_table, end_table: its tables, half open.
-        first_segment, end_segment: its occurrence segments, half open.
+        first_table, end_table: half-open range of tables.
+        first_segment, end_segment: half-open range of occurrence segments.
     """
 
     index: int
@@ -69,28 +69,28 @@ class TableGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupLayout:
-    """Occurrence segments (`OracleSpec.features`) and the groups they form."""
+    """Table groups of a model, and its occurrence segments (`OracleSpec.features`)."""
 
     features: tuple[FeatureRef, ...]
     groups: tuple[TableGroup, ...]
 
     def collection_groups(self, collection: int) -> tuple[TableGroup, ...]:
-        """The groups of one collection, in order."""
+        """Table groups of one collection, in order."""
         return tuple(group for group in self.groups if group.lookup.collection == collection)
 
 
 def build_layout(
     tables: Sequence[RowTable], features: Sequence[FeatureRef], lookups: Sequence[TableLookup]
 ) -> LookupLayout:
-    """Form the groups of the tables.
+    """Group consecutive tables of one dimension that are read alike.
 
     Args:
-        tables: tables by table number.
+        tables: tables, by table number.
         features: occurrence segments, sorted by table number.
         lookups: how each table is read, by table number.
 
     Raises:
-        InputError: segments are not sorted by table.
+        InputError: the segments are not sorted by table number.
     """
     segment_tables = [feature.table for feature in features]
     if segment_tables != sorted(segment_tables):

@@ -1,12 +1,12 @@
-"""`RowCache`: the slab of row records on the device, and what the engine's lanes do to it.
+"""`RowCache`: the row records of one rank on its device, and the operations of the lanes on them.
 
-    lane copy:    evict(owner) ─> WriteRequest…      insert(owner, results)
+    lane copy:    evict(owner) ─> WriteRequest…      insert(owner, requests, results)
     lane compute: begin(context) ─> model forward, backward ─> update(context, …)   with several ranks: `RowExchange`
     at the end:   flush() ─> WriteRequest…           clear()
 
-Rule of this file: a lane touches only the slots its plan names. `insert` for batch b + 1 may run in another thread
-while batch b computes; `evict` wants the update of `OwnerPlan.evict_after` to be done; growing wants all lanes idle.
-Rows are dirty from their update until they are handed out to be written; a clean row is never written.
+Rule of this file: *a lane touches only the slots of its plan*. `insert` of batch b + 1 can run in another thread while
+batch b computes; `evict` requires that the update of `OwnerPlan.evict_after` is done; growing requires idle lanes.
+A row is dirty from its update until it is handed out for write-back. Clean rows are never written.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = ["CacheStatistics", "RowCache"]
 
-#: Rows of one flush chunk: 16 MiB of 256-byte records, so the host copy stays small beside the cache.
+#: Rows of one flush chunk: 16 MiB of 256-byte records, so that the host copy stays small compared with the cache.
 FLUSH_CHUNK_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatistics:
-    """What is in the cache now, and totals since it was made.
+    """Occupancy of the cache, and totals since it was created.
 
     Attributes:
-        num_slots: slots.
-        resident, dirty: slots that hold a row; that hold a row newer than the store's.
+        num_slots: number of slots.
+        resident, dirty: slots that hold a row; slots that hold a row newer than the store's.
         inserted: rows put into slots; `initialised` of them had no stored value.
-        evicted: rows that left their slots; `evicted_dirty` of them had to be written.
+        evicted: rows that left their slots; `evicted_dirty` of them were written back.
         updated: row updates.
     """
 
@@ -65,23 +65,23 @@ class CacheStatistics:
 
 
 class RowCache:
-    """The rows one rank holds.
+    """The rows of one rank.
 
     Args:
         schema: tables, optimizer, dtype and seed.
-        num_slots: rows it can hold; 0 (direct mode): as many as the plans ask for.
-        device: where the rows live.
-        streams: of the device, for all that works on the rows; default: those of its kind.
-        prefetch_depth: batches whose rows may be on their way to their slots.
-        kernels: for the schema and the device; default: what `select_kernels` chooses.
+        num_slots: capacity in rows; 0 (direct mode): grows to what the plans need.
+        device: device of the rows.
+        streams: streams of the device; default: those of its kind.
+        prefetch_depth: maximal number of batches in flight between fetch and insert.
+        kernels: kernels for the schema and the device; default: the choice of `select_kernels`.
 
     Attributes:
-        streams: as given.
-        slots: which slot holds which row.
-        dtype, row_dtype: of vectors and gradients; of the records, whose weights may be narrower.
-        kernels: what computes on the rows.
-        current: the batch being computed, read by the embedding modules.
-        capture: copies rows for checkpoints.
+        streams: streams of the device.
+        slots: slot bookkeeping.
+        dtype, row_dtype: dtype of vectors and gradients; dtype of the records, which can be narrower.
+        kernels: kernels that compute on the rows.
+        current: the batch being computed, which embedding modules read.
+        snapshot: copy-on-write snapshots for checkpoints.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class RowCache:
         self.kernels: Kernels = select_kernels(schema, self.device) if kernels is None else kernels
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
         self._slab = Slab(num_slots, max(self._widths, default=1), self.row_dtype, self.device)
-        self._gathered = [Scratch(self.row_dtype, self.device) for _ in schema.tables]  # per group; no more than tables
+        self._gathered = [
+            Scratch(self.row_dtype, self.device) for _ in schema.tables
+        ]  # one per group, at most one per table
         self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
@@ -130,20 +132,20 @@ class RowCache:
         )
 
     def check_tables(self, tables: tuple[RowTable, ...]) -> None:
-        """Whether a model of these tables can read from this cache.
+        """Check that a model with these tables can read from this cache.
 
         Raises:
-            InputError: the cache was made for other tables.
+            InputError: the cache was created for other tables.
         """
         if self.schema.tables != tables:
             expected, got = ([table.name for table in found] for found in (tables, self.schema.tables))
-            raise InputError(f"the model's tables are {expected}, the cache was made for {got} or other dimensions")
+            raise InputError(f"expected a cache for tables {expected}, got one for {got} or for other dimensions")
 
     def uploads(self, num_areas: int) -> Uploads:
         """Uploads of batches that read these rows, for one lane.
 
         Args:
-            num_areas: batches whose copies may be under way.
+            num_areas: maximal number of batches with pending copies.
         """
         return open_uploads(
             self.streams,
@@ -156,20 +158,20 @@ class RowCache:
 
     @property
     def is_fixed(self) -> bool:
-        """It has a fixed number of slots: not direct mode."""
+        """The number of slots is fixed: the cache is not in direct mode."""
         return self._fixed
 
     def ensure_slots(self, num_slots: int) -> None:
-        """Have room for `num_slots` rows. In direct mode the slab grows, which wants all lanes idle.
+        """Make room for `num_slots` rows. In direct mode the slab grows, which requires idle lanes.
 
         Raises:
-            JobError: the cache has a fixed number of slots, and it is smaller.
+            JobError: the cache has a fixed, smaller number of slots.
         """
         if num_slots <= len(self.slots):
             return
         if self._fixed:
             raise JobError(f"the plan uses {num_slots} slots, the cache has {len(self.slots)}")
-        # A quarter more than asked for: batches differ a little in size, and each growth copies the slab.
+        # A quarter more: batch sizes vary, and each growth copies the slab.
         num_slots += num_slots // 4
         self._slab.grow(num_slots)
         self.slots.grow(num_slots)
@@ -177,7 +179,7 @@ class RowCache:
     # ---- store -> slots ------------------------------------------------------------------------------------------
 
     def insert(self, owner: OwnerPlan, requests: FetchRequests, results: Sequence[ReadResult]) -> None:
-        """Put the fetched rows into their slots; a row that was not read, or not found, gets its initial value.
+        """Put fetched rows into their slots. A row that was not read or not found gets its initial value.
 
         Args:
             owner: the plan.
@@ -185,7 +187,7 @@ class RowCache:
             results: the answers, in the order of `requests.reads`.
 
         Raises:
-            JobError: a slot is not free, or the results do not fit the plan.
+            JobError: a slot is not free, or the results do not match the requests.
         """
         self.ensure_slots(owner.num_slots)
         found = requests.found(results)
@@ -198,17 +200,19 @@ class RowCache:
     # ---- slots -> store ------------------------------------------------------------------------------------------
 
     def evict(self, owner: OwnerPlan) -> list[WriteRequest]:
-        """Take the evicted rows out of their slots; returns those that must be written, in host memory.
+        """Free the slots of the evicted rows; returns write requests for the dirty ones, in host memory.
 
         Raises:
-            JobError: a slot does not hold the row the plan says.
+            JobError: a slot does not hold the planned row.
         """
         return self.evict_in_epoch(owner)[0]()
 
     def evict_in_epoch(self, owner: OwnerPlan) -> tuple[CopiedRows, int]:
-        """`evict`, not waiting for the rows to be on the host: they are when what is returned first has been called.
+        """`evict` without waiting for the copies.
 
-        Second is the epoch of the capture in which the rows left: they are older than its moment, or not.
+        Returns:
+            A function that waits for the copies and returns the write requests; and the snapshot epoch in which the
+            rows left, which says whether they precede a snapshot.
         """
         slots = owner.evict_slots
         if not len(slots):
@@ -227,10 +231,10 @@ class RowCache:
         return copied, epoch
 
     def flush(self, chunk_rows: int = FLUSH_CHUNK_ROWS) -> Generator[list[WriteRequest], None, None]:
-        """All dirty rows, by table and id, at most `chunk_rows` at a time. They stay in the cache.
+        """Yield write requests for all dirty rows, by table and id, at most `chunk_rows` at a time. Rows stay resident.
 
-        A chunk's rows become clean when the next chunk is asked for: write each chunk, and have it acknowledged,
-        before going on. If the caller stops because a write failed, the rows are still dirty.
+        The rows of a chunk become clean when the next chunk is requested: the caller writes a chunk and waits for the
+        acknowledgement before it continues. After a failed write, the rows are still dirty.
         """
         dirty = self.slots.dirty_slots()
         for first in range(0, len(dirty), chunk_rows):
@@ -241,20 +245,24 @@ class RowCache:
             self.slots.mark_clean(slots)
 
     def clear(self) -> None:
-        """Forget all rows; JobError if updated rows would be lost."""
+        """Drop all rows.
+
+        Raises:
+            JobError: updated rows would be lost.
+        """
         self.slots.clear()
         self.current = None
 
     # ---- the batch being computed --------------------------------------------------------------------------------
 
     def gather(self, slot_index: Tensor, dim: int, out: Tensor) -> None:
-        """Copy the weights ``[n, dim]`` of the rows in these slots (int64 ``[n]``) to `out`."""
+        """Copy the weights ``[n, dim]`` of the rows in slots `slot_index` (int64 ``[n]``) to `out`."""
         gather(self._slab.records, slot_index, dim, out)
 
     def check(self, context: BatchContext) -> None:
-        """Whether the batch's rows are where its plan says, if all are in this cache. Of the lane that inserts.
+        """Check that the batch's rows are in their planned slots, with one rank. Called by the lane that inserts.
 
-        Not a part of `begin`: it looks up every row, which takes a millisecond of the lane that feeds the device.
+        Not part of `begin`: checking every row takes a millisecond, which the lane that feeds the device cannot spare.
 
         Raises:
             JobError: a row is not in its slot.
@@ -264,14 +272,14 @@ class RowCache:
                 self.slots.check(group.local.rows, group.local.slots)
 
     def begin(self, context: BatchContext, weights: Sequence[Tensor] | None = None) -> None:
-        """Make the batch the one the embedding modules look up.
+        """Make the batch the one that embedding modules look up.
 
         Args:
             context: the batch.
-            weights: per group, its rows' weights ``[U, dim]`` as other ranks gave them; None: all are in this cache.
+            weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are in this cache.
 
         Raises:
-            JobError: the batch was planned for several ranks, and there are no weights.
+            JobError: the batch was planned for several ranks and has no weights.
         """
         if weights is None:
             views = [self._own_rows(group) for group in context.groups]
@@ -289,7 +297,7 @@ class RowCache:
     def _own_rows(self, group: GroupContext) -> RowView:
         local, dim = group.local, group.tables.dim
         if local is None:
-            raise JobError(f"group {group.tables.index} was planned for several ranks, and no rank gave its rows")
+            raise JobError(f"table group {group.tables.index} was planned for several ranks, but has no exchanged rows")
         view = RowView(records=self._slab.records, slot_index=local.slot_index, dim=dim)
         if self.kernels.reads_slots:
             return view
@@ -298,10 +306,10 @@ class RowCache:
         return RowView(records=out, slot_index=None, dim=dim)
 
     def end(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
-        """The batch's backward is over: its groups, with the gradients that reached them.
+        """End the batch after its backward; returns its groups, with their gradients.
 
         Raises:
-            JobError: another batch was begun.
+            JobError: the batch is not the current one.
         """
         current = self.current
         if current is None or current.context is not context:
@@ -313,10 +321,10 @@ class RowCache:
         return current.groups
 
     def update(self, context: BatchContext, settings: RowStep) -> None:
-        """Update every row that the batch's backward reached, once, and end the batch. All rows are in this cache.
+        """Update each row that backward reached once, and end the batch. All rows are in this cache.
 
         Raises:
-            JobError: another batch was begun.
+            JobError: the batch is not the current one.
         """
         for group in self.end(context):
             local = group.context.local
@@ -325,12 +333,12 @@ class RowCache:
             group.gradients.clear()
 
     def apply(self, rows: SlotRows, gradients: Sequence[Gradients], settings: RowStep) -> None:
-        """One optimizer step for each of these rows.
+        """Apply one optimizer step to each row.
 
         Args:
-            rows: distinct rows of one group.
-            gradients: what is summed to theirs.
-            settings: of the optimizer.
+            rows: distinct rows of one table group.
+            gradients: their gradients, one entry per lookup.
+            settings: optimizer settings.
         """
         self.snapshot.before_change(rows.slots)
         if len(rows.rows):

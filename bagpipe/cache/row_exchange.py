@@ -1,11 +1,11 @@
-"""`RowExchange`: rows and row gradients between this rank's cache and the others', batch by batch.
+"""`RowExchange`: exchanges rows and row gradients with the other ranks, batch by batch.
 
-    lane pull     early(b) ─> rows the batch before did not use      pull(b) ─> the others, once they are updated
-    lane compute  begin(b) ─> forward, backward                      update(b) ─> rows whose gradients `push` brought
+    lane pull     early(b) ─> rows unused by the previous batch      pull(b) ─> the others, after their update
+    lane compute  begin(b) ─> forward, backward                      update(b) ─> rows with gradients from `push`
     lane push     push(b) ─> gradients the next batch waits for      push_late(b), update_late(b) ─> the rest
 
-Every gradient goes to the row's owner, which sums the ranks' contributions in rank order and updates the row once. A
-rank that uses no row of a group still takes part in its exchange, with nothing to give: all ranks make the same calls.
+A gradient goes to the owner of its row, which sums the contributions of all ranks in rank order and updates the row
+once. All ranks make the same calls: a rank that uses no row of a group sends empty contributions.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["RowExchange"]
 
-#: Batches whose rows are held at once: the one being computed, and the next one's early rows.
+#: Batches whose rows are held at a time: the batch being computed, and the early rows of the next one.
 _BATCHES_HELD = 2
 _NOW, _LATE = 0, 1  # parts of `GroupContext.backward`
 
 
 class RowExchange:
-    """Moves one rank's share of every batch. Each lane's methods are called by that lane alone.
+    """Row exchange of one rank. Each method is called by its lane only.
 
     Args:
-        cache: the rows this rank owns.
+        cache: the rows of this rank.
         peers: the other ranks.
     """
 
@@ -51,7 +51,7 @@ class RowExchange:
     # ---- lane pull -----------------------------------------------------------------------------------------------
 
     def early(self, context: BatchContext) -> None:
-        """Exchange the rows that the batch before does not touch.
+        """Exchange rows that the previous batch does not use.
 
         Raises:
             JobError: an owned row is not in its slot.
@@ -63,7 +63,7 @@ class RowExchange:
             self._exchange_rows(context, group, exchange.early)
 
     def pull(self, context: BatchContext) -> None:
-        """Exchange the rows that the batch before updated.
+        """Exchange rows that the previous batch updated.
 
         Raises:
             PeerError: a rank is gone or silent.
@@ -76,32 +76,35 @@ class RowExchange:
         given = self._given.take(sum(part.given), dim)
         self._cache.gather(part.slot_index, dim, given)
         taken = self._weights(context, group)[part.first : part.end]
-        # As bytes: not every process group knows every type of half rows.
+        # As bytes: not every process group supports every half dtype.
         self._peers.exchange("pull", taken.view(torch.uint8), given.view(torch.uint8), part.taken, part.given)
 
     def _weights(self, context: BatchContext, group: GroupContext) -> Tensor:
-        """``[U, dim]``: where the group's rows arrive. The same memory whenever it is asked for the same batch."""
+        """``[U, dim]``: receive buffer of the group's rows; the same memory for the same batch."""
         scratch = self._rows[context.batch_index % _BATCHES_HELD][group.tables.index]
         return scratch.take(group.num_rows, group.tables.dim)
 
     # ---- lane compute --------------------------------------------------------------------------------------------
 
     def begin(self, context: BatchContext) -> None:
-        """The rows are here: make the batch the one the embedding modules look up."""
+        """Make the batch, whose rows have arrived, the one that embedding modules look up."""
         self._cache.begin(context, [self._weights(context, group) for group in context.groups])
 
     def arrived(self) -> Sequence[Tensor]:
-        """Row gradients ``[n, dim]`` that the last `push` brought, by group."""
+        """Row gradients ``[n, dim]`` of each group from the last `push`."""
         return self._arrived[_NOW]
 
     def update(self, context: BatchContext, settings: RowStep) -> None:
-        """Update the owned rows whose gradients the last `push` brought."""
+        """Update the owned rows with the gradients of the last `push`."""
         self._update(context, _NOW, settings)
 
     # ---- lane push -----------------------------------------------------------------------------------------------
 
     def push(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
-        """The backward is over: send the gradients of rows that the next batch uses. The groups, for `push_late`.
+        """End the batch and send the gradients of rows that the next batch uses.
+
+        Returns:
+            The groups, for `push_late`.
 
         Raises:
             JobError: backward did not reach a group that has rows.
@@ -109,7 +112,7 @@ class RowExchange:
         """
         groups = self._cache.end(context)
         for group in groups:
-            # A group without rows here has no gradient if the examples of this rank have no id of its tables.
+            # A group without rows has no gradient if the examples of this rank have no id of its tables.
             if not group.gradients and group.context.num_rows:
                 tables = group.context.tables
                 raise JobError(
@@ -121,7 +124,7 @@ class RowExchange:
         return groups
 
     def push_late(self, groups: Sequence[ActiveTableGroup]) -> None:
-        """Send the other gradients.
+        """Send the remaining gradients.
 
         Raises:
             PeerError: a rank is gone or silent.
@@ -131,11 +134,11 @@ class RowExchange:
             group.gradients.clear()
 
     def arrived_late(self) -> Sequence[Tensor]:
-        """As `arrived`, of the last `push_late`."""
+        """Row gradients ``[n, dim]`` of each group from the last `push_late`."""
         return self._arrived[_LATE]
 
     def update_late(self, context: BatchContext, settings: RowStep) -> None:
-        """Update the owned rows whose gradients the last `push_late` brought."""
+        """Update the owned rows with the gradients of the last `push_late`."""
         self._update(context, _LATE, settings)
 
     def _push(self, groups: Sequence[ActiveTableGroup], which: int) -> None:
@@ -169,7 +172,7 @@ class RowExchange:
 
 def _exchange(group: GroupContext) -> GroupExchange:
     if group.exchange is None:
-        raise JobError(f"group {group.tables.index} was planned for one rank, there are several")
+        raise JobError(f"table group {group.tables.index} was planned for one rank, there are several")
     return group.exchange
 
 

@@ -1,12 +1,12 @@
-"""`GroupExchange`: one group's share of a batch's exchange, as tensors and counts. Made ahead, in any thread.
+"""`GroupExchange`: the row exchange of one table group and batch, as tensors and counts. Built ahead, in any thread.
 
     owner side                                                   consumer side
-    slots of the rows it serves, consumer by consumer ─pull────> rows, owner by owner, in the order of `GroupContext`
-    what arrived, consumer by consumer ─SegmentSum─> row  <───push─ gradients of those rows, owner by owner
+    slots of served rows, consumer by consumer ───────pull────> rows, owner by owner, in the order of `GroupContext`
+    gradients, consumer by consumer ─SegmentSum─> row  <───push─ gradients of those rows, owner by owner
 
-Both ends walk the rows they share in the order of the consumer's unique rows, so counts are all that has to match.
-Every exchange has two parts: what the batch before (pull) or after (push) touches too, which is the critical path, and
-the rest. A rank serves itself the same way: its own gradient is one more contribution, in its place by rank.
+Both sides order the rows they share like the consumer's unique rows, so only counts have to match. Each exchange has
+two parts: rows that the previous batch (pull) or the next batch (push) uses too, on the critical path, and the rest. A
+rank serves itself the same way: its own gradient is one contribution among those of all ranks, in rank order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["GroupExchange", "PreparedExchange", "PullPart", "PushPart", "prepare
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PullPart:
-    """Rows that travel from owners to consumers together.
+    """Rows that owners send to consumers in one exchange.
 
     Attributes:
-        slot_index: int64, slots of the rows this rank gives, consumer by consumer.
-        given: rows for each rank.
-        taken: rows from each rank.
-        first: where the taken rows start among the group's rows.
+        slot_index: int64, slots of the rows this rank sends, consumer by consumer.
+        given: rows sent to each rank.
+        taken: rows received from each rank.
+        first: position of the first received row among the group's rows.
     """
 
     slot_index: Tensor
@@ -45,19 +45,19 @@ class PullPart:
 
     @property
     def end(self) -> int:
-        """Where they end."""
+        """Position after the last received row."""
         return self.first + sum(self.taken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PushPart:
-    """Row gradients that travel from consumers to owners together.
+    """Row gradients that consumers send to owners in one exchange.
 
     Attributes:
-        given: gradient rows for each rank.
-        taken: gradient rows from each rank.
-        owned: the rows they belong to.
-        segment_sum: taken gradient rows -> owned rows, contributions in rank order.
+        given: gradient rows sent to each rank.
+        taken: gradient rows received from each rank.
+        owned: the owned rows that receive gradients.
+        segment_sum: received gradient rows to owned rows, contributions in rank order.
     """
 
     given: tuple[int, ...]
@@ -68,12 +68,12 @@ class PushPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupExchange:
-    """One group's exchange.
+    """The exchange of one table group.
 
     Attributes:
-        early, pull: rows the batch before did not use, and those it did.
-        push, late: gradients of rows the next batch uses, and the others.
-        owned: all rows of the group that this rank owns and some rank uses.
+        early, pull: rows that the previous batch does not use, and rows that it does.
+        push, late: gradients of rows that the next batch uses, and the others.
+        owned: all rows of the group that this rank owns and any rank uses.
     """
 
     early: PullPart
@@ -85,12 +85,12 @@ class GroupExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedExchange:
-    """A group's exchange, and what it means for the group's own tensors.
+    """The exchange of a table group, and the row order it imposes on the group's own tensors.
 
     Attributes:
         exchange: the exchange.
-        place: int32 ``[U]``, where each of the plan's unique rows stands among the group's rows as they arrive.
-        backward: the sums of the gradients to push: now, later.
+        place: int32 ``[U]``, position of each unique row of the plan in order of arrival.
+        backward: segment sums of the gradients to push: now, later.
     """
 
     exchange: GroupExchange
@@ -101,13 +101,13 @@ class PreparedExchange:
 def prepare_exchange(
     group: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, segment_sum: HostSegmentSum, upload: Uploader
 ) -> PreparedExchange:
-    """Cut one group out of a rank's plan.
+    """Extract the exchange of one group from a rank's plan.
 
     Args:
-        group: the tables.
+        group: the table group.
         consumer, exchange: the rank's plan.
-        segment_sum: the gradients of the group's unique rows, in the plan's order.
-        upload: makes tensors.
+        segment_sum: the gradient sums of the group's unique rows, in plan order.
+        upload: makes the tensors.
     """
     used = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     num_ranks = len(exchange.serve_offsets) - 1
@@ -139,14 +139,14 @@ def prepare_exchange(
 def _by_owner(
     owners: NDArray[np.uint16], chosen: NDArray[np.bool_], num_ranks: int
 ) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Positions of the chosen rows, owner by owner, ascending within each; and how many each owner has."""
+    """Positions of the chosen rows, owner by owner, ascending for each owner; and the number per owner."""
     rows = np.flatnonzero(chosen)
     of_rows = owners[rows]
     return rows[np.argsort(of_rows, kind="stable")], tuple(np.bincount(of_rows, minlength=num_ranks).tolist())
 
 
 def _served(exchange: ExchangePlan, chosen: NDArray[np.bool_]) -> tuple[Int32, tuple[int, ...]]:
-    """Of the rows served, the chosen ones as positions among the owned rows; and how many each consumer gets."""
+    """Chosen served rows, as positions among the owned rows; and the number per consumer."""
     keep = chosen[exchange.serve_rows]
     before = np.zeros(len(keep) + 1, dtype=np.int64)
     np.cumsum(keep, out=before[1:])
@@ -167,7 +167,7 @@ def _push_part(exchange: ExchangePlan, chosen: NDArray[np.bool_], given: tuple[i
     numbers = number[rows] - np.int32(1)
     row_starts = np.zeros(int(number[-1]) + 1 if len(number) else 1, dtype=np.int32)
     np.cumsum(np.bincount(numbers, minlength=len(row_starts) - 1), out=row_starts[1:])
-    # Stable, so that each row's contributions stay in rank order.
+    # A stable sort keeps the contributions to each row in rank order.
     segment_sum = HostSegmentSum(row_starts=row_starts, sources=np.argsort(numbers, kind="stable").astype(np.int32))
     return PushPart(
         given=given,

@@ -1,11 +1,11 @@
-"""`RowTransfer`: rows between host memory and the slots of a slab.
+"""`RowTransfer`: copies rows between host memory and slots. `FetchRequests`: the store reads of a batch.
 
+    FetchRequests.of(plan) ──reads──> store ──results──> found flags
     put        fetched rows, slots ──upload──> device: scatter, initial values        lane copy
-    copy_out   slots ──upload──> device: gather ──> host memory, its event            lanes copy, compute, push
+    copy_out   slots ──upload──> device: gather ──> host memory, event                lanes copy, compute, push
 
-Rule of this file: *nothing waits for the device*. Uploads go through staging areas; what leaves is on its way to the
-host when `copy_out` returns, and whoever calls its result waits for it. Memory of the device that is used in between
-belongs to the calling lane's stream, and is given back at once.
+Rule of this file: *no call waits for the device*. Uploads use staging areas; `copy_out` returns a function that waits
+for its copy. Temporary device memory belongs to the stream of the calling lane and is freed immediately.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["WRITE_DEPTH", "CopiedRows", "FetchRequests", "RowTransfer"]
 
-#: Batches evicted and not yet acknowledged by the store, at most: bounds the write-back buffers.
+#: Maximal number of evicted batches without an acknowledged write-back. Bounds the write-back buffers.
 WRITE_DEPTH = 4
 
-#: Brings copied rows to the host. Any thread.
+#: Waits for copied rows to reach the host, and returns them. Any thread.
 CopiedRows: TypeAlias = Callable[[], list[WriteRequest]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive tables with equal weights and record width, and their rows."""
+class _TableRange:
+    """Consecutive tables of one dimension, and the range of their rows."""
 
     first_table: int
     end_table: int
@@ -114,14 +114,14 @@ class FetchRequests:
 
 
 class RowTransfer:
-    """Moves one cache's rows.
+    """Copies the rows of one cache.
 
     Args:
-        schema: of the rows.
-        slab: where they live.
-        streams: of the slab's device.
-        device: of the slab.
-        prefetch_depth: batches whose rows may be on their way to their slots.
+        schema: schema of the rows.
+        slab: records of the cache.
+        streams: streams of the device.
+        device: device of the slab.
+        prefetch_depth: maximal number of batches in flight between fetch and insert.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class RowTransfer:
         self._streams = streams
         self._dtype = TORCH_DTYPE[schema.dtype]
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
-        # A batch is fetched when the one `prefetch_depth` before it is in its slots, evicted when the one `WRITE_DEPTH`
-        # before it is stored: so their areas are free again. Captures of other lanes take some of the latter, too.
+        # Batch b is fetched after the insert of batch b - prefetch_depth, and evicted after the write-back of batch
+        # b - WRITE_DEPTH, so its staging area is free. Snapshots in other lanes use some of the leaving areas too.
         self._arriving = open_uploads(streams, device, dtype, num_areas=prefetch_depth)
         self._leaving = open_uploads(streams, device, dtype, num_areas=4 * WRITE_DEPTH)
 
@@ -146,14 +146,14 @@ class RowTransfer:
         found: NDArray[np.bool_],
         results: Mapping[int, ReadResult],
     ) -> None:
-        """Put rows into slots. Of one lane.
+        """Put rows into slots. Called by one lane.
 
         Args:
-            kernels: make initial values.
+            kernels: kernels that compute initial values.
             rows: k rows.
-            slots: ``[k]``, theirs.
+            slots: ``[k]``, their slots.
             found: bool ``[k]``, the row was read; otherwise it gets its initial value.
-            results: what was read, by table.
+            results: results of the read, by table.
         """
         if not len(rows):
             return
@@ -161,18 +161,18 @@ class RowTransfer:
         stored: list[_Stored] = []
         new: list[_New] = []
         with self._arriving.batch() as upload:
-            for run in self._runs(rows):
-                block = slice(run.first, run.end)
+            for span in self._table_ranges(rows):
+                block = slice(span.first, span.end)
                 hit = found[block]
                 if hit.any():
-                    stored.append(self._stored(upload, run, slots[block][hit], results))
+                    stored.append(self._stored(upload, span, slots[block][hit], results))
                 if not hit.all():
                     new.append(
                         _New(
                             upload.tensor(slots[block][~hit], torch.int64),
                             upload.tensor(tables[block][~hit], torch.int64),
                             upload.tensor(rows.ids[block][~hit]),
-                            self._schema.tables[run.first_table].dim,
+                            self._schema.tables[span.first_table].dim,
                         )
                     )
         records = self._slab.records
@@ -181,46 +181,46 @@ class RowTransfer:
         for fresh in new:
             kernels.initialise(records, fresh.slot_index, fresh.tables, fresh.ids, fresh.dim)
 
-    def _stored(self, upload: Uploader, run: _Run, slots: Slots, results: Mapping[int, ReadResult]) -> _Stored:
+    def _stored(self, upload: Uploader, span: _TableRange, slots: Slots, results: Mapping[int, ReadResult]) -> _Stored:
         parts = [
             result.rows if result.found.all() else result.rows[result.found]
             for table, result in results.items()
-            if run.first_table <= table < run.end_table
+            if span.first_table <= table < span.end_table
         ]
-        host, rows = upload.block(len(slots), self._widths[run.first_table], self._dtype)
+        host, rows = upload.block(len(slots), self._widths[span.first_table], self._dtype)
         np.concatenate(parts, out=host_words(host))
         return _Stored(upload.tensor(slots, torch.int64), rows)
 
     def copy_out(self, rows: RowList, slots: Slots) -> CopiedRows:
-        """Copy the rows, which are ordered by table; what is returned brings them to the host. Under one lock."""
-        runs = list(self._runs(rows))
+        """Start copying rows, ordered by table, to the host; the returned function waits for them. Under one lock."""
+        ranges = list(self._table_ranges(rows))
         blocks: list[PendingTensor] = []
-        if runs:
+        if ranges:
             with self._leaving.batch() as upload:
-                indices = [upload.tensor(slots[run.first : run.end], torch.int64) for run in runs]
+                indices = [upload.tensor(slots[span.first : span.end], torch.int64) for span in ranges]
             blocks = [
-                to_host(self._streams, gather(self._slab.records, index, self._widths[run.first_table]))
-                for run, index in zip(runs, indices, strict=True)
+                to_host(self._streams, gather(self._slab.records, index, self._widths[span.first_table]))
+                for span, index in zip(ranges, indices, strict=True)
             ]
 
         def requests() -> list[WriteRequest]:
             found = []
-            for run, block in zip(runs, blocks, strict=True):
+            for span, block in zip(ranges, blocks, strict=True):
                 host = host_words(block.get())
-                for table in range(run.first_table, run.end_table):
+                for table in range(span.first_table, span.end_table):
                     start, stop = int(rows.table_offsets[table]), int(rows.table_offsets[table + 1])
                     if start < stop:
-                        part = host[start - run.first : stop - run.first]
+                        part = host[start - span.first : stop - span.first]
                         found.append(WriteRequest(table=table, ids=rows.ids[start:stop], rows=part))
             return found
 
         return requests
 
-    def _runs(self, rows: RowList) -> Iterator[_Run]:
+    def _table_ranges(self, rows: RowList) -> Iterator[_TableRange]:
         first, tables = 0, self._schema.tables
         for end in range(1, len(tables) + 1):
             if end == len(tables) or tables[end].dim != tables[first].dim:
                 start, stop = int(rows.table_offsets[first]), int(rows.table_offsets[end])
                 if start < stop:
-                    yield _Run(first, end, start, stop)
+                    yield _TableRange(first, end, start, stop)
                 first = end

@@ -1,10 +1,13 @@
-"""`SlotTable`: which row each slot holds, and whether the store has its newest value. Pure numpy.
+"""Slots of the cache: `SlotTable` tracks the row of each slot and whether it is dirty; `Slab` holds the records.
 
-    free ──claim──> clean ──mark_dirty──> dirty ──release──> free, to be written
+    free ──claim──> clean ──mark_dirty──> dirty ──release──> free, written back
                       ↑___________mark_clean___________|
 
-Threads: one lane claims, another marks dirty, a third releases. They write distinct elements of shared arrays, since a
-plan never names a slot for two purposes at once, so no lock is needed; `grow` and `clear` want the lanes idle.
+    slot ──Slab.records──> [weights | optimizer state | unused]        narrow records use a prefix
+
+Threads: one lane claims slots, another marks them dirty, a third releases them. They write distinct elements of shared
+arrays, because a plan uses a slot for one purpose at a time, so no lock is needed. `grow` and `clear` require idle
+lanes.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from bagpipe.oracle.plan import RowList
 
 __all__ = ["FREE", "Slab", "SlotTable", "record_bytes", "row_tables", "rows_of_tables", "table_rows"]
 
-#: Table number of a slot that holds nothing.
+#: Table number of a free slot.
 FREE = -1
 
 Slots = NDArray[np.int32] | NDArray[np.int64]
@@ -32,27 +35,26 @@ def row_tables(rows: RowList) -> NDArray[np.int32]:
 
 
 def rows_of_tables(rows: RowList, first_table: int, end_table: int) -> slice:
-    """Positions of the rows of these tables."""
+    """Positions of the rows of tables `first_table` to `end_table`, half open."""
     return slice(int(rows.table_offsets[first_table]), int(rows.table_offsets[end_table]))
 
 
 def table_rows(rows: RowList, first_table: int, end_table: int) -> RowList:
-    """The rows of these tables; table numbers stay, the other tables hold no rows."""
+    """The rows of tables `first_table` to `end_table`. Table numbers stay; the other tables are empty."""
     part = rows_of_tables(rows, first_table, end_table)
     offsets = np.clip(rows.table_offsets - part.start, 0, part.stop - part.start)
     return RowList(table_offsets=offsets, ids=rows.ids[part])
 
 
 class SlotTable:
-    """Residency of `num_slots` slots.
+    """The row of each of `num_slots` slots.
 
     Attributes:
         slot_table: int32 ``[num_slots]``, table number, or `FREE`.
-        slot_id: int64 ``[num_slots]``, id; meaningless where the slot is free.
-        dirty: bool ``[num_slots]``, the row was updated since it was inserted or last written.
-        changed: bool ``[num_slots]``, it was updated since it was inserted or since the latest moment of a
-            `bagpipe.cache.snapshot.RowSnapshot`.
-        pending, named: bool ``[num_slots]``, it is to be captured as it is; its name is.
+        slot_id: int64 ``[num_slots]``, id; undefined for a free slot.
+        dirty: bool ``[num_slots]``, updated since its insert or its last write-back.
+        changed: bool ``[num_slots]``, updated since its insert or since the latest snapshot (`RowSnapshot`).
+        pending, named: bool ``[num_slots]``, the snapshot has yet to copy the row; has yet to note its table and id.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -75,7 +77,7 @@ class SlotTable:
         return int(np.count_nonzero(self.dirty))
 
     def grow(self, num_slots: int) -> None:
-        """Make room for at least `num_slots` slots; what is there stays."""
+        """Make room for at least `num_slots` slots. Rows stay in their slots."""
         more = num_slots - len(self)
         if more > 0:
             self.slot_table = np.concatenate([self.slot_table, np.full(more, FREE, dtype=np.int32)])
@@ -104,7 +106,7 @@ class SlotTable:
         """Check that the slots hold exactly these rows.
 
         Raises:
-            JobError: names the first row that is not where the plan says.
+            JobError: a slot holds another row than planned; names the first.
         """
         tables = row_tables(rows)
         wrong = (self.slot_table[slots] != tables) | (self.slot_id[slots] != rows.ids)
@@ -117,7 +119,7 @@ class SlotTable:
             )
 
     def release(self, slots: Slots) -> NDArray[np.bool_]:
-        """Free slots; returns which of them were dirty, bool ``[n]``."""
+        """Free the slots; returns which of them were dirty, bool ``[n]``."""
         was_dirty = self.dirty[slots]
         self.slot_table[slots] = FREE
         self.dirty[slots] = False
@@ -131,7 +133,7 @@ class SlotTable:
         self.dirty[slots] = False
 
     def dirty_slots(self) -> NDArray[np.int64]:
-        """int64, the dirty slots ordered by (table, id): an order that does not depend on slot numbers."""
+        """int64, the dirty slots ordered by (table, id), independently of slot numbers."""
         slots = np.flatnonzero(self.dirty)
         return slots[np.lexsort((self.slot_id[slots], self.slot_table[slots]))]
 
@@ -141,7 +143,7 @@ class SlotTable:
         return RowList(table_offsets=bounds.astype(np.int64), ids=self.slot_id[slots])
 
     def clear(self) -> None:
-        """Forget every row.
+        """Drop every row.
 
         Raises:
             JobError: a dirty row would be lost.
@@ -157,7 +159,7 @@ class SlotTable:
 
 
 def record_bytes(row_bytes: int) -> int:
-    """Bytes of a slot for records of so many bytes."""
+    """Bytes of a slot that holds a record of `row_bytes` bytes."""
     return -(-row_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -165,17 +167,17 @@ class Slab:
     """Row records of `num_slots` slots.
 
     Args:
-        num_slots: slots.
+        num_slots: number of slots.
         width: elements of the widest record.
-        dtype: of the weights (`bagpipe.kernels.row_format`).
-        device: where the records live.
+        dtype: dtype of the weights (`bagpipe.kernels.row_format`).
+        device: device of the records.
 
     Attributes:
-        records: ``[num_slots, >= width]``; slots start on multiples of 16 bytes, so that rows can be copied so.
+        records: ``[num_slots, >= width]``. Slots start at multiples of 16 bytes, for 16-byte copies.
     """
 
     def __init__(self, num_slots: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        # Not zeroed: the pages of a large cache are touched when rows enter them.
+        # Not zeroed: the pages of a large cache are first touched when rows enter.
         self.records = torch.empty(
             num_slots, record_bytes(width * dtype.itemsize) // dtype.itemsize, dtype=dtype, device=device
         )
@@ -184,7 +186,7 @@ class Slab:
         return int(self.records.shape[0])
 
     def grow(self, num_slots: int) -> None:
-        """Make room for at least `num_slots` slots; records stay in their slots. Wants nobody else at work."""
+        """Make room for at least `num_slots` slots. Records stay in their slots. Requires idle lanes."""
         old = self.records
         if num_slots > len(self):
             self.records = old.new_empty(num_slots, old.shape[1])

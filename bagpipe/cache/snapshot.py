@@ -1,13 +1,13 @@
-"""`RowSnapshot`: the dirty rows of one moment, copied while training goes on.
+"""`RowSnapshot`: copy-on-write snapshots of the dirty rows, taken while training continues.
 
-    begin ──> pending: dirty, and changed since the moment before      named: all dirty rows
-    a lane about to change or give up slots ──before_change──> copies the pending ones among them
-    a lane between batches ──drain(n)──> copies those of the next n slots      until all slots have been looked at
+    begin ──> pending: dirty rows changed since the previous snapshot      named: all dirty rows
+    before a lane changes or releases slots ──before_change──> copies the pending rows among them
+    between batches ──drain(n)──> copies the pending rows of the next n slots, until all slots are done
 
-Rule of this file: *a slot that is pending holds what it held at the moment.* Masks are read and changed, and copies
-made (on a device: enqueued), under one lock; a slot that is no longer pending is its lane's to change. On a device, a
-lane's stream waits for the copies that others have enqueued. Moments also number the time between them: an *epoch* is
-what lies between two, counted from 1, and rows that leave the cache are told their epoch under the same lock.
+Rule of this file: *a pending slot still holds the row as of `begin`*. Masks change and copies start (on a device: are
+enqueued) under one lock; once a slot is no longer pending, its lane can change it. On a device, the stream of a lane
+waits for copies enqueued by other lanes. An *epoch* is the interval between two snapshots, counted from 1. Evicted rows
+get their epoch under the same lock.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from bagpipe.pipeline.stream import Event, Streams
 
 __all__ = ["CopiedRows", "RowSnapshot", "SnapshotReceiver"]
 
-#: Copies rows out of slots, both ordered by table; who calls the result waits until they are on the host.
+#: Starts copying rows out of slots, both ordered by table; the returned function waits for them.
 ReadOut = Callable[[RowList, Slots], CopiedRows]
 
 
 class SnapshotReceiver(Protocol):
-    """Takes what is captured. Called under the lock, so it must not wait for anything."""
+    """Consumer of a snapshot. Called under the lock, so it must not block."""
 
     def take_rows(self, rows: CopiedRows, num_bytes: int) -> None:
-        """Rows that were dirty, and had changed since the moment before."""
+        """Take dirty rows that changed since the previous snapshot."""
         ...
 
     def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-        """Rows that were dirty; ``[n]`` each."""
+        """Take table numbers and ids of dirty rows, ``[n]`` each."""
         ...
 
 
 class RowSnapshot:
-    """Captures rows of one cache. Any lane; see above.
+    """Snapshots of one cache. Any lane can call it.
 
     Args:
-        slots: of the cache.
-        num_tables: tables.
-        row_bytes: of the widest row.
-        read_out: copies rows.
-        streams: of the rows' device.
+        slots: slots of the cache.
+        num_tables: number of tables.
+        row_bytes: bytes of the widest row.
+        read_out: copies rows to the host.
+        streams: streams of the device.
 
     Attributes:
-        lock: held while masks are looked at.
-        epoch: the current one.
-        num_left: slots not looked at yet.
+        lock: guards the masks of the slots.
+        epoch: number of the current epoch.
+        num_left: slots that `drain` has yet to visit.
     """
 
     def __init__(self, slots: SlotTable, num_tables: int, row_bytes: int, read_out: ReadOut, streams: Streams) -> None:
@@ -69,16 +69,16 @@ class RowSnapshot:
         self._streams = streams
         self._receiver: SnapshotReceiver | None = None
         self._next_slot = 0
-        self._copies: dict[object, Event] = {}  # by stream: after its latest copy
+        self._copies: dict[object, Event] = {}  # by stream: event after its latest copy
 
     def begin(self, receiver: SnapshotReceiver | None) -> int:
-        """The moment is now. Nothing of the moment before is left.
+        """Begin a snapshot. The previous one is complete.
 
         Args:
-            receiver: gets the rows; None: only an epoch is over, nothing is captured.
+            receiver: receives the rows; None: only the epoch ends, no row is copied.
 
         Returns:
-            Bytes of the rows that are pending.
+            Bytes of the pending rows.
         """
         slots = self._slots
         with self.lock:
@@ -94,21 +94,21 @@ class RowSnapshot:
             return int(np.count_nonzero(slots.pending)) * self._row_bytes
 
     def before_change(self, slots: Slots) -> None:
-        """The calling lane is about to change these rows. Slots are ordered by table."""
+        """Copy the pending rows among `slots`, ordered by table, before the calling lane changes them."""
         with self.lock:
             self._await_copies()
             if self.num_left:
                 self._take_rows(slots)
 
     def before_release(self, slots: Slots) -> None:
-        """The calling lane is about to give up these slots, ordered by table."""
+        """Copy and name the rows in `slots`, ordered by table, before the calling lane releases them."""
         with self.lock:
             self.before_change(slots)
             if self.num_left:
                 self._take_names(slots)
 
     def drain(self, num_slots: int) -> None:
-        """Look at so many slots more. For a lane whose stream is behind the latest update of every row."""
+        """Copy the pending rows of the next `num_slots` slots. The stream of the lane follows the latest row update."""
         with self.lock:
             first = self._next_slot
             self._next_slot = end = first + min(num_slots, self.num_left)

@@ -1,14 +1,14 @@
-"""Staging: host memory that a device copies from and to by itself, so that no thread waits for a copy.
+"""Staging memory on the host for asynchronous copies to and from a device. No thread waits for a copy.
 
-    to the device    StagingRing.take() ─> Area ─filled─> one copy, enqueued ─> area.sent(event)     used in turn
-    from the device  HostCopy(tensor): memory of its own, the copy enqueued, an event                 used once
-                     HostCopies(tensors): the same for many, in one chunk of memory, with one event
+    to the device    StagingRing.take() ─> Area ─fill─> one copy, enqueued ─> area.copied = event     reused in turn
+    from the device  HostCopy(tensor): its own memory, the copy enqueued, an event                    used once
+                     HostCopies(tensors): several tensors in one block of memory, with one event
+    on one device    Scratch: a buffer that each batch reuses
 
-Rules of this file: *an area is filled only when its last copy is done*, and *a copy's memory is its holder's*. Rings
-are as long as the schedule lets batches be under way, so the wait for an area's event is over before it begins: it is
-there for whoever uses a ring otherwise. Areas grow to what a batch needs, and stay. Memory for copies from the device
-is from the streams, which give it again when nobody holds it: a batch's rows may be on their way to the store and into
-a checkpoint's journal at once, and the latter has no schedule.
+Rules of this file: *an area is filled only after its last copy*, and *the holder of a copy owns its memory*. A ring has
+one area per batch in flight, so the wait for an area's event normally ends immediately. Areas grow to the size of a
+batch and never shrink. Memory of copies from the device comes from a pool of the streams and returns to it when
+released: the rows of a batch can go to the store and to a checkpoint's journal, and the latter has no schedule.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ __all__ = [
     "to_host",
 ]
 
-#: Tensors begin at multiples of this in an area, as those that torch allocates on a device do: matrix kernels are
-#: chosen by where their operands begin, and results must not depend on how a batch came here.
+#: Alignment of tensors in an area, equal to that of torch's device allocator: torch selects matrix kernels by operand
+#: alignment, and results must not depend on the upload path.
 ALIGN_BYTES = 512
 
-#: Areas grow in steps of this, so that batches of about one size need about one size.
+#: Granularity of area sizes, so that batches of similar size need the same area.
 _STEP_BYTES = 1 << 20
 
 
 class Area:
-    """One chunk of staging memory.
+    """One block of staging memory.
 
     Attributes:
         memory: uint8 ``[num_bytes]``, on the host.
-        copied: after the latest copy out of it; None: there was none.
+        copied: event after the latest copy from it; None: no copy is pending.
     """
 
     def __init__(self, memory: Tensor) -> None:
@@ -67,11 +67,11 @@ class StagingRing:
     """Areas used in turn by one lane, or under one lock.
 
     Args:
-        streams: of the device.
-        num_areas: how many; batches under way at most.
+        streams: streams of the device.
+        num_areas: number of areas: the maximal number of batches in flight.
 
     Attributes:
-        num_waits: times an area's copy was not done yet when it was to be filled again.
+        num_waits: number of times `take` had to wait for a copy.
     """
 
     def __init__(self, streams: Streams, num_areas: int) -> None:
@@ -85,11 +85,11 @@ class StagingRing:
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of all areas."""
+        """Bytes of host memory of all areas."""
         return sum(len(area) for area in self._areas if area is not None)
 
     def take(self) -> Area:
-        """The next area, free to be filled. Its size is what batches have needed so far."""
+        """The next area, after its last copy. Its size is the maximum that batches have needed so far."""
         number, self._next = self._next, (self._next + 1) % len(self._areas)
         area = self._areas[number]
         if area is not None and area.copied is not None:
@@ -102,25 +102,25 @@ class StagingRing:
         return area
 
     def need(self, num_bytes: int) -> None:
-        """A batch needed so many bytes: areas taken from now on have them, and a quarter more."""
+        """Record that a batch needed `num_bytes`. Areas taken later have a quarter more."""
         if num_bytes > self._area_bytes:
             self._area_bytes = -(-(num_bytes + num_bytes // 4) // _STEP_BYTES) * _STEP_BYTES
 
 
 class PendingTensor(Protocol):
-    """A tensor that comes to the host."""
+    """A tensor on its way to the host."""
 
     def is_ready(self) -> bool:
-        """Whether it can be read without waiting."""
+        """Whether `get` returns without waiting."""
         ...
 
     def get(self) -> Tensor:
-        """The tensor, in host memory; blocks until it is there."""
+        """The tensor in host memory; waits for the copy."""
         ...
 
 
 class HostTensor:
-    """A tensor that is on the host already: itself, so it changes if it is written to."""
+    """A tensor that is on the host already. Not a copy: writes to the tensor are visible."""
 
     def __init__(self, streams: Streams, tensor: Tensor) -> None:
         self._tensor = tensor.detach()
@@ -133,7 +133,7 @@ class HostTensor:
 
 
 class HostCopy:
-    """A copy of a device's tensor, made on the current stream. The tensor may be changed or freed on that stream."""
+    """A copy of a device tensor, enqueued on the current stream. Later work on that stream can change the tensor."""
 
     def __init__(self, streams: Streams, tensor: Tensor) -> None:
         num_bytes = prod(tensor.shape) * tensor.itemsize
@@ -154,39 +154,39 @@ _TO_HOST: dict[bool, type[HostTensor] | type[HostCopy]] = {False: HostTensor, Tr
 
 
 def to_host(streams: Streams, tensor: Tensor) -> PendingTensor:
-    """Bring a tensor to the host; nothing waits, and on a CPU nothing is copied."""
+    """Start copying a tensor to the host, without waiting. On a CPU nothing is copied."""
     return _TO_HOST[streams.is_async](streams, tensor)
 
 
 class PendingTensors(Protocol):
-    """Copies of tensors that come to the host: they hold what the tensors held when they were asked for."""
+    """Copies of tensors on their way to the host, with the values as of the call of `copy_to_host`."""
 
     def order(self) -> None:
-        """What the current stream does from now on comes after the copying."""
+        """Make later work on the current stream wait for the copies."""
         ...
 
     def get(self) -> Mapping[str, Tensor]:
-        """The copies by name, contiguous, in host memory; blocks until they are there."""
+        """The copies by name, contiguous, in host memory; waits for them."""
         ...
 
 
 class _HostTensors:
-    """Copies made at once."""
+    """Copies made synchronously."""
 
     def __init__(self, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
         self._host = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
     def order(self) -> None:
-        """They are made."""
+        """No-op: the copies are complete."""
 
     def get(self) -> Mapping[str, Tensor]:
         return self._host
 
 
 class HostCopies:
-    """Copies of a device's tensors, made on the current stream, in one chunk of memory; see `HostCopy`.
+    """Copies of device tensors, enqueued on the current stream, in one block of memory; see `HostCopy`.
 
-    Tensors that are on the host all the same, such as an optimizer's counts of steps, are copied at once.
+    Tensors on the host, such as an optimizer's step counts, are copied synchronously.
     """
 
     def __init__(self, streams: Streams, tensors: Mapping[str, Tensor]) -> None:
@@ -214,23 +214,23 @@ _COPY_TO_HOST: dict[bool, type[_HostTensors] | type[HostCopies]] = {False: _Host
 
 
 def copy_to_host(streams: Streams, tensors: Mapping[str, Tensor]) -> PendingTensors:
-    """Copy tensors of a device, or of the host, by name; nothing waits. On a CPU the copies are made at once."""
+    """Start copying named tensors to the host, without waiting. On a CPU the copies are synchronous."""
     return _COPY_TO_HOST[streams.is_async](streams, tensors)
 
 
 def aligned_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes of a tensor in an area, up to where the next may begin."""
+    """Bytes of a tensor in an area, rounded up to `ALIGN_BYTES`."""
     return -(-prod(shape) * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def empty_view(memory: Tensor, first_byte: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of `shape` and `dtype` that begins at a byte of uint8 `memory`."""
+    """A view of uint8 `memory` from `first_byte`, as a tensor of `shape` and `dtype`."""
     num_bytes = prod(shape) * dtype.itemsize
     return memory[first_byte : first_byte + num_bytes].view(dtype).view(shape)
 
 
 class Scratch:
-    """A buffer used again by every batch: fresh memory of many megabytes costs more in page faults than in copying.
+    """A buffer that every batch reuses: page faults of fresh memory cost more than the copies into it.
 
     One owner, one use at a time.
     """
@@ -239,8 +239,8 @@ class Scratch:
         self._buffer = torch.empty(0, dtype=dtype, device=device)
 
     def take(self, num_rows: int, width: int) -> Tensor:
-        """``[num_rows, width]``, contents undefined; what was taken before is no longer valid."""
+        """``[num_rows, width]``, contents undefined. Invalidates the tensor taken before."""
         size = num_rows * width
         if size > len(self._buffer):
-            self._buffer = self._buffer.new_empty(size + size // 4)  # batches differ a little in size
+            self._buffer = self._buffer.new_empty(size + size // 4)  # batch sizes vary
         return self._buffer[:size].view(num_rows, width)

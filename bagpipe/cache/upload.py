@@ -1,12 +1,12 @@
-"""`Uploader`: a batch's host arrays as tensors of one device; and rows with their slots.
+"""`Uploader`: copies the host arrays of a batch to a device.
 
     arrays ──Uploader.tensor──> tensors     CPU: the arrays themselves
                                             device: packed into one staging area, one copy for all at the end
 
-Rule of this file: *what is uploaded is read only after the block of `Uploads.batch` has ended*, as only then is it on
-its way. Its device memory belongs to the stream current in the block; whoever uses it on other streams holds it until
-that is over on the device. (A batch's is held by its flight, which the data lane drops when the batch's end on the
-device is known to the host, so that the next batch may be given the same memory.)
+Rule of this file: *uploaded tensors are valid after the `Uploads.batch` block*, which enqueues the copy. Their device
+memory belongs to the stream that is current in the block. A user on another stream holds a reference until its work is
+done on the device: `InFlightBatch` holds those of a batch, and the data lane drops it once the host knows that the
+batch is done, so that the allocator can reuse the memory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["DirectUploads", "SlotRows", "StagedUploader", "StagedUploads", "Uplo
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotRows:
-    """Rows in this rank's cache.
+    """Rows in this rank's cache, with their slots.
 
     Attributes:
         rows: the rows, on the host.
         slots: int32 ``[len(rows)]``, on the host.
         slot_index: int64 ``[len(rows)]``, the same on the device.
-        names: the rows' names on the device, if the kernels need them (`Kernels.needs_names`).
+        names: tables and ids on the device, if the kernels need them (`Kernels.needs_names`).
     """
 
     rows: RowList
@@ -49,12 +49,12 @@ class SlotRows:
 
 
 class Uploader:
-    """Host arrays to tensors of one device, each by itself.
+    """Copies host arrays to a device, one by one.
 
     Args:
         device: the device.
-        dtype: of vectors and gradients.
-        names: rows with slots get their names too (`Kernels.needs_names`).
+        dtype: dtype of vectors and gradients.
+        names: `slot_rows` uploads tables and ids (`Kernels.needs_names`).
         max_terms: rows with more terms are summed in chunks (`Kernels.max_terms`).
     """
 
@@ -69,17 +69,17 @@ class Uploader:
         self._num_blocks = 0
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
-        """The array, or its values in another dtype. On a CPU the tensor may be the array's own memory."""
+        """The array as a tensor, in `dtype` if given. On a CPU it can share the memory of the array."""
         return torch.from_numpy(array).to(self._device, dtype, non_blocking=True)
 
     def numbers(self, array: NDArray[np.floating]) -> Tensor:
-        """The values in the dtype of vectors, in memory that begins where torch's own does, and is not the array's."""
+        """A copy of the array in the dtype of vectors, aligned like torch's own allocations."""
         return torch.from_numpy(array).to(self._device, self._dtype, non_blocking=True, copy=True)
 
     def block(self, num_rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Two tensors ``[num_rows, width]``: one on the host to be filled in the block, and what it becomes.
+        """Two tensors ``[num_rows, width]``: a host buffer to fill in the block, and its copy on the device.
 
-        They are valid until the next batch.
+        Both are valid until the next batch.
         """
         if self._num_blocks == len(self._blocks):
             self._blocks.append(Scratch(torch.uint8, torch.device("cpu")))
@@ -89,7 +89,7 @@ class Uploader:
         return host, host
 
     def reuse(self) -> None:
-        """Blocks given so far are no longer used."""
+        """Reuse the memory of all blocks."""
         self._num_blocks = 0
 
     def optional(self, array: NDArray[np.integer] | None) -> Tensor | None:
@@ -123,15 +123,15 @@ class Uploader:
 
 
 class StagedUploader(Uploader):
-    """Arrays of one batch, packed. If the area is too small, more memory is taken, and copied by itself.
+    """Packs the arrays of one batch into an area. If the area is too small, further blocks are copied separately.
 
     Args:
-        streams: of the device.
-        area: free to be filled.
+        streams: streams of the device.
+        area: an area from `StagingRing.take`.
         device, dtype, names, max_terms: see `Uploader`.
 
     Attributes:
-        num_bytes: what the batch needs.
+        num_bytes: bytes of the batch.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class StagedUploader(Uploader):
         return self._take((num_rows, width), dtype)
 
     def send(self) -> None:
-        """Enqueue the copies: one, or one for each chunk of memory that had to be added."""
+        """Enqueue the copies: one, and one for each additional block of memory."""
         for chunk in self._chunks:
             chunk.there[: chunk.used].copy_(chunk.host[: chunk.used], non_blocking=True)
 
@@ -178,27 +178,27 @@ class StagedUploader(Uploader):
 
 
 class _Chunk:
-    """Staging memory, the device memory it is copied to, and how much of both is used."""
+    """Staging memory, the device memory it is copied to, and the number of bytes used in both."""
 
     __slots__ = ("host", "there", "used")
 
     def __init__(self, host: Tensor, device: torch.device) -> None:
         self.host = host
-        # As large as the area, not as what a batch needs: blocks of one size are given again, and memory stays flat.
+        # As large as the area, not the batch: the allocator reuses blocks of one size, so memory stays flat.
         self.there = torch.empty(len(host), dtype=torch.uint8, device=device)
         self.used = 0
 
 
 class Uploads(Protocol):
-    """Makes batches' uploads, in one lane or under one lock."""
+    """Uploads of batches, in one lane or under one lock."""
 
     def batch(self) -> AbstractContextManager[Uploader]:
-        """Fill it in the block; what it gave may be used, on the current stream, once the block has ended."""
+        """An uploader for one batch. Its tensors are valid on the current stream after the block."""
         ...
 
 
 class DirectUploads:
-    """No device, no staging.
+    """Uploads without staging, for CPUs.
 
     Args:
         uploader: makes the tensors.
@@ -213,15 +213,15 @@ class DirectUploads:
 
 
 class StagedUploads:
-    """Through a ring of staging areas.
+    """Uploads through a ring of staging areas.
 
     Args:
-        streams: of the device.
+        streams: streams of the device.
         make: makes the uploader that fills an area.
-        num_areas: batches whose copies may be under way.
+        num_areas: maximal number of batches with pending copies.
 
     Attributes:
-        ring: the areas.
+        ring: the staging areas.
     """
 
     def __init__(self, streams: Streams, make: Callable[[Area], StagedUploader], *, num_areas: int) -> None:
@@ -248,12 +248,12 @@ def open_uploads(
     names: bool = False,
     max_terms: int | None = None,
 ) -> Uploads:
-    """Uploads to a device: staged where its work is enqueued.
+    """Uploads to a device, staged if the device is asynchronous.
 
     Args:
-        streams: of the device.
+        streams: streams of the device.
         device, dtype, names, max_terms: see `Uploader`.
-        num_areas: batches whose copies may be under way.
+        num_areas: maximal number of batches with pending copies.
     """
     if not streams.is_async:
         return DirectUploads(Uploader(device, dtype, names=names, max_terms=max_terms))

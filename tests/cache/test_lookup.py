@@ -163,5 +163,5 @@ def test_late_backward_is_refused() -> None:
     group = make_group(TableLookup(), batch, [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)])
     vectors = lookup(group)
     group.closed = True
-    with pytest.raises(JobError, match="after the batch's rows were updated"):
+    with pytest.raises(JobError, match="backward ran after the rows of its batch were updated"):
         vectors.sum().backward()

@@ -161,5 +161,5 @@ def test_plans_of_one_rank_are_refused() -> None:
     context = prepare_batch(LAYOUT, plan.batch, plan.consumer, upload=Uploader(CPU, torch.float64))
     with pytest.raises(JobError, match="was planned for one rank, there are several"):
         RowExchange(cache_of(plan, 40), local_peers(1)[0]).early(context)
-    with pytest.raises(JobError, match="was planned for several ranks, and no rank gave its rows"):
+    with pytest.raises(JobError, match="was planned for several ranks, but has no exchanged rows"):
         cache_of(plan, 40).begin(context_of(plan))

@@ -77,5 +77,5 @@ def test_states_that_are_refused() -> None:
     converted.bind(RowCache(schema, 4))
     with pytest.raises(JobError, match="no batch was begun"):
         converted.model(kjt_of(make_batch()))
-    with pytest.raises(InputError, match=r"tables are \['a', 'b'\], the cache was made for \['a'\]"):
+    with pytest.raises(InputError, match=r"expected a cache for tables \['a', 'b'\], got one for \['a'\]"):
         converted.bind(RowCache(RowSchema(tables=converted.row_tables[:1], optimizer="sgd"), 4))
