@@ -96,7 +96,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",
     "bagpipe/store/memory/ledger.py": "tests/store/test_conformance.py",
     "bagpipe/store/redis/ledger_scripts.py": "tests/store/redis/test_ledger.py",
-    "bagpipe/store/memory/space.py": "tests/store/memory/test_store.py",
+    "bagpipe/store/memory/table.py": "tests/store/memory/test_store.py",
     "bagpipe/testing/fence_conformance.py": "tests/store/test_conformance.py",
     "bagpipe/testing/fence_jobs.py": "tests/store/test_conformance.py",
     "bagpipe/testing/local_links.py": "tests/distributed/test_links.py",

@@ -1,7 +1,8 @@
-"""`MemoryLedger`: the administration of a namespace in memory. One lock covers all buckets, so all change at once."""
+"""`MemoryLedger`: the ledger of a namespace in memory. One lock covers all buckets, so they change together."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,25 +19,72 @@ from bagpipe.store.fencing.fence import (
     invalidated,
 )
 from bagpipe.store.keys import FIELD_DTYPE, bucket_of
-from bagpipe.store.memory.space import Log, Space
+from bagpipe.store.memory.table import Table
 
-__all__ = ["MemoryLedger"]
+__all__ = ["MemoryLedger", "MemoryNamespace"]
+
+
+class MemoryNamespace:
+    """Rows and fencing state of one namespace. Hold `lock` for every access.
+
+    Attributes:
+        place: name of the namespace, for messages.
+        num_buckets: reported by the ledger; rows are not stored by bucket.
+        record: schema record; empty: not claimed.
+        tables: by table number; created on first use.
+        owner, checkpoint_id: of all buckets.
+        logs: by writer and epoch: the rows of each write, as `FIELD_DTYPE`.
+    """
+
+    def __init__(self, place: str, num_buckets: int) -> None:
+        self.place = place
+        self.num_buckets = num_buckets
+        self.lock = threading.Lock()
+        self.record: dict[str, str] = {}
+        self.tables: list[Table] = []
+        self.owner = ""
+        self.checkpoint_id = ""
+        self.logs: dict[Fence, list[NDArray[np.void]]] = {}
+
+    def check_owner(self, token: str) -> None:
+        """Raise FencedError if the owner is another job, RolledBackError if there is none."""
+        if not self.owner:
+            raise RolledBackError(f"{self.place} has no owner any more, expected {token!r}")
+        if self.owner != token:
+            raise FencedError(f"{self.place} was taken over: its owner is {self.owner!r}, not {token!r}")
+
+    def num_groups(self, fence: Fence) -> list[int]:
+        """Groups in each bucket's log of a writer; no buckets if it has no log."""
+        if fence not in self.logs:
+            return []
+        counts = np.zeros(self.num_buckets, np.int64)
+        for fields in self.logs[fence]:
+            counts += np.bincount(self.buckets(fields["table"], fields["id"]), minlength=self.num_buckets) > 0
+        return counts.tolist()
+
+    def num_rows(self) -> list[int]:
+        """Rows of each bucket."""
+        counts = np.zeros(self.num_buckets, np.int64)
+        for number, table in enumerate(self.tables):
+            counts += np.bincount(self.buckets(np.full(1, number), table.ids), minlength=self.num_buckets)
+        return counts.tolist()
+
+    def buckets(self, tables: NDArray[np.generic], ids: NDArray[np.generic]) -> NDArray[np.uint16]:
+        """Bucket of each row, see `bucket_of`; for words of any byte order."""
+        return bucket_of(tables.astype(np.uint32), ids.astype(np.int64), self.num_buckets)
 
 
 class MemoryLedger:
     """See `bagpipe.store.fencing.fence.Ledger`.
 
     Args:
-        space: what it administers.
-        num_buckets: of the namespace.
-        place: for messages.
-        token: in whose name it acts until `acquire`; empty: nobody's.
+        namespace: the namespace to administer.
+        token: acts for this token until `acquire`; empty: for none.
     """
 
-    def __init__(self, space: Space, *, num_buckets: int, place: str, token: str = "") -> None:
-        self.num_buckets = num_buckets
-        self._space = space
-        self._place = place
+    def __init__(self, namespace: MemoryNamespace, *, token: str = "") -> None:
+        self.num_buckets = namespace.num_buckets
+        self._namespace = namespace
         self._token = token
 
     def __enter__(self) -> MemoryLedger:
@@ -47,23 +95,21 @@ class MemoryLedger:
 
     def state(self) -> tuple[BucketState, ...]:
         """See `Ledger.state`."""
-        with self._space.lock:
-            num_rows = self._num_rows()
-            logs = sorted(self._space.logs.items(), key=lambda item: (item[0].token, item[0].epoch, item[0].writer))
+        namespace = self._namespace
+        with namespace.lock:
+            num_rows = namespace.num_rows()
+            fences = sorted(namespace.logs, key=lambda fence: (fence.token, fence.epoch, fence.writer))
+            logs = [
+                [LogState(token=fence.token, epoch=fence.epoch, writer=fence.writer, num_groups=num_groups)
+                 for num_groups in namespace.num_groups(fence)]
+                for fence in fences
+            ]  # fmt: skip
             return tuple(
                 BucketState(
-                    owner=self._space.owner,
-                    checkpoint_id=self._space.checkpoint_id,
-                    logs=tuple(
-                        LogState(
-                            token=fence.token,
-                            epoch=fence.epoch,
-                            writer=fence.writer,
-                            num_groups=int(log.num_groups[bucket]),
-                        )
-                        for fence, log in logs
-                    ),
-                    num_rows=int(num_rows[bucket]),
+                    owner=namespace.owner,
+                    checkpoint_id=namespace.checkpoint_id,
+                    logs=tuple(log[bucket] for log in logs),
+                    num_rows=num_rows[bucket],
                 )
                 for bucket in range(self.num_buckets)
             )
@@ -71,31 +117,30 @@ class MemoryLedger:
     def acquire(self, token: str) -> None:
         """See `Ledger.acquire`."""
         check_token(token)
-        with self._space.lock:
-            self._space.owner = self._token = token
-            self._space.logs.setdefault(Fence(token=token, writer=0, epoch=0), Log(self.num_buckets))
+        with self._namespace.lock:
+            self._namespace.owner = self._token = token
+            self._namespace.logs.setdefault(Fence(token=token, writer=0, epoch=0), [])
 
     def touched(self, bucket: int) -> NDArray[np.void]:
         """See `Ledger.touched`."""
-        with self._space.lock:
-            parts = [fields for log in self._space.logs.values() for fields in log.fields]
+        with self._namespace.lock:
+            parts = [fields for log in self._namespace.logs.values() for fields in log]
         fields = np.concatenate([np.empty(0, FIELD_DTYPE), *parts])
-        buckets = bucket_of(fields["table"].astype(np.uint32), fields["id"].astype(np.int64), self.num_buckets)
-        return distinct_fields(fields[buckets == bucket])
+        return distinct_fields(fields[self._namespace.buckets(fields["table"], fields["id"]) == bucket])
 
     def delete(self, tables: NDArray[np.uint32], ids: NDArray[np.int64]) -> None:
         """See `Ledger.delete`."""
-        with self._space.lock:
-            self._check_owner()
-            for number, table in enumerate(self._space.tables):
-                self._space.tables[number] = table.without(np.isin(table.ids, ids[tables == number]))
+        with self._namespace.lock:
+            self._namespace.check_owner(self._token)
+            for number, table in enumerate(self._namespace.tables):
+                table.remove(np.isin(table.ids, ids[tables == number]))
 
     def drop(self, bucket: int) -> None:
         """See `Ledger.drop`."""
-        with self._space.lock:
-            self._check_owner()
-            for number, table in enumerate(self._space.tables):
-                self._space.tables[number] = table.without(self._buckets(number, table.ids) == bucket)
+        with self._namespace.lock:
+            self._namespace.check_owner(self._token)
+            for number, table in enumerate(self._namespace.tables):
+                table.remove(self._namespace.buckets(np.full(1, number), table.ids) == bucket)
 
     def begin(
         self,
@@ -107,75 +152,46 @@ class MemoryLedger:
     ) -> None:
         """See `Ledger.begin`."""
         check_checkpoint_id(checkpoint_id)
-        groups = np.zeros(self.num_buckets, np.int64) if num_groups is None else np.asarray(num_groups)
-        with self._space.lock:
-            self._check_owner()
-            recovery = self._space.logs.get(Fence(token=self._token, writer=0, epoch=0))
-            if recovery is None:  # it has begun
+        namespace, recovery = self._namespace, Fence(token=self._token, writer=0, epoch=0)
+        with namespace.lock:
+            namespace.check_owner(self._token)
+            if recovery not in namespace.logs:  # an earlier call succeeded
                 return
-            self._check_same("groups", recovery.num_groups, groups)
-            if num_rows is not None:
-                self._check_same("rows", self._num_rows(), np.asarray(num_rows))
-            self._space.checkpoint_id = checkpoint_id
-            self._space.logs = {
-                Fence(token=self._token, writer=writer, epoch=1): Log(self.num_buckets) for writer in range(num_writers)
-            }
+            self._check_complete(recovery, [0] * self.num_buckets if num_groups is None else num_groups)
+            if num_rows is not None and namespace.num_rows() != list(num_rows):
+                raise RolledBackError(f"{namespace.place} has lost rows that were written")
+            namespace.checkpoint_id = checkpoint_id
+            namespace.logs = {Fence(token=self._token, writer=writer, epoch=1): [] for writer in range(num_writers)}
 
     def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
         check_checkpoint_id(checkpoint_id)
-        with self._space.lock:
-            self._check_owner()
-            if self._space.checkpoint_id and self._space.checkpoint_id in (
-                checkpoint_id,
-                invalidated(self._space.checkpoint_id),
-            ):
+        namespace = self._namespace
+        with namespace.lock:
+            namespace.check_owner(self._token)
+            current = namespace.checkpoint_id
+            if current and current in (checkpoint_id, invalidated(current)):
                 return
             for writer, groups in enumerate(num_groups):
-                log = self._space.logs.get(Fence(token=self._token, writer=writer, epoch=epoch))
-                self._check_same("groups", log.num_groups if log is not None else None, np.asarray(groups))
-            self._space.checkpoint_id = checkpoint_id
-            self._space.logs = {
-                fence: log
-                for fence, log in self._space.logs.items()
-                if fence.token != self._token or fence.epoch > epoch
+                self._check_complete(Fence(token=self._token, writer=writer, epoch=epoch), groups)
+            namespace.checkpoint_id = checkpoint_id
+            namespace.logs = {
+                fence: log for fence, log in namespace.logs.items() if fence.token != self._token or fence.epoch > epoch
             }
 
     def invalidate(self, checkpoint_id: str) -> None:
         """See `Ledger.invalidate`."""
         check_checkpoint_id(checkpoint_id)
-        with self._space.lock:
-            self._check_owner()
-            self._space.checkpoint_id = checkpoint_id
+        with self._namespace.lock:
+            self._namespace.check_owner(self._token)
+            self._namespace.checkpoint_id = checkpoint_id
 
     def inspect(self) -> None:
         """See `Ledger.inspect`."""
-        with self._space.lock:
+        with self._namespace.lock:
             if self._token:
-                self._check_owner()
+                self._namespace.check_owner(self._token)
 
-    def _num_rows(self) -> NDArray[np.int64]:
-        """By bucket. Call under the lock."""
-        num_rows = np.zeros(self.num_buckets, np.int64)
-        for number, table in enumerate(self._space.tables):
-            num_rows += np.bincount(self._buckets(number, table.ids), minlength=self.num_buckets)
-        return num_rows
-
-    def _check_same(self, what: str, found: NDArray[np.int64] | None, expected: NDArray[np.int64]) -> None:
-        """RolledBackError unless every bucket has what it must have."""
-        if found is None or (found != expected).any():
-            raise RolledBackError(f"{self._place} has lost {what} that were written")
-
-    def _check_owner(self) -> None:
-        """Call under the lock.
-
-        Raises:
-            FencedError, RolledBackError: another job is the owner, or none is any more.
-        """
-        if not self._space.owner:
-            raise RolledBackError(f"{self._place} has no owner any more, expected {self._token!r}")
-        if self._space.owner != self._token:
-            raise FencedError(f"{self._place} was taken over: its owner is {self._space.owner!r}, not {self._token!r}")
-
-    def _buckets(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.uint16]:
-        return bucket_of(np.full(1, table, np.uint32), ids, self.num_buckets)
+    def _check_complete(self, fence: Fence, num_groups: Sequence[int]) -> None:
+        if self._namespace.num_groups(fence) != list(num_groups):
+            raise RolledBackError(f"{self._namespace.place} has lost groups that were written")
