@@ -24,6 +24,7 @@ from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.lowering.optimizer import reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
 from bagpipe.schedule.registry import SCHEDULES, Schedule
 
@@ -38,11 +39,6 @@ def _json(simulation: Simulation) -> str:
 _DRAWN: Mapping[str, Callable[[Simulation], str]] = {"json": _json, **render.RENDERERS}
 
 FORMATS = ("csv", *_DRAWN)
-
-#: The passes by their short names.
-_LOWERINGS: Mapping[str, Callable[..., Program]] = {
-    name.removeprefix("add-"): lowering for name, lowering in PASSES.items()
-}
 
 _STAGE = re.compile(r"\d+")
 
@@ -67,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         child.add_argument(
             "--lower", default="", metavar="PASS,…",
-            help=f"what is added for the ranks to run it, in this order, each lane a process: {', '.join(_LOWERINGS)}",
+            help=f"what is added for the ranks to run it, in this order, each lane a process: {', '.join(PASSES)}",
         )  # fmt: skip
         child.add_argument("--format", choices=FORMATS, default="grid", help="default: grid")
 
@@ -107,11 +103,11 @@ def run(flags: argparse.Namespace) -> str:
 def _lowered(program: Program, names: str) -> Program:
     """The program after the passes ``sends,reduce-grad,…``."""
     home = {lane: process for process, lane in enumerate(program.lanes)}
+    home |= {reduce_lane(process): process for process in range(len(home))}
     for name in filter(None, names.split(",")):
-        if name not in _LOWERINGS:
-            raise InputError(f"--lower: unknown pass {name!r}; there are {', '.join(_LOWERINGS)}")
-        needs = {"recompute": [stage.number for stage in program.stages], "sends": home, "defer-receives": home}
-        program = _LOWERINGS[name](program, *([needs[name]] if name in needs else []))
+        if name not in PASSES:
+            raise InputError(f"--lower: unknown pass {name!r}; there are {', '.join(PASSES)}")
+        program = PASSES[name](program, home)
     return program
 
 

@@ -63,7 +63,7 @@ def test_there_are_golden_tables() -> None:
         ("schedule prefetch --prefetch-depth 0", "prefetch_depth must be at least 1, got 0"),
         ("schedule prefetch --format pdf", "invalid choice: 'pdf'"),
         ("schedule prefetch --depth 3", "unrecognized arguments: --depth 3"),
-        ("schedule prefetch --cost X_FETCH=1", "unknown op 'X_FETCH'"),
+        ("schedule prefetch --cost FETCH=1", "unknown op 'FETCH'"),
         ("schedule prefetch --cost F", "expected F=NUMBER"),
         ("schedule prefetch --cost F=-1", "at least 0"),
         ("schedule prefetch --cost F=nan", "at least 0"),
@@ -189,9 +189,11 @@ def test_a_lowered_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out == (
-        "#resource=rank0,rank1\n"
-        "0F0,0SENDX_F0:1,0F1,0SENDX_F1:1,0RECVX_B0:1,0B0,0RECVX_B1:1,0B1,0REDUCE_GRAD0,0OPT0\n"
-        "1RECVX_F0:0,1F0,1B0,1SENDX_B0:0,1RECVX_F1:0,1F1,1B1,1SENDX_B1:0,1REDUCE_GRAD0,1OPT0\n"
+        "#resource=rank0,rank1,reduce0,reduce1\n"
+        "0F0,0SENDX_F0:1,0F1,0SENDX_F1:1,0RECVX_B0:1,0B0,0RECVX_B1:1,0B1,0OPT0\n"
+        "1RECVX_F0:0,1F0,1B0,1SENDX_B0:0,1RECVX_F1:0,1F1,1B1,1SENDX_B1:0,1OPT0\n"
+        "0REDUCE_GRAD0\n"
+        "1REDUCE_GRAD0\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
@@ -38,6 +39,23 @@ def torch_rows(name: str, ranks: int, micro: int, *, comms: bool = False) -> dic
 def torch_text(rows: dict[int, list[Any]]) -> str:
     """As PyTorch writes it to a file."""
     return "".join(",".join("" if cell is None else str(cell) for cell in row) + "\n" for row in rows.values())
+
+
+def with_torch_reductions(program: Program) -> Program:
+    """REDUCE_GRAD without an index behind the last gradient of each stage, as PyTorch's lowering places it."""
+    lowered: dict[str, tuple[Action, ...]] = {}
+    for lane, actions in program.lanes.items():
+        row: list[Action] = []
+        for place, action in enumerate(actions):
+            row.append(action)
+            later = {atom.stage for cell in actions[place + 1 :] for atom in cell.atoms if atom.op in ("B", "W")}
+            row += [
+                Action(atom.stage, "REDUCE_GRAD")
+                for atom in action.atoms
+                if atom.op in ("B", "W") and atom.stage not in later
+            ]
+        lowered[lane] = tuple(row)
+    return dataclasses.replace(program, lanes=lowered)
 
 
 @st.composite

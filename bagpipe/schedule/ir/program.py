@@ -70,12 +70,19 @@ class Stage:
     Attributes:
         number: as in the actions' text.
         name: for people.
-        micro_per_batch: into how many micro-batches the stage splits a batch.
+        micro_per_batch: micro-batches per batch.
+        shares: number of the stage whose parameters this one uses; None: it has its own.
     """
 
     number: int
     name: str = ""
     micro_per_batch: int = 1
+    shares: int | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of the stage whose parameters this one uses."""
+        return self.number if self.shares is None else self.shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,9 @@ def add_sends(
         pass
     if not all(done):
         graph.order()  # spells the cycle
-    return dataclasses.replace(program, lanes={lane: tuple(actions) for lane, actions in lowered.items()})
+    # X_EMBED comes before the first RECV: it announces the batch to its lane.
+    ordered = {lane: sorted(row, key=lambda action: action.op != "X_EMBED") for lane, row in lowered.items()}
+    return dataclasses.replace(program, lanes={lane: tuple(row) for lane, row in ordered.items()})
 
 
 def _links(program: Program, home: Mapping[str, int], torch_names: bool) -> dict[tuple[OpKey, int], list[_Link]]:

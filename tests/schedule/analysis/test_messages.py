@@ -8,7 +8,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.messages import misplaced_messages, unmatched_pairs, unmatched_tags
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.lowering.passes import add_sends
+from bagpipe.schedule.lowering.sends import add_sends
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes
 

@@ -11,7 +11,7 @@ from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.lowering.passes import add_sends
+from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
 

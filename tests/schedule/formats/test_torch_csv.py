@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from unittest import mock
 
@@ -13,10 +14,12 @@ from bagpipe.schedule.formats.torch_csv import from_torch, table_schedule, to_to
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.program import Edge, Program, Stage
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program
-from bagpipe.schedule.lowering import passes as lower
+from bagpipe.schedule.lowering.optimizer import add_optimizer
+from bagpipe.schedule.lowering.rewrite import add_unshard_reshard
+from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import dense, rows
-from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
+from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text, with_torch_reductions
 
 #: Our schedules that are a chain of stages, each on one rank.
 LINEAR = [name for name, schedule in DENSE_SCHEDULES.items() if schedule.num_pipes == 1]
@@ -52,8 +55,8 @@ def test_torch_loads_lowers_and_dumps_what_we_export(name: str, tmp_path: Path) 
     theirs = runtime(ranks, stages, micro)
     theirs._load_csv(str(path))
     theirs._dump_csv(str(path), format="compute_comms")
-    ours = lower.add_reduce_grad(lower.add_unshard_reshard(program), torch_form=True)
-    ours = lower.add_sends(ours, {lane: rank for rank, lane in enumerate(program.lanes)}, torch_names=True)
+    ours = with_torch_reductions(add_unshard_reshard(program))
+    ours = add_sends(ours, {lane: rank for rank, lane in enumerate(program.lanes)}, torch_names=True)
     text = path.read_text(encoding="utf-8")
     assert text.splitlines() == rows(ours)
     assert from_torch(text, num_stages=stages, microbatches=micro) == ours
@@ -113,7 +116,7 @@ def diamond() -> Program:
     ("program", "complaint"),
     [
         (dense("chimera", 2, 4), "1F0~1 has a name or suffix that it does not know"),
-        (lower.add_optimizer(dense("1f1b", 2, 2)), "0OPT0 has a name or suffix"),
+        (add_optimizer(dense("1f1b", 2, 2), {"rank0": 0, "rank1": 1}), "0OPT0 has a name or suffix"),
         (Program(lanes=lanes(a="0F0", b="0B0")), "0B0 is on b, others of its stage on a"),
         (diamond(), "edge 0-2 is no part of a chain"),
         (Program(lanes=lanes(a="0F0 0B0", b="1F0 1B0")), "edge 0-1 is missing in a chain"),
@@ -138,7 +141,8 @@ def test_an_invalid_program_is_not_exported() -> None:
 
 
 def test_weight_actions_lose_their_index() -> None:
-    program = lower.add_reduce_grad(dense("gpipe", 2, 1))
+    plain = dense("gpipe", 2, 1)
+    program = dataclasses.replace(plain, lanes=lanes(a="0F0 0B0 0REDUCE_GRAD0", b="1F0 1B0 1REDUCE_GRAD0"))
     assert to_torch(program) == "0F0,0B0,0REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD\n"
     check(program)
 

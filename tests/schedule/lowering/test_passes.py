@@ -1,135 +1,43 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from torch.distributed.pipelining import schedules as torch_schedules
 
-from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.formats.torch_csv import torch_cells
-from bagpipe.schedule.ir.program import Program, Stage
-from bagpipe.schedule.ir.stage_graph import chain, dense_program
-from bagpipe.schedule.lowering.passes import (
-    PASSES,
-    add_optimizer,
-    add_recompute,
-    add_reduce_grad,
-    add_sends,
-    add_unshard_reshard,
-    flatten_pipes,
-    merge_input_weight,
-)
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.lowering.optimizer import reduce_lane
+from bagpipe.schedule.lowering.passes import PASSES
+from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from tests.schedule.dense import dense, rows
-from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
+from tests.schedule.dense import dense
 
 
-def torch_program(name: str, ranks: int, micro: int) -> Program:
-    cells = torch_cells(torch_text(torch_rows(name, ranks, micro)))
-    compute = [[cell for cell in row if cell and cell.op != "REDUCE_GRAD"] for row in cells.values()]
-    return dense_program(chain(ranks * TORCH[name], micro), compute)
-
-
-def torch_compute(name: str, ranks: int, micro: int) -> dict[int, list[object]]:
-    table = torch_rows(name, ranks, micro)
-    return {rank: [cell for cell in row if "REDUCE_GRAD" not in str(cell)] for rank, row in table.items()}
-
-
-@pytest.mark.parametrize("name", TORCH)
-@pytest.mark.parametrize(("ranks", "micro"), TORCH_SIZES)
-def test_passes_do_what_torch_s_do(name: str, ranks: int, micro: int) -> None:
-    program, table = torch_program(name, ranks, micro), torch_compute(name, ranks, micro)
-    for ours, theirs in (
-        (merge_input_weight(program), lambda row: torch_schedules._merge_bw(row)),
-        (add_unshard_reshard(program), lambda row: torch_schedules._add_unshard_reshard(row)),
-        (add_unshard_reshard(program, 1), lambda row: torch_schedules._add_unshard_reshard(row, 1)),
-        (add_reduce_grad(program, torch_form=True), lambda row: torch_schedules._add_reduce_grad(row, micro)),
-    ):
-        assert rows(ours) == torch_text({rank: theirs(list(row)) for rank, row in table.items()}).splitlines()
-        check(ours)
-
-
-# PyTorch lowers schedules of several stages per rank only.
-@pytest.mark.parametrize("name", [name for name in TORCH if TORCH[name] > 1])
-def test_all_passes_together_are_torch_s_lowering(name: str) -> None:
-    ranks, micro = 4, 8
-    program = add_reduce_grad(add_unshard_reshard(torch_program(name, ranks, micro)), torch_form=True)
-    lowered = add_sends(program, {lane: rank for rank, lane in enumerate(program.lanes)}, torch_names=True)
-    assert rows(lowered) == torch_text(torch_rows(name, ranks, micro, comms=True)).splitlines()
-
-
-def test_merge_keeps_halves_that_are_apart() -> None:
-    program = Program(
-        lanes=lanes(a="0F0 0F1 0F2 0I0 0I1 0W0 0I2 0W2 0W1"), stages=(Stage(number=0, micro_per_batch=3),)
-    )
-    assert rows(merge_input_weight(program)) == ["0F0,0F1,0F2,0I0,0I1,0W0,0B2,0W1"]
-
-
-def test_unshard_holds_so_many_stages_at_most() -> None:
-    lowered = add_unshard_reshard(dense("interleaved", 1, 2, 4), 2)
-    held: set[int] = set()
-    for action in lowered.lanes["rank0"]:
-        if action.op == "UNSHARD":
-            held.add(action.stage)
-        elif action.op == "RESHARD":
-            held.remove(action.stage)
-        else:
-            assert action.stage in held
-        assert len(held) <= 2
-    assert not held
-    with pytest.raises(ScheduleError, match="active stages must be at least 1, got 0"):
-        add_unshard_reshard(lowered, 0)
-
-
-def test_reduce_and_optimizer_follow_the_last_gradient() -> None:
-    program = dense("zb-h1", 2, 2)
-    both = add_optimizer(add_reduce_grad(program))
-    assert rows(both) == [
-        "0F0,0F1,0I0,0W0,0I1,0W1,0REDUCE_GRAD0,0OPT0",
-        "1F0,1I0,1F1,1I1,1W0,1W1,1REDUCE_GRAD0,1OPT0",
-    ]
-    check(both)
-    assert {edge.text for edge in set(both.edges) - set(program.edges)} == {
-        "0REDUCE_GRAD(b) <- 0W(b)",
-        "0OPT(b) <- 0REDUCE_GRAD(b)",
-        "1REDUCE_GRAD(b) <- 1W(b)",
-        "1OPT(b) <- 1REDUCE_GRAD(b)",
-    }
-    assert rows(add_optimizer(program, [1]))[0] == rows(program)[0]
-    assert rows(add_optimizer(program))[1] == "1F0,1I0,1F1,1I1,1W0,1W1,1OPT0"
-    check(add_optimizer(program))
-
-
-def test_reduce_is_once_per_batch() -> None:
-    program = Program(lanes=lanes(a="0F0 0F1 0B0 0F2 0B1 0F3 0B3 0B2"), stages=(Stage(number=0, micro_per_batch=2),))
-    assert rows(add_reduce_grad(program)) == [
-        "0F0,0F1,0B0,0F2,0B1,0REDUCE_GRAD0,0F3,0B3,0B2,0REDUCE_GRAD1"
-    ]  # fmt: skip
-
-
-def test_recomputation_comes_right_before_its_backward() -> None:
-    program = add_recompute(dense("dualpipe-v", 2, 4), [0, 3])
-    assert "3REC1,(0F3;3B1)OVERLAP_F_B,0REC0,(3F2;0B0)OVERLAP_F_B" in rows(program)[0]
-    assert "REC" not in rows(program)[1]
-    check(program)
-
-
-def test_flat_pipes_are_stages_of_their_own() -> None:
-    flat = flatten_pipes(dense("chimera", 2, 4))
-    assert rows(flat) == ["0F0,3F0,3B0,0B0,0F1,3F1,3B1,0B1", "2F0,1F0,1B0,2B0,2F1,1F1,1B1,2B1"]
-    assert [(stage.number, stage.micro_per_batch) for stage in flat.stages] == [(n, 2) for n in range(4)]
-    assert "3F(b) <- 2F(b)" in [edge.text for edge in flat.edges]
-    check(flat)
-    with pytest.raises(ScheduleError, match=r"expected stages 0 to 1, got \[0, 2\]"):
-        flatten_pipes(Program(lanes=lanes(a="0F0 2F0")))
+def lower(program: Program, passes: Sequence[str]) -> Program:
+    """The passes with every lane a process, as the command line applies them."""
+    home = {lane: process for process, lane in enumerate(program.lanes)}
+    home |= {reduce_lane(process): process for process in range(len(home))}
+    for name in passes:
+        program = PASSES[name](program, home)
+    return program
 
 
 @pytest.mark.parametrize("name", DENSE_SCHEDULES)
-def test_every_schedule_can_be_lowered(name: str) -> None:
-    program = flatten_pipes(dense(name, 4, 8))
-    home = {lane: rank for rank, lane in enumerate(program.lanes)}
-    for stages in ((), range(8)):
-        lowered = PASSES["add-recompute"](program, [s for s in stages if s < len(program.stages)])
-        for step in ("add-reduce-grad", "add-optimizer"):
-            lowered = PASSES[step](lowered)
-        lowered = PASSES["defer-receives"](PASSES["add-sends"](lowered, home), home)
-        check(lowered)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_schedule_can_be_lowered(name: str, recompute: bool) -> None:
+    passes = ["flatten-pipes", *(["recompute"] if recompute else []), "reduce-grad", "optimizer", "sends"]
+    check(lower(dense(name, 4, 8), [*passes, "defer-receives"]))
+
+
+@pytest.mark.parametrize("name", DENSE_SCHEDULES)
+def test_the_passes_make_the_program_that_is_trained(name: str) -> None:
+    program, stages = dense(name, 4, 16), 4 * DENSE_SCHEDULES[name].chunks
+    lowered = lower(program, ["recompute", "flatten-pipes", "embedding", "reduce-grad", "optimizer", "sends"])
+    step = step_program(
+        chain(stages, 16), [(0, True), (stages - 1, False)], name, num_processes=4, replicas=2, recompute=True
+    )
+    trained = {lane.replace("compute", "rank"): actions for lane, actions in step.program.lanes.items()}
+    assert lowered.lanes == trained
+    assert set(lowered.edges) == set(step.program.edges)
+    assert lowered.stages == step.program.stages

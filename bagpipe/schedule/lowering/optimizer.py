@@ -1,0 +1,111 @@
+"""Passes for gradients and the dense optimizer: REDUCE_GRAD and OPT, once per batch, process and set of parameters.
+
+    compute lane   … B  B  X_EMBED_GRAD  OPT        OPT comes after the lane's last action of the batch
+    reduce lane    …          REDUCE_GRAD           in stage order, so that all processes reduce in the same order
+
+Stages of one process with the same parameters (`Stage.shares`: two pipes) take one REDUCE_GRAD and one OPT, those of
+the first of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.program import Edge, OpKey, Program, Resource
+
+__all__ = ["add_optimizer", "add_reduce_grad", "reduce_lane"]
+
+
+def reduce_lane(process: int) -> str:
+    """Name of the lane with a process's REDUCE_GRADs."""
+    return f"reduce{process}"
+
+
+def add_reduce_grad(program: Program, home: Mapping[str, int]) -> Program:
+    """A REDUCE_GRAD per batch, process and set of parameters, on a lane of its own per process.
+
+    Args:
+        program: a program with backwards.
+        home: lane -> the process that runs it.
+    """
+    lanes, edges = dict(program.lanes), list(program.edges)
+    resources = list(program.resources)
+    for holders in _holders(program, home):
+        first, name = holders[0], reduce_lane(home[holders[0].lane])
+        if name not in lanes:
+            resources.append(Resource(name=name, kind="copy"))
+        for batch in range(program.num_batches()):
+            action = Action(first.stage, "REDUCE_GRAD", batch, pipe=first.pipe)
+            lanes[name] = (*lanes.get(name, ()), action)
+        edges += [
+            Edge(src="W", src_stage=stage, dst="REDUCE_GRAD", dst_stage=first.stage) for stage in _numbers(holders)
+        ]
+    lanes |= {name: tuple(sorted(row, key=_batch)) for name, row in lanes.items() if name not in program.lanes}
+    return dataclasses.replace(program, lanes=lanes, edges=tuple(edges), resources=tuple(resources))
+
+
+def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
+    """An OPT per batch, process and set of parameters, after its REDUCE_GRAD if there is one.
+
+    Args:
+        program: a program with backwards.
+        home: lane -> the process that runs it.
+    """
+    reduced = {(atom.stage, atom.pipe) for atom in program.atoms() if atom.op == "REDUCE_GRAD"}
+    lanes, edges = dict(program.lanes), list(program.edges)
+    for holders in _holders(program, home):
+        first = holders[0]
+        for batch in range(program.num_batches()):
+            action = Action(first.stage, "OPT", batch, pipe=first.pipe)
+            lanes[first.lane] = _after_batch(program, lanes[first.lane], action)
+        sources: list[OpKey] = [(stage, "W") for stage in _numbers(holders)]
+        if (first.stage, first.pipe) in reduced:
+            sources = [(first.stage, "REDUCE_GRAD")]
+        edges += [Edge(src=op, src_stage=stage, dst="OPT", dst_stage=first.stage) for stage, op in sources]
+        for stage in _numbers(holders)[1:]:  # on another lane, with the same parameters
+            edges.append(Edge(src="OPT", src_stage=first.stage, dst="F", dst_stage=stage, delay=1))
+    return dataclasses.replace(program, lanes=lanes, edges=tuple(edges))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class _Holder:
+    """A trained stage of a pipe and the lane of its backwards."""
+
+    pipe: int
+    stage: int
+    lane: str
+
+
+def _holders(program: Program, home: Mapping[str, int]) -> list[list[_Holder]]:
+    """Trained stages with the same parameters in the same process; sorted by process, then by parameters."""
+    parameters = {stage.number: stage.parameters for stage in program.stages}
+    found: dict[tuple[int, int], set[_Holder]] = {}
+    for lane, actions in program.lanes.items():
+        for atom in (atom for action in actions for atom in action.atoms):
+            if OPS[atom.op].role in ("backward", "weight_grad"):
+                key = home[lane], parameters.get(atom.stage, atom.stage)
+                found.setdefault(key, set()).add(_Holder(atom.pipe, atom.stage, lane))
+    return [sorted(found[key]) for key in sorted(found)]
+
+
+def _numbers(holders: list[_Holder]) -> list[int]:
+    return list(dict.fromkeys(holder.stage for holder in holders))
+
+
+def _after_batch(program: Program, row: tuple[Action, ...], action: Action) -> tuple[Action, ...]:
+    """The row with `action` after its last action of the same batch."""
+    last = max(
+        place
+        for place, cell in enumerate(row)
+        for atom in cell.atoms
+        if atom.index is not None
+        and atom.index // program.units_per_batch((atom.stage, atom.op), atom.peer) == action.index
+    )
+    return (*row[: last + 1], action, *row[last + 1 :])
+
+
+def _batch(action: Action) -> int:
+    return action.index or 0
