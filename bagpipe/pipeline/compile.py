@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from bagpipe.errors import ScheduleError
 from bagpipe.pipeline.interpret import Handler, find_handler
-from bagpipe.schedule.analysis.check import check_loop
+from bagpipe.schedule.analysis.check import RUNNER_RULES, check_loop
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Hazards, Resource
 
@@ -99,7 +99,7 @@ def compile_loop(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) 
     Raises:
         ScheduleError: the loop is invalid; a handler or hazard is missing, or given and not in the loop.
     """
-    check_loop(loop)
+    check_loop(loop, RUNNER_RULES)
     _check_names(loop, handlers, hazards)
     compiler = _Compiler(loop)
     steps: dict[str, list[Step]] = {lane: [] for lane in loop.lanes}

@@ -1,10 +1,9 @@
-"""What stages and operators cost on this machine: seconds of F, B, I and W, bytes kept and bytes sent.
+"""`operator_graph`: measured costs of a model's operators: seconds of forward and backward, bytes kept and sent.
 
-    StagedModel ──its runtime in one thread, random inputs──> stage_costs: {"0F": seconds, …} for the simulator
-    ModelParts ──every operator alone, in several sizes──> operator_graph: straight lines for the partitioner
+    ModelParts ──every operator alone, in several sizes──> OperatorGraph: a straight line per operator
 
-Costs are medians of warm repeats. No store and no rows: the embedding stage gives random tensors. Modules are copied
-before they are measured, so neither gradients nor buffers of the model change; random numbers are put back.
+Costs are medians after warm-up, on random inputs. Modules are copied, so gradients and buffers of the model do not
+change; the state of the random generators is restored.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,134 +20,16 @@ from torch.nn import functional
 
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
-from bagpipe.pipeline.interpret import Handler, interpret
 from bagpipe.pipeline.stage.backward import Graph, backward
-from bagpipe.pipeline.stage.instance import LossSum
-from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
-from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.program import Program
-from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
-from bagpipe.schedule.lowering.step import step_program
-from bagpipe.schedule.registry import DenseSchedule
 from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
-from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["operator_graph", "stage_costs"]
+__all__ = ["operator_graph"]
 
 #: Repeats that are not counted: allocators, thread pools and kernels' own choices settle in them.
 WARM_REPEATS = 3
-
-#: Micro-batches of a measured batch: the first sets gradients, the others add to them, as most of a real batch do.
-MICROBATCHES = 4
-
-
-def stage_costs(
-    staged: StagedModel, microbatch_examples: int, *, repeats: int = 20, loss: LossSum | None = None
-) -> dict[str, float]:
-    """Seconds by stage and op, as `simulate` takes them: ``0F``, ``0B``, ``0I``, ``0W``, ``1F`` …
-
-    The actions are the runtime's own, with all they copy and look up, run one after the other in this thread. Messages
-    between processes are not among them.
-
-    Args:
-        staged: the model, in the mode it trains in.
-        microbatch_examples: examples of a micro-batch.
-        repeats: batches of four micro-batches that are counted.
-        loss: of a head; default: binary cross entropy on logits.
-
-    Raises:
-        InputError: a number below 1.
-    """
-    _check_counts(microbatch_examples, repeats)
-    costs: dict[str, float] = {}
-    with _random_numbers_kept(device_of(staged.model)):
-        trial = _without_rows(staged, microbatch_examples * MICROBATCHES)
-        for backwards in (("B",), ("I", "W")):
-            taken = _action_times(trial, backwards, microbatch_examples, repeats, loss or _binary_cross_entropy)
-            costs |= {key: statistics.median(seconds) for key, seconds in taken.items() if key not in costs}
-    return dict(sorted(costs.items(), key=lambda item: (int(item[0][:-1]), "FBIW".index(item[0][-1]))))
-
-
-def _action_times(
-    staged: StagedModel, backwards: Sequence[str], microbatch_examples: int, repeats: int, loss: LossSum
-) -> dict[str, list[float]]:
-    """Seconds of every action of every counted batch, by stage and op."""
-    device, num_examples = device_of(staged.model), microbatch_examples * MICROBATCHES
-    dtype = next(value.dtype for value in staged.values if value.dtype.is_floating_point)
-    labels = torch.rand(num_examples, device=device).round().to(dtype)
-    inputs = ModelInputs(dense=labels, sparse=None, labels=labels)
-    batch = StageBatch(inputs=inputs, num_examples=num_examples, num_global_examples=num_examples)
-    step = step_program(staged.graph(MICROBATCHES), staged.embedding_edges, _serial(backwards))
-    runtime = StageRuntime(
-        staged,
-        step,
-        process=0,
-        links=None,
-        batch=lambda number: batch,
-        loss=loss,
-        dtype=dtype,
-        device=device,
-        seed=0,
-    )
-    taken: dict[str, list[float]] = {}
-
-    def timed(handler: Handler, seconds: list[float], index: int) -> None:
-        start_s = _now_s(device)
-        handler(index)
-        seconds.append(_now_s(device) - start_s)
-
-    source = step.embedding_stages[0].number
-    handlers: dict[str, Handler] = {
-        text: partial(timed, handler, taken.setdefault(text, [])) for text, handler in runtime.handlers().items()
-    }
-    handlers[f"{source}X_EMBED"] = partial(runtime.pool, source)
-    handlers[f"{source}X_EMBED_GRAD"] = partial(runtime.unpool, source)
-    handlers["OPT"] = lambda index: None
-    with torch.enable_grad():
-        for _ in range(WARM_REPEATS + repeats):
-            interpret(step.program, handlers)
-    return {text: seconds[WARM_REPEATS * MICROBATCHES :] for text, seconds in taken.items()}
-
-
-def _serial(backwards: Sequence[str]) -> DenseSchedule:
-    """All stages in one lane, one micro-batch after the other."""
-
-    def build(graph: StageGraph, chunks: int) -> Program:
-        row = []
-        for unit in range(graph.microbatches):
-            row += [Action(stage, "F", unit) for stage in graph.order]
-            row += [Action(stage, op, unit) for stage in reversed(graph.order) for op in backwards]
-        return dense_program(graph, [row])
-
-    return DenseSchedule(name="serial", summary="for measuring", builder=build, linear=False, ranks=1)
-
-
-class _RandomSource(nn.Module):
-    """Gives the same random values for every batch."""
-
-    def __init__(self, values: Sequence[StageValue], num_examples: int, device: torch.device) -> None:
-        super().__init__()
-        self.wants_grad = [value.wants_grad for value in values]
-        self.tensors = [_random(value, num_examples, device) for value in values]
-
-    def forward(self, dense: Tensor, sparse: object) -> tuple[Tensor, ...]:
-        pairs = zip(self.tensors, self.wants_grad, strict=True)
-        return tuple(tensor.detach().requires_grad_(wanted) for tensor, wanted in pairs)
-
-
-def _without_rows(staged: StagedModel, num_examples: int) -> StagedModel:
-    """The stages, copied, behind an embedding stage that looks nothing up."""
-    modules = copy.deepcopy(nn.ModuleList(stage.module for stage in staged.stages))
-    values = [staged.values[n] for n in staged.embedding_values]
-    return StagedModel(
-        model=modules,
-        embedding=_RandomSource(values, num_examples, device_of(staged.model)),
-        stages=tuple(replace(stage, module=module) for stage, module in zip(staged.stages, modules, strict=True)),
-        values=staged.values,
-    )
 
 
 def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), repeats: int = 10) -> OperatorGraph:

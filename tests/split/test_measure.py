@@ -5,32 +5,19 @@ import torch
 
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost
-from bagpipe.schedule.analysis.simulate import simulate
-from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.stage_graph import dense_program
 from bagpipe.split import measure
-from bagpipe.split.measure import operator_graph, stage_costs
-from bagpipe.split.split import find_dense_parts, split
+from bagpipe.split.measure import operator_graph
+from bagpipe.split.split import find_dense_parts
 from tests.split.test_split import TwoHeads
 from tests.split.whole_models import NUM_DENSE, library_model
 
 
-def test_costs_are_those_the_simulator_takes() -> None:
-    staged = split(library_model("dlrm"), stages=2, num_dense=NUM_DENSE, dtype=torch.float64)
-    costs = stage_costs(staged, 4, repeats=2)
-    assert set(costs) == {f"{stage}{op}" for stage in range(2) for op in "FBIW"}
-    assert all(seconds > 0 for seconds in costs.values())
-    rows = [[parse(text) for text in row] for row in (("0F0", "0B0"), ("1F0", "1B0"))]
-    program = dense_program(staged.graph(1), rows)
-    assert simulate(program, costs).makespan == pytest.approx(sum(costs[key] for key in ("0F", "1F", "1B", "0B")))
-
-
 def test_measuring_changes_nothing() -> None:
     model = TwoHeads()
-    staged = split(model, stages={"trunk": 0, "click": 1, "buy": 2}, num_dense=2, dtype=torch.float32)
+    parts = find_dense_parts(model, num_dense=2, dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    stage_costs(staged, 3, repeats=1)
+    operator_graph(parts, examples=(2, 3), repeats=1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -75,8 +62,7 @@ def test_sizes_that_show_nothing_are_refused() -> None:
     parts = find_dense_parts(TwoHeads(), num_dense=2, dtype=torch.float32)
     with pytest.raises(InputError, match=r"at least two sizes of a micro-batch to measure, got \[4, 4\]"):
         operator_graph(parts, examples=(4, 4))
-    staged = split(TwoHeads(), stages=1, num_dense=2, dtype=torch.float32)
-    with pytest.raises(InputError, match=r"at least 1 example and 1 repeat to measure, got \[0, 20\]"):
-        stage_costs(staged, 0)
+    with pytest.raises(InputError, match=r"at least 1 example and 1 repeat to measure, got \[0, 1, 10\]"):
+        operator_graph(parts, examples=(0, 1))
     with pytest.raises(InputError, match=r"at least 1 example and 1 repeat to measure, got \[1, 2, 0\]"):
         operator_graph(parts, examples=(1, 2), repeats=0)

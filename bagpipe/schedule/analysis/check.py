@@ -1,19 +1,20 @@
-"""Whether a program is valid: all its rules, no deadlock, enough memory.
+"""Validity of programs and loops: rules, deadlock, memory. Raises ScheduleError with the first complaint.
 
-    check(program)     runs every rule of RULES and asks for a topological order, raises at the first complaint
-    check_loop(loop)   the same on enough unrolled batches, and the rules of LOOP_RULES, exact for any number of batches
+    check(program)     every rule of RULES, a topological order, the memory budget
+    check_loop(loop)   RULES on two unrolled batches; LOOP_RULES, which hold for any number of batches
 
-A loop deadlocks if and only if some cycle of its dependencies carries no delay: then an action waits for itself, now
-or in a later turn. (Commoner et al. 1971, marked graphs: live iff every cycle holds a token.)
+A loop deadlocks exactly if a cycle of its dependencies carries no delay: an action then waits for itself. (Commoner et
+al. 1971, marked graphs: live iff every cycle holds a token.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from bagpipe.errors import ScheduleError
+from bagpipe.schedule.analysis.cycles import delay_free_cycle
 from bagpipe.schedule.analysis.memory import Memory, memory_problems
-from bagpipe.schedule.analysis.period import delay_free_cycle
 from bagpipe.schedule.analysis.rules import RULES, Rule
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.graph import Graph
@@ -21,11 +22,11 @@ from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Hazards, Program
 
-__all__ = ["LOOP_RULES", "RULES", "Rule", "check", "check_loop", "in_flight", "problems"]
+__all__ = ["LOOP_RULES", "RULES", "RUNNER_RULES", "Rule", "check", "check_loop", "in_flight", "problems"]
 
 
 def problems(program: Program, rules: Sequence[Rule[Program]] = RULES) -> list[str]:
-    """Everything the rules find, as ``rule: complaint``; empty if the program is valid but for deadlock."""
+    """All complaints of the rules, as ``rule: complaint``. Deadlock is not among the rules."""
     return [f"{rule.name}: {complaint}" for rule in rules for complaint in rule.complaints(program)]
 
 
@@ -40,9 +41,9 @@ def check(
 
     Args:
         program: the program.
-        hazards: what the plan says, if there is one; see `Graph`.
-        memory: what stages hold and lanes have; None: not asked.
-        tagged: the transport tells messages by tag, so only those of one edge must keep their order.
+        hazards: the plan's hazards; see `Graph`.
+        memory: bytes that stages hold and lanes have; None: no check.
+        tagged: the transport matches messages by tag, so only messages of one edge must keep their order.
 
     Raises:
         ScheduleError: the first complaint.
@@ -62,27 +63,29 @@ def _live(loop: Loop) -> Iterator[str]:
 
 
 def _follows_source(loop: Loop) -> Iterator[str]:
-    """Every op of batch b runs after the source took batch b, or a lane would run past the end of the data."""
+    """Every op of batch b runs after the source took batch b. Otherwise a lane would run past the end of the data.
+
+    ``behind[n]`` is how many batches template n can be ahead of the source: the shortest path from it.
+    """
     templates = loop.templates
-    reached = {number for number, (_, template) in enumerate(templates) if template.key == loop.source}
-    if len(reached) != 1:
-        yield f"source {loop.source[0]}{loop.source[1]} must be performed once per batch, found {len(reached)}"
+    source = f"source {loop.source[0]}{loop.source[1]}"
+    behind = {n: 0 for n, (_, template) in enumerate(templates) if template.key == loop.source and template.unit == 0}
+    if len(behind) != 1:
+        yield f"{source} must be performed once per batch, found {len(behind)}"
         return
     dependencies = loop.dependencies()
-    while True:
-        more = {d.dst for d in dependencies if d.src in reached and _covers(loop, d.src, d.dst, d.turns)} - reached
-        if not more:
-            break
-        reached |= more
+    changed = True
+    while changed:
+        changed = False
+        for d in dependencies:
+            if d.src in behind:
+                ahead = behind[d.src] + templates[d.dst][1].offset - templates[d.src][1].offset + d.turns
+                if ahead < behind.get(d.dst, math.inf):
+                    behind[d.dst], changed = ahead, True
     for number, (lane, template) in enumerate(templates):
-        if number not in reached:
-            yield f"lane {lane}: {template.text} does not depend on source {loop.source[0]}{loop.source[1]}"
+        if behind.get(number, 1) > 0:
+            yield f"lane {lane}: {template.text} does not depend on {source}"
             return
-
-
-def _covers(loop: Loop, src: int, dst: int, turns: int) -> bool:
-    """Whether dst of batch b waits for src of batch b or a later one (ops finish batches in order)."""
-    return loop.templates[dst][1].offset - loop.templates[src][1].offset + turns <= 0
 
 
 def _has_sink(loop: Loop) -> Iterator[str]:
@@ -90,35 +93,51 @@ def _has_sink(loop: Loop) -> Iterator[str]:
         yield f"sink {loop.sink[0]}{loop.sink[1]} is performed by no lane"
 
 
-def _batches_in_order(loop: Loop) -> Iterator[str]:
-    """An op with several units keeps them in one batch: its progress is then one number."""
+def _one_offset(loop: Loop) -> Iterator[str]:
+    """The units of an op share one offset, so that its progress is a single number of batches."""
     offsets: dict[tuple[int, str], int] = {}
     for _, template in loop.templates:
         if offsets.setdefault(template.key, template.offset) != template.offset:
             yield f"{template.text} has different offsets in its units"
 
 
+def _one_source(loop: Loop) -> Iterator[str]:
+    found = sum(template.key == loop.source for _, template in loop.templates)
+    if found != 1:
+        yield f"source {loop.source[0]}{loop.source[1]} must be performed once per batch, found {found}"
+
+
 LOOP_RULES: tuple[Rule[Loop], ...] = (
     Rule("live", "every cycle of dependencies carries a delay", _live),
-    Rule("offsets", "the units of an op share one offset", _batches_in_order),
     Rule("source", "every op depends on the source of the same batch", _follows_source),
     Rule("sink", "some lane performs the sink", _has_sink),
 )
 
+#: What `bagpipe.pipeline` needs to run a loop.
+RUNNER_RULES: tuple[Rule[Loop], ...] = (
+    *LOOP_RULES,
+    Rule("offsets", "the units of an op share one offset", _one_offset),
+    Rule("source", "the source is performed once per batch", _one_source),
+)
 
-def check_loop(loop: Loop) -> None:
+
+def check_loop(loop: Loop, rules: Sequence[Rule[Loop]] = LOOP_RULES) -> None:
     """Check a loop for any number of batches.
 
-    A loop is one process's share: what it sends is received by others, so sends and receives are not matched here but
-    by `check` of the whole program.
+    A loop is the share of one process, and other processes receive what it sends. Sends and receives are therefore not
+    matched here but by `check` of the whole program.
+
+    Args:
+        loop: the loop.
+        rules: `LOOP_RULES`, or `RUNNER_RULES` for a loop that the runner executes.
 
     Raises:
         ScheduleError: the first complaint.
     """
-    # Two batches show every rule about units and order; delays and deadlock are the exact rules below.
+    # Two batches show every rule about units and order; `rules` are exact for delays and deadlock.
     for complaint in problems(loop.unroll(2), _rules_but("pairs")):
         raise ScheduleError(complaint)
-    for rule in LOOP_RULES:
+    for rule in rules:
         for complaint in rule.complaints(loop):
             raise ScheduleError(f"{rule.name}: {complaint}")
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bagpipe.errors import ScheduleError
-from bagpipe.schedule.analysis.check import check, check_loop, in_flight
+from bagpipe.schedule.analysis.check import RUNNER_RULES, check, check_loop, in_flight
 from bagpipe.schedule.analysis.memory import Memory
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Program, Stage
@@ -48,7 +48,7 @@ def with_edges(*edges: Edge) -> Loop:
 BROKEN_LOOPS = {
     "live: .* without any delay": with_edges(Edge(src="OPT", dst="X_FETCH")),
     "source: lane net-in: 0X_FETCH does not depend": dataclasses.replace(LOOP, edges=LOOP.edges[2:]),
-    "source: source 0X_LOOK must be performed once": dataclasses.replace(LOOP, source=(0, "X_LOOK")),
+    "source: source 0X_PLAN must be performed once": dataclasses.replace(LOOP, source=(0, "X_PLAN")),
     "sink: sink 0X_PUSH_LATE": dataclasses.replace(LOOP, sink=(0, "X_PUSH_LATE")),
     "offsets: 0F has different offsets": Loop(
         lanes={"a": (Template(op="X_READ", offset=1), Template(op="F"), Template(op="F", unit=1, offset=1))},
@@ -62,7 +62,7 @@ BROKEN_LOOPS = {
 @pytest.mark.parametrize(("complaint", "loop"), BROKEN_LOOPS.items(), ids=BROKEN_LOOPS)
 def test_each_loop_rule_names_what_is_wrong(complaint: str, loop: Loop) -> None:
     with pytest.raises(ScheduleError, match=complaint):
-        check_loop(loop)
+        check_loop(loop, RUNNER_RULES)
 
 
 def test_a_share_of_a_pipeline_sends_to_others() -> None:

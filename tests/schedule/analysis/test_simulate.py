@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.memory import Memory
-from bagpipe.schedule.analysis.period import period
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.program import Edge, Program
-from bagpipe.schedule.lowering.passes import add_sends
+from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
+from tests.schedule.period import period
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 

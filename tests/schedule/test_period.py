@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
-from bagpipe.schedule.analysis.period import delay_free_cycle, period
+from bagpipe.schedule.analysis.cycles import delay_free_cycle
 from bagpipe.schedule.ir.program import Edge
 from bagpipe.schedule.prefetch import prefetch
+from tests.schedule.period import period
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 

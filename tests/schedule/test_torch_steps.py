@@ -4,12 +4,13 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from bagpipe.errors import ScheduleError
-from bagpipe.schedule.analysis.torch_steps import torch_steps
 from bagpipe.schedule.formats.torch_csv import torch_cells
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
-from bagpipe.schedule.lowering.passes import add_sends, merge_input_weight
+from bagpipe.schedule.lowering.rewrite import merge_input_weight
+from bagpipe.schedule.lowering.sends import add_sends
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text
+from tests.schedule.torch_steps import torch_steps
 
 TWO_RANKS = {"rank0": 0, "rank1": 1}
 
