@@ -2,8 +2,6 @@
 
     order ──cut into runs──> stage 0 -> stage 1 -> …        what a later stage needs is relayed by every stage between
 
-    PipeDream: the least bottleneck               Alpa: the least sum of the stages + (M - 1) times the bottleneck
-
 Stage number s from the end has s micro-batches in flight. With ``relay=False`` the same runs are stages of a graph:
 tensors go straight to who needs them. All tables are computed for all runs (start, end) at once.
 """
@@ -142,11 +140,11 @@ class ChainSearch:
             end = int(cuts[place][start])
             if end >= 0:
                 devices = int(devices_of[min(place, len(devices_of) - 1)][start, end])
-                stages.append(self._placed(start, end, devices))
+                stages.append(self.placed(start, end, devices))
                 start = end
         return tuple(stages)
 
-    def _placed(self, start: int, end: int, replicas: int) -> Placed:
+    def placed(self, start: int, end: int, replicas: int) -> Placed:
         mask = 0
         for operator in self.order[start:end]:
             mask |= 1 << operator
@@ -158,52 +156,3 @@ class ChainSearch:
         choice = {int(replicas): number for number, replicas in enumerate(self.replicas)}
         runs = zip([0, *ends[:-1]], ends, layout, strict=True)
         return max(float(self.times[choice[stage.replicas], start, end]) for start, end, stage in runs)
-
-    def least_total(self) -> tuple[float, Layout] | None:
-        """Alpa's objective, sum of the stages + (M - 1) times the slowest, in seconds of a step; and the best runs.
-
-        Every bottleneck that occurs is tried in ascending order, until (M - 1) times it is no better than the best.
-        """
-        micro_examples = self.model.batch_examples / self.microbatches
-        best: tuple[float, Layout] | None = None
-        for target in np.unique(self.times[np.isfinite(self.times)]).tolist():
-            if best is not None and self.microbatches * target * micro_examples >= best[0]:
-                break
-            found = self._least_sum(target)
-            if found is not None:
-                layout = found[1]
-                total = (found[0] + (self.microbatches - 1) * self.bottleneck(layout)) * micro_examples
-                if best is None or total < best[0]:
-                    best = total, layout
-        return best
-
-    def _least_sum(self, target: float) -> tuple[float, Layout] | None:
-        """Least sum of stage times with every stage at most `target`: a table over (stages, devices, start)."""
-        size, most = len(self.order), self.model.cluster.devices
-        allowed = np.where((self.times <= target)[None] & self.fits, self.times[None], np.inf)
-        none = np.full((most + 1, size + 1), np.inf)
-        none[:, size] = 0
-        tables, choices = [none], []
-        for place in range(self.max_stages):
-            new, choice = tables[-1].copy(), np.full((most + 1, size + 1, 2), -1)
-            times = allowed[min(place, len(allowed) - 1)]
-            for number, replicas in enumerate(self.replicas.tolist()):
-                for devices in range(replicas, most + 1):
-                    through = times[number] + tables[-1][devices - replicas][None, :]
-                    cut = through.argmin(axis=1)
-                    value = through[np.arange(size), cut]
-                    better = np.flatnonzero(value < new[devices, :size])
-                    new[devices, better] = value[better]
-                    choice[devices, better, 0] = cut[better]
-                    choice[devices, better, 1] = replicas
-            tables.append(new)
-            choices.append(choice)
-        if not np.isfinite(tables[-1][most, 0]):
-            return None
-        stages, start, devices = [], 0, most
-        for choice in reversed(choices):
-            end, replicas = choice[devices, start].tolist()
-            if end >= 0:
-                stages.append(self._placed(start, end, replicas))
-                start, devices = end, devices - replicas
-        return float(tables[-1][most, 0]), tuple(stages)

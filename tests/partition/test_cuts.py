@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.partition.bisect import least_bottleneck
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.cuts import CutSearch, closed_sets
-from bagpipe.partition.exhaustive import best_of_all
+from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers, valid
 
 REPLICAS = st.sampled_from([(1,), (2,), (1, 2, 3, 4, 5)])

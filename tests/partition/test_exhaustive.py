@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.partition.cost import Cluster, CostModel, Placed
-from bagpipe.partition.exhaustive import best_of_all, orderings
+from tests.partition.exhaustive import best_of_all, orderings
 from tests.partition.graphs import graph
 
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, CostModel
-from bagpipe.partition.exhaustive import best_of_all
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.plan import LINEAR_SCHEDULES, make_plan
+from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers
 
 LINKED = Cluster(devices=8, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9, latency_s=1e-5)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bagpipe.partition.bisect import least_bottleneck
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import Cluster, CostModel
-from bagpipe.partition.exhaustive import best_of_all
 from bagpipe.partition.search import find
+from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import models, towers, valid
 
 REPLICAS = st.sampled_from([(1,), (1, 2, 3, 4, 5)])

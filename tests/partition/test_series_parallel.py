@@ -11,8 +11,8 @@ from bagpipe.partition.bisect import Layout, least_bottleneck, probes
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.decompose import decompose
-from bagpipe.partition.exhaustive import best_of_all
 from bagpipe.partition.series_parallel import TreeSearch
+from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers, valid
 
 REPLICAS = st.sampled_from([(1,), (1, 2, 3, 4, 5)])

@@ -270,8 +270,8 @@ def test_hazards_may_use_what_the_source_read() -> None:
 def test_names_must_match() -> None:
     with pytest.raises(ScheduleError, match="no handler for 0OPT"):
         Runner(LOOP, {op: nothing for op in OPS if op != "OPT"}, HAZARDS)
-    with pytest.raises(ScheduleError, match="handler 'X_LOOK' is for no op of the loop"):
-        Runner(LOOP, handlers(X_LOOK=nothing), HAZARDS)
+    with pytest.raises(ScheduleError, match="handler 'X_PLAN' is for no op of the loop"):
+        Runner(LOOP, handlers(X_PLAN=nothing), HAZARDS)
     with pytest.raises(ScheduleError, match=r"expected hazards \['evict_after', 'fetch_after'\], got \[\]"):
         Runner(LOOP, handlers())
 

@@ -92,7 +92,7 @@ def simulate(
     Args:
         program: the program.
         costs: see `costs`.
-        latency: added to every dependency that crosses lanes; `link_time` makes one from bandwidth and bytes.
+        latency: added to every dependency that crosses lanes.
         hazards: what the plan says, if there is one; see `Graph`.
         memory: what stages hold.
 
