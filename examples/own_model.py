@@ -1,4 +1,4 @@
-"""A model of one's own: the factorised pairwise interactions of a factorisation machine, beside a small tower.
+"""A model of your own: a factorisation machine (pairwise interactions) beside a small tower.
 
 python -m trainer --config trainer/configs/synthetic.toml --model.factory examples.own_model:build
 """
@@ -15,7 +15,7 @@ from bagpipe.types.schema import DataSchema
 
 
 class PairwiseModel(nn.Module):
-    """Every torchrec embedding collection in it is served from the cache, every other parameter is dense."""
+    """The cache serves every torchrec embedding collection; all other parameters are dense."""
 
     def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
         super().__init__()
@@ -33,5 +33,5 @@ class PairwiseModel(nn.Module):
 
 
 def build(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The factory; called on every rank."""
+    """The factory. Every rank calls it."""
     return PairwiseModel(schema, config)

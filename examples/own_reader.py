@@ -1,4 +1,4 @@
-"""A reader of one's own: JSON lines such as {"clicked": 1, "price": 3.5, "user": "u17", "tags": ["new", "red"]}.
+"""A reader of your own: JSON lines such as {"clicked": 1, "price": 3.5, "user": "u17", "tags": ["new", "red"]}.
 
 python -m examples.own_reader clicks.jsonl clicks.arrow
 python -m trainer --data.path clicks.arrow --data.format parquet
@@ -27,7 +27,7 @@ SCHEMA = DataSchema(label="clicked", dense=("price",), features=(USER, TAGS), ta
 
 
 def id_of(text: str) -> int:
-    """Any string as an id of 63 bits. Equal strings are equal ids in every run."""
+    """Hash a string to an id of 63 bits, the same in every run."""
     return xxhash.xxh64_intdigest(text.encode()) >> 1
 
 
@@ -35,7 +35,7 @@ def id_of(text: str) -> int:
 class JsonLinesSource:
     files: tuple[str, ...]
     schema: DataSchema = SCHEMA
-    in_processes: bool = True  # Python code: workers pay
+    in_processes: bool = True  # Python code: needs worker processes
     multi_hot: frozenset[str] = frozenset({"tags"})
     layout: str = f"json-lines/{BLOCK_BYTES}"
 

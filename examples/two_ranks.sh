@@ -1,5 +1,5 @@
 #!/bin/sh
-# Two ranks on this machine. Each owns half of the cached rows; results are those of `--cache.rows 0`, bit for bit.
+# Two ranks on this machine. Each has a cache of its own; results equal those of `--cache.rows 0`, bit for bit.
 #   examples/two_ranks.sh --cacher.assign locality --result out.json
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
