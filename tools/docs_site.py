@@ -10,6 +10,7 @@ Folders have no page: a link to one becomes plain text.
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/*/README.md")
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+#: Arrows and lines of a diagram.
+DRAWS = re.compile("──|─>|<─|[│┐└┘├┤]")
 
 #: Folders of the library, one page of the API reference each.
 ROOMS = sorted(path.parent.name for path in (ROOT / "bagpipe").glob("*/__init__.py"))
@@ -55,6 +59,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turn links to folders into text."""
     folder = (ROOT / page.file.src_uri).parent
     return LINK.sub(lambda match: match[1] if (folder / match[2]).is_dir() else match[0], markdown)
+
+
+def indent_diagrams(docstring: str) -> str:
+    """Indent paragraphs that draw, so that Markdown keeps their lines."""
+    paragraphs = docstring.split("\n\n")
+    drawn = [DRAWS.search(text) is not None and not re.search("^ ", text, re.MULTILINE) for text in paragraphs]
+    return "\n\n".join(
+        textwrap.indent(text, "    ") if draws else text for text, draws in zip(paragraphs, drawn, strict=True)
+    )
 
 
 def paths(pattern: str) -> list[str]:

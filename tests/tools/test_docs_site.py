@@ -39,6 +39,11 @@ def test_links_to_folders_become_text(tmp_path, monkeypatch):
     assert text == "a [b](page.md#c) [d](https://e.f)"
 
 
+def test_diagrams_are_indented():
+    text = "Title.\n\na ──> b\nc ──> d\n\nProse.\n\n    x ─> y"
+    assert docs_site.indent_diagrams(text) == "Title.\n\n    a ──> b\n    c ──> d\n\nProse.\n\n    x ─> y"
+
+
 @pytest.mark.parametrize("name", [item.partition("[")[0] for item in make_docs.requirements()])
 def test_what_the_site_needs_is_pinned(name):
     assert f"\n{name}==" in (ROOT / "tools" / "constraints.txt").read_text(encoding="utf-8")
