@@ -43,8 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replace the pages of the docs folder by those of the repository."""
     from mkdocs.structure.files import File  # here, so that the tests need no mkdocs
 
-    for file in list(files.documentation_pages()) + list(files.media_files()):
-        files.remove(file)
+    for file in [file for file in files if (file.abs_src_path or "").startswith(f"{config.docs_dir}/")]:
+        files.remove(file)  # the theme's own files stay
     pages = [path for pattern in PAGES for path in paths(pattern)]
     linked = {path for page in pages for path in linked_files(page)}
     for path in dict.fromkeys([*pages, *sorted(linked)]):
