@@ -54,7 +54,7 @@ def summarise(seconds: Mapping[str, Sequence[float]], num_rows: int) -> dict[str
 
 
 @contextlib.contextmanager
-def _server(options: argparse.Namespace) -> Iterator[str]:
+def _server(options: argparse.Namespace, *, pin: bool = False) -> Iterator[str]:
     """URL of the server to measure."""
     if options.url:
         yield options.url
@@ -63,7 +63,7 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
         tempfile.TemporaryDirectory(prefix="bagpipe-bench-") as folder,
         EmbeddedServer(folder, binary=options.server) as server,
     ):
-        if options.pin:
+        if pin:
             _pin(server.process_id)
         yield server.url
 
@@ -95,7 +95,7 @@ def _measure(options: argparse.Namespace, server: str, part: Part) -> None:
     work = Workload(
         num_rows=options.rows, row_bytes=options.row_bytes, num_tables=options.tables, num_buckets=options.buckets
     )
-    with _server(options) as url:
+    with _server(options, pin=options.pin) as url:
         seconds = measure(url, work, options.repeats)
     setting = {name: getattr(options, name) for name in ("rows", "row_bytes", "tables", "buckets", "repeats")}
     part.keep(
