@@ -45,6 +45,6 @@ def test_rows_that_are_gone_when_all_is_trained_are_no_result() -> None:
         checkpoints.check_rows()  # nothing was claimed, nothing trained
         checkpoints.claim()
         checkpoints.check_rows()
-        store._space.owner = ""
+        store._namespace.owner = ""
         with pytest.raises(RolledBackError, match="has no owner any more"):
             checkpoints.check_rows()

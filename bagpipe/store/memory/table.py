@@ -20,7 +20,7 @@ _MIN_SLOTS = 1024
 class _IdIndex:
     """Open-addressing hash table from id to row number. Every operation is vectorised over ids.
 
-    A dict takes 4 to 14 times as long per lookup, and holds the interpreter lock meanwhile.
+    A dict takes 4 to 14 times as long per lookup (1,000 to 100,000 ids of 2 million).
     """
 
     def __init__(self) -> None:
@@ -106,6 +106,7 @@ class Table:
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
         """Remove rows; `gone` is bool ``[num_rows]`` in the order of `ids`."""
-        ids, rows = self.ids[~gone], self._rows[: len(gone)][~gone]
-        self._index = _IdIndex()
-        self.write(ids, rows)
+        if gone.any():
+            ids, rows = self.ids[~gone], self._rows[: len(gone)][~gone]
+            self._index = _IdIndex()
+            self.write(ids, rows)
