@@ -1,14 +1,13 @@
 """Readers, the lookahead loader, and the `python -m data` tools. Imports `bagpipe` only; never torch.
 
-    avazu-csv ──┐                   worker processes                 assembler thread
+    avazu-csv ──┐                   worker processes                 batcher thread
     criteo-tsv ─┤
     movielens ──┼─ Source: segments ─> blocks ─read─> Columns ─> rows in order ─> Batch ─> bounded queue ─> consumer
     parquet ────┤                  (bounded in flight)
     synthetic ──┘
 
-A *segment* is what a source can open at random (a byte range, a row group, a whole .gz file); its *blocks* come in
-order.
-`open_source` makes a source from the configuration, `LookaheadLoader` serves its rows as batches:
+A *segment* is what a source can open at random: a byte range, a row group, a whole .gz file. Its *blocks* come in
+order. `open_source` makes a source from the configuration, `LookaheadLoader` serves its rows as batches:
 
     with LookaheadLoader(open_source(config.data, seed=0), batch_size=1024) as batches:
         for batch in batches: ...

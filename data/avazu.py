@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.columns import Columns
 from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
 from data.number_parsing import Positions
-from data.source import Block, Columns, Segment
+from data.source import Block, Segment
 from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
 
 __all__ = ["COLUMNS", "AvazuSource", "avazu_schema"]

@@ -1,7 +1,7 @@
-"""`BatchQueue`: the bounded queue between the thread that makes batches and whoever uses them.
+"""`BatchQueue`: the bounded queue between the thread that makes batches and their consumer.
 
 put ──blocks while full──> [item, item, …] ──> get ──blocks while empty──>
-finish / fail: get hands out what is there, then says so      close: wakes and stops both sides, and is no end
+finish / fail: get returns the remaining items, then None or the error      close: wakes both sides; get raises
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Item = TypeVar("Item")
 class BatchQueue(Generic[Item]):
     """A queue of at most `capacity` items with one producer and one consumer.
 
-    Counters (read them without the lock; each has one writer): `peak` most items held; `producer_waits` and
-    `consumer_waits` how often a side found it full or empty.
+    Counters (each has one writer; read them without the lock): `peak`, the most items held; `producer_waits` and
+    `consumer_waits`, how often a side found the queue full or empty.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -37,7 +37,7 @@ class BatchQueue(Generic[Item]):
         return len(self._items)
 
     def put(self, item: Item) -> bool:
-        """Add an item, waiting for room; False if the buffer was closed instead."""
+        """Add an item; waits while the queue is full. Returns False if the queue was closed."""
         with self._changed:
             if len(self._items) >= self.capacity and not self._closed:
                 self.producer_waits += 1
@@ -50,17 +50,18 @@ class BatchQueue(Generic[Item]):
             return True
 
     def get(self) -> Item | None:
-        """The next item, waiting for it; None when there are no more. Raises what `fail` was given, every time.
+        """Return the next item; waits while the queue is empty. None after the last item.
 
         Raises:
-            RuntimeError: the buffer was closed: there may have been more.
+            RuntimeError: the queue was closed, possibly before its last item.
+            BaseException: the error given to `fail`, at every call.
         """
         with self._changed:
             if not (self._items or self._finished or self._closed):
                 self.consumer_waits += 1
                 self._changed.wait_for(lambda: self._items or self._finished or self._closed)
             if self._closed:
-                raise RuntimeError("closed before its end")
+                raise RuntimeError("the batch queue was closed before its last item")
             if self._items:
                 item = self._items.popleft()
                 self._changed.notify_all()
@@ -70,13 +71,13 @@ class BatchQueue(Generic[Item]):
             return None
 
     def finish(self) -> None:
-        """No more items will be put."""
+        """Mark the end: no more items will be put."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """No more items will be put, because of `error`."""
+        """Mark the end because of `error`."""
         with self._changed:
             self._error = error
             self._finished = True
@@ -87,7 +88,7 @@ class BatchQueue(Generic[Item]):
         return self._closed
 
     def close(self) -> None:
-        """Drop what is held and let nobody wait."""
+        """Drop all items and wake both sides."""
         with self._changed:
             self._closed = True
             self._items.clear()

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
 from data.arrow_files import embed_schema
-from data.rows import RowRange, bag_starts, join
+from data.columns import RowSlice, bag_starts, join
 from data.schema_file import SchemaFile
 from data.source import Source
 
@@ -71,15 +71,15 @@ def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
     return WrittenFile(rows=rows, skipped=skipped, num_bytes=os.path.getsize(path))
 
 
-def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowRange], int]]:
+def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowSlice], int]]:
     """Whole blocks put together until they make a group, and the malformed rows left out of it."""
-    group: list[RowRange] = []
+    group: list[RowSlice] = []
     raw_rows = skipped = 0
     for block in (block for segment in source.segments() for block in source.blocks(segment)):
         columns = source.read(block)
         used = min(columns.num_raw_rows, limit - raw_rows) if limit else columns.num_raw_rows
         bad = int(np.searchsorted(columns.bad_rows, used))
-        group.append(RowRange(columns, bag_starts(columns.lengths), 0, used - bad))
+        group.append(RowSlice(columns, bag_starts(columns.lengths), 0, used - bad))
         skipped += bad
         raw_rows += used
         if sum(map(len, group)) >= GROUP_ROWS:
@@ -103,7 +103,7 @@ def _arrow_schema(source: Source, stored: SchemaFile) -> pa.Schema:
     return pa.schema(fields, metadata=embed_schema(stored))
 
 
-def _record_batch(source: Source, schema: pa.Schema, group: list[RowRange]) -> pa.RecordBatch:
+def _record_batch(source: Source, schema: pa.Schema, group: list[RowSlice]) -> pa.RecordBatch:
     batch = join(0, group)
     columns = [pa.array(batch.labels)]
     columns += [pa.array(np.ascontiguousarray(batch.dense[:, number])) for number in range(batch.dense.shape[1])]

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from data.columns import Columns
 from data.delimited import place_ids
 from data.hashing import first_out_of_range
 from data.number_parsing import Positions, digit_words, parse_hex, parse_integers, quote
 from data.schema_file import criteo_schema
-from data.source import Block, Columns, Segment
+from data.source import Block, Segment
 from data.text_files import (
     BLOCK_BYTES,
     TextSource,

@@ -15,7 +15,6 @@ from data.zipf import ZipfLaw
 
 __all__ = [
     "COLUMNS",
-    "CRITEO_KAGGLE_EXAMPLES",
     "CRITEO_KAGGLE_ROWS",
     "EXAMPLES_MEASURED",
     "ColumnSkew",
@@ -85,10 +84,7 @@ COLUMNS: tuple[ColumnSkew, ...] = (
 )
 # fmt: on
 
-#: Published number of examples of the Criteo Kaggle training set.
-CRITEO_KAGGLE_EXAMPLES = 39_291_958
-
-#: Published distinct ids of C1..C26 in the Criteo Kaggle training set, 33.76 M together.
+#: Published distinct ids of C1..C26 in the Criteo Kaggle training set (39,291,958 examples): 33.76 M ids.
 CRITEO_KAGGLE_ROWS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Table
+from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
 from data.number_parsing import Positions, Words, byte_words, digit_words, parse_hex, parse_integers, quote
-from data.rows import take_rows
-from data.source import Block, Columns
+from data.source import Block
 from data.text_files import line_number
 
 __all__ = [

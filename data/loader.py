@@ -1,10 +1,10 @@
-"""`LookaheadLoader`: the rows of a source as batches, made ahead of use, in an order that never depends on timing.
+"""`LookaheadLoader`: serves the rows of a source as batches, made ahead of use, in an order independent of timing.
 
-    segments in epoch order ──tasks──> block readers (bounded in flight) ──Columns in order──> assembler thread
-        ──pieces of batch_size rows──> Batch ──> BatchQueue (bounded) ──> consumer
+    segments in epoch order ──tasks──> block readers (bounded in flight) ──Columns in order──> batcher thread
+        ──slices of batch_size rows──> Batch ──> BatchQueue (bounded) ──> consumer
 
-Batches do not cross epochs; the last, smaller one of an epoch is served too. A bad block raises its error after all
-batches made wholly of earlier rows have been served, and before any row of its own.
+Batches do not cross epochs; the last, smaller one of an epoch is served too. The error of a bad block is raised after
+all batches made only of earlier rows, and before any row of that block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bagpipe.types.batch import Batch
 from data.batch_queue import BatchQueue
 from data.batcher import Batcher, BlockOrder
 from data.formats import open_source
-from data.row_order import Position, RowIndex, Window, split
+from data.row_order import Position, RowIndex, RowRange, split
 from data.source import Segment, Source
 from data.worker import BlockReaders
 
@@ -30,19 +30,19 @@ __all__ = ["LoaderStatistics", "LookaheadLoader", "open_loader"]
 
 Phase = Literal["train", "eval"]
 
-#: Batches made ahead at most. They only bridge the gaps between blocks: whoever looks further keeps its own window.
+#: Most batches made ahead. They bridge the gaps between blocks; the oracle keeps its own lookahead window.
 BATCHES_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStatistics:
-    """The loader's queues and totals at one moment.
+    """A snapshot of the loader's queues and totals.
 
     Attributes:
         batches_ready, batches_peak, batches_max: batches waiting for the consumer: now, at most so far, bound.
-        consumer_waits: times the consumer found no batch ready: grows steadily when reading is the bottleneck.
-        producer_waits: times the assembler found the buffer full: grows steadily when it is not.
-        blocks_in_flight, blocks_peak, blocks_max: blocks being read or waiting to be: now, at most so far, bound.
+        consumer_waits: times the consumer found no batch ready; grows steadily if reading is the bottleneck.
+        producer_waits: times the batcher found the queue full; grows steadily if the consumer is the bottleneck.
+        blocks_in_flight, blocks_peak, blocks_max: blocks being read or queued for it: now, at most so far, bound.
         blocks_read, rows_read: blocks and raw rows read since the loader was opened.
     """
 
@@ -61,24 +61,24 @@ class LoaderStatistics:
 class LookaheadLoader:
     """Serves one phase of a source as batches. Iterate it inside its `with` block.
 
-    The order is a pure function of (seed, epoch, index): file order, or with `shuffle` segments in a drawn order and
-    the rows of each block in a drawn order (a .gz file is one segment: its blocks stay in order). Evaluation reads the
-    held-out rows once, in file order, whatever `epochs` and `shuffle` say.
+    The order is a pure function of (seed, epoch, index): file order, or with `shuffle` a random order of segments and
+    of the rows of each block (a .gz file is one segment: its blocks stay in order). Evaluation reads the held-out rows
+    once, in file order, regardless of `epochs` and `shuffle`.
 
     Args:
-        source: where rows come from.
+        source: the source of the rows.
         batch_size: examples in a batch.
         seed: of the order, when shuffled.
         epochs: passes over the training rows.
         limit: use only the first so many raw rows; 0: all.
         eval_fraction: share of those rows, the last ones, held out for the phase `eval`; in ``[0, 1)``.
         phase: train or eval.
-        workers: parser processes; 0 parses in the assembler thread, as do sources that need no process.
+        workers: parser processes; 0 parses in the batcher thread, as do sources that need no process.
         state: a position saved by `state()` under the same settings.
-        batches_ahead: bound of the batch buffer.
+        batches_ahead: bound of the batch queue.
 
     Raises:
-        InputError: a setting is out of range, or `state` does not fit. Entering: no data. Iterating: bad data.
+        InputError: a setting is out of range, or `state` does not fit. On entry: no data. On iteration: bad data.
     """
 
     def __init__(
@@ -128,36 +128,36 @@ class LookaheadLoader:
         }
         self._position = Position() if state is None else Position.from_state(state, self._order)
         self._readers = BlockReaders(source, workers if source.in_processes else 0)
-        self._buffer: BatchQueue[tuple[Batch, Position]] = BatchQueue(batches_ahead)
+        self._queue: BatchQueue[tuple[Batch, Position]] = BatchQueue(batches_ahead)
         self._thread: threading.Thread | None = None
-        self._assembler: Batcher | None = None
+        self._batcher: Batcher | None = None
 
     def __enter__(self) -> Self:
         segments = self.source.segments()
-        index, window = self._index_and_window(segments)
+        index, row_range = self._index_and_range(segments)
         order = BlockOrder(
             source=self.source,
             segments=segments,
-            window=window,
+            row_range=row_range,
             index=index,
             seed=self._seed,
             shuffle=self._shuffle,
-            epochs=0 if window.high is not None and window.high <= window.low else self._epochs,
+            epochs=0 if row_range.high is not None and row_range.high <= row_range.low else self._epochs,
         )
-        self._assembler = Batcher(order, self._readers, self._batch_size)
+        self._batcher = Batcher(order, self._readers, self._batch_size)
         self._readers.__enter__()
         self._thread = threading.Thread(
-            target=self._run, args=(self._assembler,), name=f"bagpipe-loader-{self._phase}", daemon=True
+            target=self._run, args=(self._batcher,), name=f"bagpipe-loader-{self._phase}", daemon=True
         )
         self._thread.start()
         return self
 
-    def _index_and_window(self, segments: tuple[Segment, ...]) -> tuple[RowIndex | None, Window]:
-        """The rows of this phase; counts rows only where the answer depends on their number."""
+    def _index_and_range(self, segments: tuple[Segment, ...]) -> tuple[RowIndex | None, RowRange]:
+        """The rows of this phase. Counts rows only if the range depends on their number."""
         if self._eval_fraction == 0 and self._phase == "eval":
-            return None, Window(low=0, high=0)
+            return None, RowRange(low=0, high=0)
         if self._eval_fraction == 0 and not (self._shuffle and self._limit):
-            return None, Window(low=0, high=self._limit or None)
+            return None, RowRange(low=0, high=self._limit or None)
         index = RowIndex.scan(self.source, segments, self._limit or None)
         rows = min(index.num_rows, self._limit or index.num_rows)
         return index, split(rows, self._eval_fraction, self._phase)
@@ -166,8 +166,8 @@ class LookaheadLoader:
         self.close()
 
     def close(self) -> None:
-        """Stop the assembler and the workers, and wait until they are gone. Harmless when called again."""
-        self._buffer.close()
+        """Stop the batcher and the workers and wait for their end. Idempotent."""
+        self._queue.close()
         self._readers.__exit__()
         if self._thread is not None:
             self._thread.join()
@@ -176,50 +176,50 @@ class LookaheadLoader:
         return self
 
     def __next__(self) -> Batch:
-        if self._thread is None or self._buffer.closed:  # after `close`, too: a part of the rows is not all of them
+        if self._thread is None or self._queue.closed:  # a closed loader must not look exhausted
             raise RuntimeError("use the loader inside its `with` block")
-        item = self._buffer.get()
+        item = self._queue.get()
         if item is None:
             raise StopIteration
         batch, self._position = item
         return dataclasses.replace(batch, reader_state=self.state())
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch served, JSON-able; a loader given it serves the rest, bit for bit."""
+        """The position after the last batch served, JSON-able. A loader created with it serves the rest, bit for bit."""
         return self._position.to_state(self._order)
 
     def skipped_rows(self) -> int:
-        """Malformed rows left out up to the last batch served (every epoch counts them again)."""
+        """Malformed rows skipped up to the last batch served (counted again in every epoch)."""
         return self._position.skipped
 
     def statistics(self) -> LoaderStatistics:
-        assembler = self._assembler
+        batcher = self._batcher
         return LoaderStatistics(
-            batches_ready=len(self._buffer),
-            batches_peak=self._buffer.peak,
-            batches_max=self._buffer.capacity,
-            consumer_waits=self._buffer.consumer_waits,
-            producer_waits=self._buffer.producer_waits,
-            blocks_in_flight=assembler.in_flight if assembler else 0,
-            blocks_peak=assembler.in_flight_peak if assembler else 0,
+            batches_ready=len(self._queue),
+            batches_peak=self._queue.peak,
+            batches_max=self._queue.capacity,
+            consumer_waits=self._queue.consumer_waits,
+            producer_waits=self._queue.producer_waits,
+            blocks_in_flight=batcher.in_flight if batcher else 0,
+            blocks_peak=batcher.in_flight_peak if batcher else 0,
             blocks_max=self._readers.max_in_flight,
-            blocks_read=assembler.blocks_read if assembler else 0,
-            rows_read=assembler.rows_read if assembler else 0,
+            blocks_read=batcher.blocks_read if batcher else 0,
+            rows_read=batcher.rows_read if batcher else 0,
         )
 
-    def _run(self, assembler: Batcher) -> None:
-        """The assembler thread: batches into the buffer until the end, an error, or `close`."""
-        # Worker processes are started from this thread and inherit its mask: Ctrl-C in a terminal goes to them too, and
-        # one that is still starting would end with a traceback before its initializer could ignore the signal.
+    def _run(self, batcher: Batcher) -> None:
+        """The batcher thread: puts batches into the queue until the end, an error, or `close`."""
+        # Worker processes inherit this thread's signal mask. Without it, Ctrl-C in a terminal would end a worker with a
+        # traceback before its initializer ignores the signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for item in assembler.batches(self._position):
-                if not self._buffer.put(item):
+            for item in batcher.batches(self._position):
+                if not self._queue.put(item):
                     return
-            self._buffer.finish()
+            self._queue.finish()
         except BaseException as error:
-            # after `close` nobody asks, and the error may be no more than the pool shut down under our hands
-            self._buffer.fail(error)
+            # After `close` the consumer reads no more; the error can be a result of the closed pool.
+            self._queue.fail(error)
 
 
 def open_loader(
@@ -230,7 +230,7 @@ def open_loader(
     state: Mapping[str, Any] | None = None,
     source: Source | None = None,
 ) -> LookaheadLoader:
-    """The loader of a phase as the configuration describes it, not entered yet.
+    """The loader of a phase as configured, not yet entered.
 
     Raises:
         InputError: unknown format, missing file, or a setting out of range.

@@ -23,10 +23,11 @@ import numpy as np
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.columns import Columns
 from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, good_columns, split_fields
 from data.movielens_genres import SIDE_FILES, FilmGenres, read_genres
 from data.number_parsing import quote
-from data.source import Block, Columns, Segment
+from data.source import Block, Segment
 from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
 
 __all__ = ["MovieLensSource", "find_genres", "movielens_schema"]

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature
 from data.arrow_files import cached_group, embedded_schema, open_arrow
+from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
-from data.rows import take_rows
 from data.schema_file import SchemaFile, parse_schema, read_schema_file
-from data.source import Block, Columns, Segment, file_version
+from data.source import Block, Segment, file_version
 from data.text_files import list_files
 
 __all__ = ["ParquetSource"]

@@ -1,9 +1,9 @@
-"""Which rows come in which order: windows of raw rows, epochs, permutations, and the position in all that.
+"""Order of rows: ranges of raw rows, epochs, permutations, and the position in that order.
 
-    rows [0, limit) = [ training window | held-out window ]       the last floor(eval_fraction * n) rows are held out
+    rows [0, limit) = [ training rows | held-out rows ]       the last floor(eval_fraction * n) rows are held out
     epoch ──Philox(seed, epoch)──> order of segments ──Philox(seed, epoch, block)──> order of a block's rows
 
-Everything here is a pure function of its arguments; the loader only walks it.
+Pure functions only; the loader walks the order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from data.source import Segment, Source
 
-__all__ = ["STATE_VERSION", "Position", "RowIndex", "Window", "row_permutation", "segment_order", "split"]
+__all__ = ["STATE_VERSION", "Position", "RowIndex", "RowRange", "row_permutation", "segment_order", "split"]
 
 STATE_VERSION = 1
 
-# Streams of the same key that must not meet: Philox has a 128-bit key and a counter; the epoch and the block are put
-# into the counter's upper words, the purpose in its highest one.
+# Philox has a 128-bit key and a counter. Segment and block go into an upper word of the counter, the purpose into the
+# highest one, so that streams of one key never overlap.
 _SEGMENTS, _ROWS = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class RowRange:
     """Raw rows ``[low, high)``; `high` None: to the end."""
 
     low: int
@@ -42,20 +42,20 @@ class Window:
         return first + rows > self.low and (self.high is None or first < self.high)
 
     def within(self, first: int, rows: int) -> tuple[int, int]:
-        """The part of raw rows ``[first, first + rows)`` in the window, relative to `first`."""
+        """The part of raw rows ``[first, first + rows)`` in the range, relative to `first`."""
         high = rows if self.high is None else min(rows, max(self.high - first, 0))
         return min(max(self.low - first, 0), high), high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowIndex:
-    """Where every segment begins: `first_rows[i]` to `first_rows[i + 1]` are the raw rows of segment i."""
+    """First raw row of every segment: segment i holds rows `first_rows[i]` to `first_rows[i + 1]`."""
 
     first_rows: tuple[int, ...]
 
     @classmethod
     def scan(cls, source: Source, segments: tuple[Segment, ...], at_most: int | None) -> RowIndex:
-        """Counts rows; segments past `at_most` rows are left uncounted and appear empty."""
+        """Count the rows of all segments. Segments after the first `at_most` rows are not counted and appear empty."""
         first_rows = [0]
         for segment in segments:
             left = None if at_most is None else at_most - first_rows[-1]
@@ -67,24 +67,24 @@ class RowIndex:
     def num_rows(self) -> int:
         return self.first_rows[-1]
 
-    def overlapping(self, window: Window) -> list[int]:
-        """Segments that have rows in the window."""
+    def overlapping(self, row_range: RowRange) -> list[int]:
+        """Numbers of the segments with rows in the range."""
         bounds = enumerate(pairwise(self.first_rows))
-        return [number for number, (first, stop) in bounds if stop > first and window.overlaps(first, stop - first)]
+        return [number for number, (first, stop) in bounds if stop > first and row_range.overlaps(first, stop - first)]
 
 
-def split(num_rows: int, eval_fraction: float, phase: str) -> Window:
-    """The raw rows of a phase of `num_rows`: the last ``floor(eval_fraction * num_rows)`` are held out.
+def split(num_rows: int, eval_fraction: float, phase: str) -> RowRange:
+    """The raw rows of a phase: the last ``floor(eval_fraction * num_rows)`` rows are held out for evaluation.
 
-    The fraction is taken as the decimal number it is written as, so 0.1 of 30 rows is 3.
+    Reads the fraction as the decimal number that was written, so 0.1 of 30 rows is 3.
     """
     held_out = math.floor(Fraction(str(eval_fraction)) * num_rows)
     train = num_rows - held_out
-    return Window(low=0, high=train) if phase == "train" else Window(low=train, high=num_rows)
+    return RowRange(low=0, high=train) if phase == "train" else RowRange(low=train, high=num_rows)
 
 
 def segment_order(numbers: list[int], seed: int, epoch: int, shuffle: bool) -> list[int]:
-    """The order an epoch visits segments in."""
+    """The order of an epoch's segments."""
     if not shuffle:
         return numbers
     keys = _uniforms(len(numbers), seed, epoch, 0, _SEGMENTS)
@@ -92,8 +92,8 @@ def segment_order(numbers: list[int], seed: int, epoch: int, shuffle: bool) -> l
 
 
 def row_permutation(rows: int, seed: int, epoch: int, segment: int, block: int) -> NDArray[np.int64]:
-    """The order in which the rows of one block of one segment are served in an epoch."""
-    # a stable sort of uniforms: unlike Generator.permutation its result is fixed for all numpy versions
+    """The serving order of the rows of one block in an epoch."""
+    # A stable sort of uniforms gives the same result in all numpy versions; Generator.permutation does not.
     return np.argsort(_uniforms(rows, seed, epoch, (segment << 24) | block, _ROWS), kind="stable").astype(np.int64)
 
 
@@ -105,17 +105,17 @@ def _uniforms(count: int, seed: int, epoch: int, item: int, purpose: int) -> NDA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where the next row comes from. A plain dict of integers when saved.
+    """The position of the next row. Saved as a dict of integers.
 
     Attributes:
         epoch: passes completed.
-        segment: place in the epoch's order of segments.
+        segment: index in the epoch's order of segments.
         block: block of that segment.
         row: rows of that block already served, in serving order.
-        first_row: raw row number of the block's first row, where rows are counted at all.
+        first_row: raw row number of the block's first row, if rows are counted.
         batch: index of the next batch.
-        skipped: bad rows left out so far, this block's included once it has been opened.
-        skipped_before: the same, up to this block.
+        skipped: bad rows skipped so far, including all of this block once it is open.
+        skipped_before: bad rows skipped before this block.
     """
 
     epoch: int = 0
@@ -128,7 +128,7 @@ class Position:
     skipped_before: int = 0
 
     def to_state(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """JSON-able form; `order` records what the position depends on."""
+        """JSON-able form; `order` holds the settings that the position depends on."""
         return {"version": STATE_VERSION, **dataclasses.asdict(self), "order": dict(order)}
 
     @classmethod

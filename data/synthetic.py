@@ -33,8 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema
+from data.columns import Columns
 from data.hashing import hash_ids, scramble40
-from data.source import Block, Columns, Segment
+from data.source import Block, Segment
 from data.synthetic_labels import LabelModel, calibrate, dense_part, id_part
 from data.synthetic_options import SyntheticFeature
 

@@ -1,8 +1,8 @@
-"""What runs in a parser process, and the pool of them. Nothing here imports torch.
+"""The parser process and the pool of parser processes. Imports no torch.
 
-    loader ──ReadTask──> worker: source.read(block), rows picked and permuted ──Columns──> loader
+    loader ──ReadTask──> worker: source.read(block), select and permute rows ──Columns──> loader
 
-Workers ignore Ctrl-C (the loader stops them) and end by themselves when their parent is gone.
+Workers ignore Ctrl-C, because the loader stops them, and exit when their parent is gone.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
+from data.columns import Columns, take_rows
 from data.row_order import row_permutation
-from data.rows import take_rows
-from data.source import Block, Columns, Source
+from data.source import Block, Source
 
 __all__ = ["BlockReaders", "ReadTask", "good_range", "read_task"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
-    """What a block's row order is drawn from, and the raw rows of the block to serve: ``[low, high)`` (None: all)."""
+    """Seeds of a block's row order, and the raw rows of the block to serve: ``[low, high)`` (None: all)."""
 
     seed: int
     epoch: int
@@ -42,9 +42,9 @@ class ReadTask:
     """One block to read.
 
     Attributes:
-        segment: place of its segment in the epoch's order.
+        segment: index of its segment in the epoch's order.
         number: its number in the segment.
-        first_row: raw row number of its first row, None where that is not known yet.
+        first_row: raw row number of its first row; None if not yet known.
         block: the block.
         shuffle: None serves all rows in order.
     """
@@ -57,13 +57,13 @@ class ReadTask:
 
 
 def good_range(columns: Columns, low: int, high: int) -> tuple[int, int]:
-    """Raw rows ``[low, high)`` of a block as a range of its good rows."""
+    """Convert raw rows ``[low, high)`` of a block to a range of its good rows."""
     bad = np.searchsorted(columns.bad_rows, [low, high])
     return low - int(bad[0]), high - int(bad[1])
 
 
 def read_task(source: Source, task: ReadTask) -> Columns:
-    """The block's columns; when shuffled, only the rows to serve, in serving order."""
+    """Read a block; if shuffled, return only the rows to serve, in serving order."""
     columns = source.read(task.block)
     how = task.shuffle
     if how is None:
@@ -96,7 +96,7 @@ def _read(task: ReadTask) -> Columns:
 
 
 class BlockReaders:
-    """Reads blocks, in `workers` processes or, with 0 of them, in the calling thread. Use as a context manager."""
+    """Reads blocks in `workers` processes, or in the calling thread if there are none. Use as a context manager."""
 
     def __init__(self, source: Source, workers: int) -> None:
         self._source = source
@@ -105,12 +105,12 @@ class BlockReaders:
 
     @property
     def max_in_flight(self) -> int:
-        """Blocks worth having under way: one read and one waiting per worker, and one that is being sent."""
+        """Useful number of blocks in flight: per worker one read and one waiting, and one being sent."""
         return 2 * self._workers + 1 if self._workers else 1
 
     def __enter__(self) -> BlockReaders:
         if self._workers:
-            # spawn: the parent has threads, perhaps CUDA; a forked child would inherit their locks
+            # spawn: the parent has threads and possibly CUDA, and a forked child inherits their locks
             self._pool = ProcessPoolExecutor(
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
@@ -125,7 +125,7 @@ class BlockReaders:
             self._pool = None
 
     def submit(self, task: ReadTask) -> Callable[[], Columns]:
-        """Begin reading; the function returned waits for the columns."""
+        """Start reading; the returned function waits for the columns."""
         if self._pool is None:
             return lambda: read_task(self._source, task)
         try:
@@ -139,7 +139,7 @@ def _result(future: Future[Columns]) -> Columns:
     try:
         return future.result()
     except InputError as error:
-        # without the worker's traceback, which the executor attaches as the cause
+        # Drops the worker's traceback, which the executor attaches as the cause.
         raise InputError(str(error)) from None
     except BrokenProcessPool:
         raise JobError("a parser process ended unexpectedly") from None

@@ -18,7 +18,8 @@ from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.program import run_program
 from data.columnar_writer import write_columnar
-from data.source import Block, Columns, Segment
+from data.columns import Columns
+from data.source import Block, Segment
 from data.text_files import BLOCK_BYTES, count_segment, line_number, list_files, read_text, text_blocks, text_segments
 
 USER, TAGS = Feature(name="user", table="user"), Feature(name="tags", table="tags")

@@ -1,6 +1,6 @@
 """Rows that cross ranks, counted from plans and batches. Nothing is trained.
 
-plan  ──> ExchangeCounts: pulls and pushes between owners and consumers, as the plan lists them (`data.replay.exchange`)
+plan  ──> ExchangeCounts: pulls and pushes between owners and consumers, listed by the plan (`data.replay.plan_counts`)
 batch ──> GlobalCounts: input of the other ways to exchange rows
 """
 
@@ -21,7 +21,7 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.window import NextUses
 from bagpipe.types.batch import Batch
-from data.replay.exchange import ExchangeCounts
+from data.replay.plan_counts import ExchangeCounts
 
 __all__ = ["GlobalCounts", "count_global", "count_owned", "mean"]
 

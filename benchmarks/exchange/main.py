@@ -25,7 +25,7 @@ from benchmarks.exchange.accounting import GlobalCounts, count_global, count_own
 from benchmarks.exchange.workload import KAGGLE_SCHEMA, WORKLOADS, Workload
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
 from benchmarks.harness.report import table, verdict
-from data.replay.exchange import ExchangeCounts
+from data.replay.plan_counts import ExchangeCounts
 
 WEIGHT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 8, 4
 #: Largest share that our critical bytes can be of all bytes of replicate-and-all-reduce.

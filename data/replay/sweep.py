@@ -29,11 +29,11 @@ from data.formats import open_source
 from data.replay.baselines import BASELINES, run_baseline
 from data.replay.log_tables import LogTables, at_setting
 from data.replay.options import Sweep, policy_problem
+from data.replay.plan_counts import PlanTotals
 from data.replay.records import Replay, ReplayRecord, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
 from data.replay.scanned_log import ScannedLog, Watch, scan
-from data.replay.totals import PlanTotals
 
 __all__ = ["replay", "settings_of"]
 

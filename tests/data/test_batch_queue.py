@@ -44,7 +44,7 @@ def test_close_wakes_whoever_waits_and_is_no_end(full: bool) -> None:
         buffer.put(0)
 
     def get() -> object:
-        with pytest.raises(RuntimeError, match="closed before its end"):
+        with pytest.raises(RuntimeError, match="closed before its last item"):
             return buffer.get()
         return "an error"
 

@@ -6,7 +6,7 @@ import pytest
 
 from data.batcher import Batcher, BlockOrder
 from data.criteo import CriteoSource
-from data.row_order import Position, RowIndex, Window
+from data.row_order import Position, RowIndex, RowRange
 from data.worker import BlockReaders
 from tests.data.files import criteo_lines
 
@@ -18,32 +18,32 @@ def source(tmp_path: Path) -> CriteoSource:
     return CriteoSource(files=(str(path),), block_bytes=2000)
 
 
-def order_of(source: CriteoSource, window: Window, indexed: bool, shuffle: bool = False) -> BlockOrder:
+def order_of(source: CriteoSource, row_range: RowRange, indexed: bool, shuffle: bool = False) -> BlockOrder:
     segments = source.segments()
     index = RowIndex.scan(source, segments, None) if indexed else None
     return BlockOrder(
-        source=source, segments=segments, window=window, index=index, seed=0, shuffle=shuffle, epochs=1
+        source=source, segments=segments, row_range=row_range, index=index, seed=0, shuffle=shuffle, epochs=1
     )  # fmt: skip
 
 
 def test_blocks_outside_the_window_are_not_read(source: CriteoSource) -> None:
-    whole = list(order_of(source, Window(low=0, high=None), indexed=True).tasks(Position()))
-    tail = list(order_of(source, Window(low=55, high=60), indexed=True).tasks(Position()))
+    whole = list(order_of(source, RowRange(low=0, high=None), indexed=True).tasks(Position()))
+    tail = list(order_of(source, RowRange(low=55, high=60), indexed=True).tasks(Position()))
     assert len(whole) > 5
     assert 1 <= len(tail) <= 2
     assert tail[-1].block == whole[-1].block
 
 
 def test_reading_stops_at_the_limit_without_an_index(source: CriteoSource) -> None:
-    assembler = Batcher(order_of(source, Window(low=0, high=3), indexed=False), BlockReaders(source, 0), 2)
-    assert [batch.num_examples for batch, _ in assembler.batches(Position())] == [2, 1]
-    assert assembler.blocks_read == 1
+    batcher = Batcher(order_of(source, RowRange(low=0, high=3), indexed=False), BlockReaders(source, 0), 2)
+    assert [batch.num_examples for batch, _ in batcher.batches(Position())] == [2, 1]
+    assert batcher.blocks_read == 1
 
 
 def test_positions_name_the_block_they_stopped_in(source: CriteoSource) -> None:
-    assembler = Batcher(order_of(source, Window(low=0, high=None), indexed=False), BlockReaders(source, 0), 4)
+    batcher = Batcher(order_of(source, RowRange(low=0, high=None), indexed=False), BlockReaders(source, 0), 4)
     raw_rows = 0
-    for batch, position in assembler.batches(Position()):
+    for batch, position in batcher.batches(Position()):
         raw_rows += batch.num_examples
         assert position.batch == batch.index + 1
         assert position.first_row + position.row == raw_rows
@@ -51,8 +51,8 @@ def test_positions_name_the_block_they_stopped_in(source: CriteoSource) -> None:
 
 
 def test_shuffled_blocks_know_their_part_of_the_window(source: CriteoSource) -> None:
-    window = Window(low=0, high=50)
-    tasks = list(order_of(source, window, indexed=True, shuffle=True).tasks(Position()))
+    row_range = RowRange(low=0, high=50)
+    tasks = list(order_of(source, row_range, indexed=True, shuffle=True).tasks(Position()))
     sizes = [task.shuffle.high - task.shuffle.low for task in tasks if task.shuffle and task.shuffle.high is not None]
     assert sum(sizes) == 50
     assert [task.block.start for task in tasks] != sorted(task.block.start for task in tasks)

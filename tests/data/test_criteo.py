@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import Table
+from data.columns import Columns
 from data.criteo import CriteoSource, explain_line, parse_lines, transform_dense
 from data.schema_file import criteo_schema
-from data.source import Columns, Segment
+from data.source import Segment
 from data.testing import check_source
 from tests.data.files import criteo_line, criteo_lines, real_samples
 

@@ -67,8 +67,8 @@ def test_epochs_do_not_share_batches(source: CriteoSource) -> None:
 
 @pytest.mark.parametrize(
     ("eval_fraction", "rows", "message"),
-    [(0.2, 80, r"day\.gz: expected 50 more rows, as when they were counted"),
-     (0.0, 100, r"day\.gz or a file before it: expected 50 more rows, as in the epoch before")],
+    [(0.2, 80, r"day\.gz: expected 50 more rows, as first counted"),
+     (0.0, 100, r"day\.gz or a file before it: expected 50 more rows, as in the previous epoch")],
 )  # fmt: skip
 def test_a_gz_that_got_shorter_since_its_rows_were_counted_is_refused(
     tmp_path: Path, eval_fraction: float, rows: int, message: str

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.errors import InputError
+from data.columns import Columns
 from data.hashing import hash_ids
 from data.parquet import ParquetSource
-from data.source import Columns
 from data.testing import check_source
 
 SCHEMA = """

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from data.row_order import Position, RowIndex, Window, row_permutation, segment_order, split
+from data.row_order import Position, RowIndex, RowRange, row_permutation, segment_order, split
 
 
 @pytest.mark.parametrize(
@@ -16,26 +16,26 @@ from data.row_order import Position, RowIndex, Window, row_permutation, segment_
     [(30, 0.1, 27, 3), (80_000, 0.1, 72_000, 8_000), (100, 0.29, 71, 29), (9, 0.1, 9, 0), (1, 0.9, 1, 0), (7, 0, 7, 0)],
 )
 def test_the_last_rows_are_held_out(rows: int, fraction: float, train: int, held_out: int) -> None:
-    assert split(rows, fraction, "train") == Window(low=0, high=train)
-    assert split(rows, fraction, "eval") == Window(low=train, high=train + held_out)
+    assert split(rows, fraction, "train") == RowRange(low=0, high=train)
+    assert split(rows, fraction, "eval") == RowRange(low=train, high=train + held_out)
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20), st.integers(1, 20))
 def test_windows(low: int, size: int, first: int, rows: int) -> None:
-    window = Window(low=low, high=low + size)
+    row_range = RowRange(low=low, high=low + size)
     inside = [row - first for row in range(first, first + rows) if low <= row < low + size]
-    got = window.within(first, rows)
+    got = row_range.within(first, rows)
     assert list(range(*got)) == inside
     if inside:
-        assert window.overlaps(first, rows)
+        assert row_range.overlaps(first, rows)
 
 
 def test_index_lists_the_segments_of_a_window() -> None:
     index = RowIndex(first_rows=(0, 10, 10, 25, 30))
-    assert index.overlapping(Window(low=0, high=None)) == [0, 2, 3]
-    assert index.overlapping(Window(low=10, high=25)) == [2]
-    assert index.overlapping(Window(low=24, high=26)) == [2, 3]
-    assert index.overlapping(Window(low=30, high=30)) == []
+    assert index.overlapping(RowRange(low=0, high=None)) == [0, 2, 3]
+    assert index.overlapping(RowRange(low=10, high=25)) == [2]
+    assert index.overlapping(RowRange(low=24, high=26)) == [2, 3]
+    assert index.overlapping(RowRange(low=30, high=30)) == []
 
 
 def test_orders_are_permutations_drawn_from_seed_and_epoch() -> None:

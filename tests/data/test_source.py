@@ -8,8 +8,9 @@ import pytest
 
 from bagpipe.errors import InputError
 from data.criteo import CriteoSource
+from data.row_order import RowIndex
 from data.schema_file import criteo_schema
-from data.source import Source, check_bad_rows, file_version, num_rows
+from data.source import Source, check_bad_rows, file_version
 from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 from tests.data.files import criteo_lines
@@ -25,8 +26,11 @@ def test_rows_are_counted_up_to_a_bound(tmp_path: Path) -> None:
     ]
     assert [[Path(file).name for file in source.files] for source in sources] == [["a", "b.gz"], []]
     for source in sources:
-        assert num_rows(source) == 50
-        assert [num_rows(source, bound) for bound in (0, 1, 29, 30, 31, 50, 99)] == [0, 1, 29, 30, 31, 50, 50]
+        assert RowIndex.scan(source, source.segments(), None).num_rows == 50
+        bounds = (0, 1, 29, 30, 31, 50, 99)
+        counted = [RowIndex.scan(source, source.segments(), bound).num_rows for bound in bounds]
+        assert list(map(min, counted, bounds)) == [0, 1, 29, 30, 31, 50, 50]
+        assert counted[-1] == 50
 
 
 def test_policies() -> None:

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.columns import Columns
 from data.hashing import mix64
-from data.source import Columns
 from data.synthetic import BLOCK_ROWS, SyntheticSource
 from data.synthetic_options import SyntheticFeature, options_at
 from data.testing import check_source

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import JobError
+from data.columns import Columns
 from data.criteo import CriteoSource
-from data.source import Block, Columns
+from data.source import Block
 from data.worker import BlockReaders, ReadTask, Shuffle, good_range, read_task
 from tests.data.files import criteo_lines
 

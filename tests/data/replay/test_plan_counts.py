@@ -3,12 +3,44 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 
-from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.types.batch import Batch
-from data.replay.exchange import ExchangeCounts
-from data.replay.totals import PlanTotals
-from tests.oracle.batches import traces
+from data.replay.plan_counts import ExchangeCounts, PlanTotals, exchanged_now
+from tests.oracle.batches import make_batch, traces
+
+
+@settings(max_examples=50)
+@given(traces())
+def test_both_ends_of_every_exchange_count_the_same(trace: tuple[OracleSpec, list[Batch]]) -> None:
+    spec, batches = trace
+    for _, plan in plan_batches(batches, spec):
+        counts, (pulled, pushed) = ExchangeCounts.of(plan), exchanged_now(plan)
+        assert (pulled.sum(), pushed.sum()) == (counts.pull_now, counts.push_now)
+        if spec.world_size == 1:
+            assert counts.rows == pulled.sum() == pushed.sum() == 0
+            continue
+        # Consumers list what they read from others, owners what they serve to them; gradients go back for each.
+        remote = sum(int((consumer.owners != rank).sum()) for rank, consumer in enumerate(plan.consumers))
+        assert counts.pull_now + counts.pull_early == counts.push_now + counts.push_late == remote
+        assert counts.rows == 2 * remote
+
+
+def test_a_row_of_both_ranks_crosses_once_each_way() -> None:
+    spec = OracleSpec(
+        table_rows=(None, None),
+        features=(FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)),
+        num_slots=9,
+        lookahead=3,
+        world_size=2,
+    )
+    # Table 0: one row for both ranks, in every batch. Table 1: a row for each rank.
+    batches = [make_batch(index, [[[5], [5]], [[1], [2]]]) for index in range(3)]
+    plans = [plan for _, plan in plan_batches(batches, spec)]
+    found = [(ExchangeCounts.of(plan), [now.tolist() for now in exchanged_now(plan)]) for plan in plans]
+    assert [counts.rows for counts, _ in found] == [2, 2, 2]
+    # The first batch pulls nothing that a batch before it changed; the last pushes nothing that a next one needs.
+    assert [now for _, now in found] == [[[0, 0], [1, 0]], [[1, 0], [1, 0]], [[1, 0], [0, 0]]]
 
 
 @settings(max_examples=50)

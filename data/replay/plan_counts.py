@@ -1,7 +1,8 @@
-"""Rows that cross ranks for one batch, counted from its plan. Nothing is trained.
+"""Counts of plans, without training: rows exchanged between ranks per batch, and the totals of a whole log.
 
-plan ──exchanges, consumers──> ExchangeCounts: pulls and pushes between owners and consumers
-                           └─> rows_now: those that a step waits for, by table
+CachePlan ──exchanges, consumers──> ExchangeCounts: pulls and pushes between owners and consumers
+          ├─────────────────────> exchanged_now: by table, those on the critical path of a step
+          └─fetch, evict────────> PlanTotals: a few numbers per table, whatever the log's length
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.plan import CachePlan, RowList
 
-__all__ = ["ExchangeCounts", "rows_now"]
+__all__ = ["ExchangeCounts", "PlanTotals", "exchanged_now"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,49 @@ class ExchangeCounts:
         return int(self.pull_now + self.pull_early + self.push_now + self.push_late)
 
 
-def rows_now(plan: CachePlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+class PlanTotals:
+    """Add plans in order, read the attributes at any time.
+
+    Args:
+        weight_bytes, gradient_bytes: int64 by table, bytes of a row and of its gradient as they travel between ranks.
+
+    Attributes:
+        rows_unique: unique rows, summed over batches.
+        misses: int64 by table: rows that entered a cache. Every one of them leaves it again, or is there at the end:
+            it is written back either way.
+        peak_rows: rows in the caches of all ranks at most.
+        exchange_rows: rows and row gradients sent between ranks. exchange_rows_now: those that a step waits for;
+            exchange_bytes_now: their bytes.
+    """
+
+    def __init__(self, weight_bytes: NDArray[np.int64], gradient_bytes: NDArray[np.int64]) -> None:
+        self._weight_bytes = weight_bytes
+        self._gradient_bytes = gradient_bytes
+        self._resident = 0
+        self.rows_unique = 0
+        self.misses = np.zeros_like(weight_bytes)
+        self.peak_rows = 0
+        self.exchange_rows = 0
+        self.exchange_rows_now = 0
+        self.exchange_bytes_now = 0
+
+    def add(self, plan: CachePlan) -> None:
+        """The next plan."""
+        for owner in plan.owners:
+            self.misses += np.diff(owner.fetch.table_offsets)
+            self._resident += len(owner.fetch) - len(owner.evict)
+        self.peak_rows = max(self.peak_rows, self._resident)
+        if not plan.exchanges:
+            self.rows_unique += len(plan.consumers[0].unique)
+            return
+        self.rows_unique += sum(len(exchange.owned) for exchange in plan.exchanges)
+        rows, gradients = exchanged_now(plan)
+        self.exchange_rows += ExchangeCounts.of(plan).rows
+        self.exchange_rows_now += int(rows.sum() + gradients.sum())
+        self.exchange_bytes_now += int(rows @ self._weight_bytes + gradients @ self._gradient_bytes)
+
+
+def exchanged_now(plan: CachePlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """int64 by table each: rows, and row gradients, sent that a step waits for (`pull_now` and `push_now`)."""
     rows, gradients = np.zeros((2, plan.owners[0].fetch.table_offsets.shape[0] - 1), dtype=np.int64)
     for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=False)):

@@ -1,19 +1,46 @@
-"""Rows of `Columns`, picked and put together. Key-major ids make both a matter of offsets, never of single rows.
+"""`Columns`: the good rows of a block. Selects rows and joins them into a `Batch` without a loop over rows.
 
-starts[f, i] = where row i's ids of feature f begin in `values`; starts[f, n] = where feature f ends
+Ids are key-major. starts[f, i]: position in `values` of row i's first id of feature f; starts[f, n]: end of feature f.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.batch import Batch
-from data.source import Columns
 
-__all__ = ["RowRange", "bag_starts", "join", "take_rows"]
+__all__ = ["Columns", "RowSlice", "bag_starts", "join", "take_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """The good rows of a block, laid out like a `Batch`.
+
+    Attributes:
+        labels: float32 ``[n]``.
+        dense: float32 ``[n, num_dense]``.
+        values: int64 ``[num_occurrences]``, key-major as in `Batch`.
+        lengths: int32 ``[num_features, n]``.
+        weights: float32 ``[num_occurrences]``, or None when no feature is weighted.
+        num_raw_rows: rows of the block, bad ones included.
+        bad_rows: int64 ``[num_raw_rows - n]``, ascending positions of the bad rows in the block.
+    """
+
+    labels: NDArray[np.float32]
+    dense: NDArray[np.float32]
+    values: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    weights: NDArray[np.float32] | None
+    num_raw_rows: int
+    bad_rows: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.labels.shape[0])
 
 
 def bag_starts(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -25,7 +52,7 @@ def bag_starts(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
-    """The good rows at positions `rows`, in that order. Raw-row bookkeeping stays that of the whole block."""
+    """The good rows at positions `rows`, in that order. `num_raw_rows` and `bad_rows` stay those of the whole block."""
     lengths = columns.lengths[:, rows]
     first = bag_starts(columns.lengths)[:, :-1][:, rows].ravel()
     counts = lengths.ravel()
@@ -47,8 +74,8 @@ def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
     )
 
 
-class RowRange:
-    """Good rows ``[low, high)`` of a block, without copying: a piece of a batch."""
+class RowSlice:
+    """Good rows ``[low, high)`` of a block as part of a batch; copies nothing."""
 
     __slots__ = ("columns", "high", "low", "starts")
 
@@ -62,12 +89,12 @@ class RowRange:
         return self.high - self.low
 
     def feature_slice(self, feature: int) -> slice:
-        """Where the ids of feature number `feature` lie in the block's values."""
+        """Range of a feature's ids in the block's `values`."""
         return slice(int(self.starts[feature, self.low]), int(self.starts[feature, self.high]))
 
 
-def join(index: int, pieces: Sequence[RowRange]) -> Batch:
-    """One batch out of consecutive pieces (at least one)."""
+def join(index: int, pieces: Sequence[RowSlice]) -> Batch:
+    """Join consecutive slices (at least one) into a batch."""
     features = range(pieces[0].columns.lengths.shape[0])
     values = [piece.columns.values[piece.feature_slice(f)] for f in features for piece in pieces]
     weights = None
@@ -85,7 +112,7 @@ def join(index: int, pieces: Sequence[RowRange]) -> Batch:
     )
 
 
-def _weights(piece: RowRange) -> NDArray[np.float32]:
+def _weights(piece: RowSlice) -> NDArray[np.float32]:
     weights = piece.columns.weights
-    assert weights is not None, "all blocks of a source are weighted, or none is"
+    assert weights is not None, "either all blocks of a source have weights or none has"
     return weights

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.types.batch import Batch
-from data.rows import RowRange, bag_starts, join, take_rows
-from data.source import Columns
+from data.columns import Columns, RowSlice, bag_starts, join, take_rows
 
 Bags = list[list[list[int]]]  # [row][feature] -> ids
 BAGS = st.integers(1, 3).flatmap(
@@ -58,7 +57,7 @@ def test_joining_pieces(bags: Bags, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(bags)), max_size=3)))
     bounds = [0, *cuts, len(bags)]
     starts = bag_starts(columns.lengths)
-    pieces = [RowRange(columns, starts, low, high) for low, high in pairwise(bounds)]
+    pieces = [RowSlice(columns, starts, low, high) for low, high in pairwise(bounds)]
     batch = join(4, pieces)
     assert batch.index == 4
     assert bags_of(batch) == bags
@@ -70,7 +69,7 @@ def test_joining_pieces(bags: Bags, data: st.DataObject) -> None:
 
 def test_batches_are_contiguous_and_typed() -> None:
     columns = columns_of([[[1], [2]], [[], [3]], [[4], []]], weighted=False)
-    batch = join(0, [RowRange(columns, bag_starts(columns.lengths), 1, 3)])
+    batch = join(0, [RowSlice(columns, bag_starts(columns.lengths), 1, 3)])
     assert batch.weights is None
     assert batch.values.tolist() == [4, 3]
     for array, kind in ((batch.values, "i8"), (batch.lengths, "i4"), (batch.dense, "f4"), (batch.labels, "f4")):
