@@ -1,6 +1,6 @@
-"""Parquet and Arrow IPC files behind one small interface: how many row groups, how many rows each, read one.
+"""One interface to parquet and Arrow IPC files: the rows of each row group, and reading one group.
 
-The first bytes decide which of the two a file is. A file made by `python -m data convert` carries its schema.
+The first bytes tell which of the two a file is. A file written by `python -m data convert` holds its schema.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def open_arrow(path: str) -> ArrowFile:
     """Open a columnar file.
 
     Raises:
-        InputError: missing, empty, cut short, or neither parquet nor Arrow IPC.
+        InputError: missing, empty, truncated, or neither parquet nor Arrow IPC.
     """
     try:
         with open(path, "rb") as stream:
@@ -87,11 +87,11 @@ def open_arrow(path: str) -> ArrowFile:
 
 @lru_cache(maxsize=2)
 def cached_group(path: str, version: FileVersion, group: int, columns: tuple[str, ...]) -> pa.Table:
-    """One row group; the last ones are kept, because large groups are read as several blocks."""
-    del version  # only part of the key
+    """One row group; the last two are cached, because large groups are read as several blocks."""
+    del version  # part of the cache key only
     try:
         return open_arrow(path).read(group, list(columns))
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a record batch that is not there (any more)
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: the record batch does not exist (any more)
         raise InputError(f"{path}: row group {group} is damaged: {_one_line(error)}") from None
 
 
@@ -100,16 +100,16 @@ def _one_line(error: BaseException) -> str:
 
 
 def embed_schema(file: SchemaFile) -> dict[bytes, bytes]:
-    """File metadata that makes a columnar file describe itself."""
+    """File metadata that holds the schema of a columnar file."""
     value = {"version": SCHEMA_VERSION, "schema": file.schema.to_json(), "weights": dict(file.weights)}
     return {SCHEMA_KEY: json.dumps(value, sort_keys=True).encode()}
 
 
 def embedded_schema(path: str, schema: pa.Schema) -> SchemaFile | None:
-    """The schema a file carries, or None.
+    """The schema in a file's metadata, or None.
 
     Raises:
-        InputError: it is of another version, or damaged.
+        InputError: it is damaged or of another version.
     """
     text = (schema.metadata or {}).get(SCHEMA_KEY)
     if text is None:

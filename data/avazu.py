@@ -3,11 +3,11 @@
     click                    label, 0 or 1
     hour (YYMMDDHH)          two features: hour of the day, 0 to 23, and weekday, 0 (Monday) to 6
     9 site, app and device columns         ids of hexadecimal digits
-    C1, banner_pos, device_type, …, C21    ids as they are, -1 included
-    id, and columns of other names         not read
+    C1, banner_pos, device_type, …, C21    integer ids, -1 included
+    id, and other columns                  ignored
 
-That is 23 features, each with a table of its own, and no dense columns. The date itself is no feature: no later day
-would share it. An empty field is a missing value.
+That makes 23 features, each with its own table, and no dense columns. The date is not a feature: no later day shares
+it. An empty field is a missing value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ INTEGER_NAMES = (
 
 
 def _hour_and_weekday(text: bytes) -> tuple[int, int] | None:
-    """Of YYMMDDHH; None if there is no such hour."""
+    """Hour and weekday of YYMMDDHH; None if there is no such hour."""
     try:
         when = datetime.datetime.strptime(text.decode("ascii"), "%y%m%d%H")
     except (UnicodeDecodeError, ValueError):
@@ -66,7 +66,7 @@ _HOUR = Kind(
 _HEX = Kind(words="a hexadecimal id of up to 16 digits", pattern=re.compile(rb"[0-9a-fA-F]{1,16}"))
 _INTEGER = Kind(words="an integer of up to 16 digits", pattern=re.compile(rb"-?[0-9]{1,16}"))
 
-#: The columns that are read, in the order of the positions of `DelimitedFile`: label, hour, hexadecimal, integers.
+#: The columns read, in the order of `DelimitedFile.positions`: label, hour, hexadecimal, integers.
 COLUMNS = (
     Column(name="click", kind=_LABEL, required=True),
     Column(name="hour", kind=_HOUR),
@@ -78,7 +78,7 @@ _FIRST_INTEGER = _FIRST_HEX + len(HEX_NAMES)
 
 
 def avazu_schema() -> DataSchema:
-    """hour, weekday, then the columns as they are called; a table of raw 64-bit ids per feature, named like it."""
+    """hour, weekday, then the columns by their names; one table of raw 64-bit ids per feature, with its name."""
     names = ("hour", "weekday", *HEX_NAMES, *INTEGER_NAMES)
     return DataSchema(
         label="click",
@@ -93,10 +93,10 @@ class AvazuSource(TextSource):
     """Avazu's text: a file, a .gz, or a folder of them, each with a header.
 
     Attributes:
-        parts: the files in reading order, and where their columns lie.
-        schema: `avazu_schema()`; tables may be hashed or bounded.
+        parts: the files in reading order, with the positions of their columns.
+        schema: `avazu_schema()`; tables can be hashed or bounded.
         bad_rows: stop or skip.
-        block_bytes: text in a block, about.
+        block_bytes: approximate text in a block.
     """
 
     parts: tuple[DelimitedFile, ...]
@@ -109,7 +109,7 @@ class AvazuSource(TextSource):
         """The source of a file or folder.
 
         Raises:
-            InputError: there is none, or a header lacks a column (the competition's test set has no `click`).
+            InputError: it does not exist, or a header lacks a column (the competition's test set has no `click`).
         """
         parts = tuple(find_columns(name, first_line(name), ",", COLUMNS) for name in list_files(path))
         return cls(parts=parts, **options)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ class AvazuSource(TextSource):
         hours, bad_hours = _hours(fields, file.positions[1])
         hex_ids, bad_hex = fields.hexadecimals(hexadecimal)
         integers, bad_integers = fields.integers(integer)
-        there = fields.present((file.positions[1], *file.positions[1:]))  # the hour makes two features
+        there = fields.present((file.positions[1], *file.positions[1:]))  # the hour gives two features
         return good_columns(
             fields,
             schema=self.schema,
@@ -147,7 +147,7 @@ class AvazuSource(TextSource):
 
 
 def _hours(fields: Fields, position: int) -> tuple[Positions, NDArray[np.bool_]]:
-    """int64 ``[2, n]``: hour of the day and weekday (0 where missing), and which lines hold no hour."""
+    """int64 ``[2, n]``: hour of the day and weekday (0 if missing), and flags of the lines without a valid hour."""
 
     def code(text: bytes) -> float | None:
         found = (0, 0) if not text else _hour_and_weekday(text) if _HOUR.fits(text) else None

@@ -32,7 +32,7 @@ REPLAY = "replay"
 def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == [REPLAY]:  # it has the flags of the configuration, so it reads its own
+    if words[:1] == [REPLAY]:  # replay parses the flags of the configuration itself
         from data.replay.cli import main as replay
 
         return run_program(lambda argv: replay(argv, out), words[1:])
@@ -61,10 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("out", help="file to write: .arrow or .parquet; read it back with --data.format parquet")
     convert.add_argument("--format", default="criteo-tsv", choices=tuple(FORMATS), help="format of the input")
     convert.add_argument("--schema", default="", help="schema TOML of the input")
-    convert.add_argument("--limit", type=int, default=0, help="only the first so many rows")
-    convert.add_argument(
-        "--bad-rows", default="stop", choices=BAD_ROWS, help="stop at a malformed row, or leave it out"
-    )
+    convert.add_argument("--limit", type=int, default=0, help="convert only the first so many rows")
+    convert.add_argument("--bad-rows", default="stop", choices=BAD_ROWS, help="stop at a malformed row, or skip it")
     convert.set_defaults(run=_convert)
     commands.add_parser(REPLAY, help="count what caches, windows and policies would fetch and write, without training")
     return parser

@@ -1,10 +1,10 @@
-"""The compact columnar form: any source written as a self-describing Arrow IPC or parquet file.
+"""Writes any source as a self-describing Arrow IPC or parquet file: the columnar form.
 
     source.read(block) ──> Columns ──> Arrow record batch of about 65,536 rows ──> file.arrow | file.parquet
 
 `.arrow` is uncompressed and memory-mapped: the fastest to read, about as large as the text. `.parquet` is dictionary
-encoded: about a quarter of the size, half as fast. Both are read back by the format `parquet`, need no schema file, and
-give the same batches bit for bit. Ids of hashed tables are stored hashed. Bad rows, when skipped, are left out.
+encoded: about a quarter of the size, half as fast. The format `parquet` reads both without a schema file and gives the
+same batches bit for bit. Ids of hashed tables are stored hashed. Skipped bad rows are not stored.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from data.source import Source
 
 __all__ = ["WrittenFile", "write_columnar"]
 
-#: Rows in a record batch or row group at least (the last one excepted): a block of the reader.
+#: Minimum rows of a record batch or row group (except the last): a block of the reader.
 GROUP_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """What was written: good rows, malformed rows left out, bytes of the file."""
+    """Result of a write: good rows, skipped malformed rows, bytes of the file."""
 
     rows: int
     skipped: int
@@ -42,10 +42,10 @@ class WrittenFile:
 
 
 def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
-    """Write the first `limit` raw rows of a source (0: all). The file appears under its name only when complete.
+    """Write the first `limit` raw rows of a source (0: all). The file appears under its name when complete.
 
     Raises:
-        InputError: bad input rows under the stop policy, or a name that ends neither in .arrow nor in .parquet.
+        InputError: bad input rows under the stop policy, or a name that ends in neither .arrow nor .parquet.
     """
     opener = _WRITERS.get(Path(path).suffix)
     if opener is None:
@@ -72,7 +72,7 @@ def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
 
 
 def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowSlice], int]]:
-    """Whole blocks put together until they make a group, and the malformed rows left out of it."""
+    """Whole blocks collected into groups, each with the number of its skipped rows."""
     group: list[RowSlice] = []
     raw_rows = skipped = 0
     for block in (block for segment in source.segments() for block in source.blocks(segment)):

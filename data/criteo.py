@@ -1,10 +1,10 @@
-"""Criteo's click logs: label, 13 integers, 26 hexadecimal ids, tab-separated, empty = missing. One pass, no row loops.
+"""Criteo's click logs: label, 13 integers, 26 hexadecimal ids, tab-separated, empty = missing.
 
-    text ──positions of tabs and line ends──> [40, lines] field ends and widths ──data.digits──> numbers
+    text ──positions of tabs and line ends──> [40, lines] field ends and widths ──data.number_parsing──> numbers
 
-Lines that fail any check are set apart; only then is one of them looked at byte by byte (`explain_line`), to say what
-is wrong with it. CRLF line ends are such a failure: the last id would otherwise end in a carriage return, and a file
-that went through a Windows tool deserves to be looked at.
+One pass without a loop over rows. Lines that fail a check are set aside; `explain_line` then checks the first of them
+byte by byte to build the message. CRLF line ends fail too: the last id would end in a carriage return, and a file that
+a Windows tool has rewritten needs a look.
 """
 
 from __future__ import annotations
@@ -113,20 +113,20 @@ class CriteoSource(TextSource):
             ids = np.array([int(text or b"0", 16)], np.uint64).view(np.int64)
             if text and first_out_of_range(ids, table) is not None:
                 return f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[0]} ({text.decode()})"
-        raise AssertionError("a line was set apart for no reason")
+        raise AssertionError("a bad line passes all checks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParsedLines:
-    """The good lines of a text: n of them.
+    """The n good lines of a text.
 
     Attributes:
-        num_lines: all lines.
-        lines: int64 ``[n]`` ascending line positions (from 0).
-        bad_lines: int64, the other lines.
+        num_lines: number of all lines.
+        lines: int64 ``[n]`` ascending positions (from 0) of the good lines.
+        bad_lines: int64, positions of the others.
         labels: float32 ``[n]``.
-        dense: int64 ``[n, 13]``, 0 where missing.
-        ids: int64 ``[26, n]``, meaningless where missing.
+        dense: int64 ``[n, 13]``, 0 if missing.
+        ids: int64 ``[26, n]``, undefined if missing.
         present: bool ``[26, n]``.
     """
 
@@ -146,9 +146,9 @@ def transform_dense(counts: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def parse_lines(text: bytes) -> ParsedLines:
-    """Parse whole lines; lines that are not Criteo's are left out and listed."""
+    """Parse whole lines. Skips and lists the lines that are not Criteo's."""
     buffer = np.frombuffer(text, np.uint8)
-    separators = np.flatnonzero(buffer <= 10)  # tab, line end; a NUL or another control character breaks the line
+    separators = np.flatnonzero(buffer <= 10)  # tab and LF; a NUL or another control character makes the line bad
     ends = separators[buffer[separators] == 10]
     num_lines = ends.shape[0]
     lines = np.arange(num_lines, dtype=np.int64)
@@ -166,7 +166,7 @@ def parse_lines(text: bytes) -> ParsedLines:
     present = np.empty((NUM_SPARSE, n), np.bool_)
     bad = np.zeros(n, np.bool_)
     fields = separators.reshape(n, NUM_COLUMNS)
-    # control characters other than tab in place of a separator
+    # A control character other than tab where a separator belongs.
     if np.count_nonzero(buffer[separators] == 9) != n * (NUM_COLUMNS - 1):
         bad |= (buffer[fields[:, :-1]] != 9).any(axis=1)
     for low in range(0, n, _CHUNK_LINES):
@@ -199,7 +199,7 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,16}\Z")
 
 
 def explain_line(line: bytes) -> str | None:
-    """What is wrong with a line (without its line end), or None: the rules of the parser, one line at a time."""
+    """Explain what is wrong with a line (without its line end), or return None: the parser's rules for one line."""
     if b"\0" in line:
         return f"expected text, got a NUL byte at column {line.index(0) + 1} of the line"
     if line.endswith(b"\r"):

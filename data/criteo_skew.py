@@ -1,10 +1,10 @@
-"""How skewed real categorical columns are: one small table of numbers, and the published sizes of the full data sets.
+"""Skew of Criteo's categorical columns, measured and fitted, and the published sizes of the full data set.
 
-Measured on 80,000 examples of the Criteo click logs: the share of missing values, how many distinct ids occur, and
-which share of the accesses goes to the most popular 0.1, 1 and 10 % of them. Beside each the law of `data.zipf` that
-gives the same figures when 80,000 examples are drawn from it (random search over its four numbers; coverages agree
-within 0.04, distinct ids within 8 %). `tests/data/test_criteo_skew.py` draws them again. Batches of
-1024 examples then hold 8,043 different ids and share 28 % of them with the batch before (measured: 7,962 and 29 %).
+Measured on 80,000 examples of the Criteo click logs: the share of missing values, the distinct ids, and the share of
+accesses to the most popular 0.1, 1 and 10 % of them. Beside each column stands the law of `data.zipf` that reproduces
+these figures for 80,000 drawn examples (random search over its four numbers; coverages agree within 0.04, distinct ids
+within 8 %). `tests/data/test_criteo_skew.py` repeats the draw. Batches of 1024 drawn examples hold 8,043 distinct ids
+and share 28 % of them with the previous batch (measured: 7,962 and 29 %).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class ColumnSkew:
 
     Attributes:
         missing: share of examples without a value.
-        distinct: different ids among the values.
+        distinct: distinct ids among the values.
         top_0_1, top_1, top_10: share of accesses to the most popular 0.1, 1, 10 % of the distinct ids, rounded up.
-        law: what to draw ids from to get the like.
+        law: distribution of ids that reproduces these figures.
     """
 
     missing: float

@@ -1,8 +1,8 @@
-"""Synthetic examples written as Criteo's text: whole blocks at once, through a matrix of characters and a mask.
+"""Writes synthetic examples as Criteo's text, whole blocks at a time, through a matrix of characters and a mask.
 
     [rows, width] characters, every field at its widest ──drop leading zeros, missing fields──> bytes of the lines
 
-Reading the text back gives the batches of the synthetic source itself, bit for bit.
+Reading the text back gives the batches of the synthetic source, bit for bit.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ def write_criteo_text(source: SyntheticSource, path: str) -> int:
 def _compressed(raw: BinaryIO, path: str) -> BinaryIO:
     if not path.endswith(".gz"):
         return cast(BinaryIO, io.BufferedWriter(cast(io.RawIOBase, raw)))
-    # no time stamp and no name, so that equal data gives equal files; level 1: five times as fast as the default
+    # Without time stamp and name, so that equal data gives equal files. Level 1 is five times as fast as the default.
     return cast(BinaryIO, gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=1, mtime=0))

@@ -1,11 +1,11 @@
-"""Lines of separated columns: what the readers of such formats share.
+"""Lines of separated columns: the common part of the avazu and movielens readers.
 
-    first line ──> DelimitedFile: where the wanted columns lie      text ──split_fields──> Fields [columns, lines]
-    Fields ──data.digits──> ids, labels, wrong lines ──place_ids──> ids of tables, problems ──good_columns──> Columns
+    first line ──> DelimitedFile: positions of the wanted columns    text ──split_fields──> Fields [columns, lines]
+    Fields ──number_parsing──> ids, labels, bad lines ──place_ids──> ids of tables, problems ──good_columns──> Columns
 
-A format is a list of `Column`s, each with a `Kind`: what the parser accepts and how an error names it. Lines that fail
-are set apart, and one of them is looked at again, alone, to say what is wrong (`explain_line`). LF and CRLF both end a
-line. Quotes have no meaning.
+A format is a list of `Column`s, each with a `Kind`: the values that the parser accepts and their name in errors. Bad
+lines are set aside; `explain_line` then checks the first of them field by field to build the message. LF and CRLF both
+end a line. Quotes have no meaning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "split_fields",
 ]
 
-#: Lines parsed at once: temporaries of some 12 fields x 4,096 lines x 8 B stay in a core's second-level cache.
+#: Lines parsed at once: temporaries of about 12 fields x 4,096 lines x 8 B stay in a core's second-level cache.
 _CHUNK_LINES = 4096
 
 Flags = NDArray[np.bool_]
@@ -46,7 +46,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a column holds: `words` completes "expected …", `pattern` matches a whole field, `test` looks further."""
+    """Values of a column: `words` completes "expected …", `pattern` matches a whole field, `test` checks it further."""
 
     words: str
     pattern: re.Pattern[bytes]
@@ -58,7 +58,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column that a format reads; where it is not `required`, an empty field is a missing value."""
+    """A column that a format reads. An empty field is a missing value unless the column is `required`."""
 
     name: str
     kind: Kind
@@ -67,7 +67,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelimitedFile:
-    """One file: its columns, and the position (from 0) of each column that its format reads, in the format's order."""
+    """One file: its number of columns, and the positions (from 0) of the columns its format reads, in its order."""
 
     path: str
     num_columns: int
@@ -75,10 +75,10 @@ class DelimitedFile:
 
 
 def find_columns(path: str, line: bytes, separator: str, columns: Sequence[Column]) -> DelimitedFile:
-    """The wanted columns by the names in a header line, in any order and among others.
+    """Find the wanted columns by name in a header line, in any order and among others.
 
     Raises:
-        InputError: a name that is missing or there twice.
+        InputError: a name is missing or appears twice.
     """
     text = line.decode("utf-8-sig", "backslashreplace").rstrip("\r\n")
     names = [name.strip().strip('"') for name in text.split(separator)]
@@ -94,14 +94,14 @@ def find_columns(path: str, line: bytes, separator: str, columns: Sequence[Colum
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fields:
-    """The n well-formed lines of a text: those with the right number of columns and no NUL.
+    """The n well-formed lines of a text: those with the right number of columns and without NUL.
 
     Attributes:
         text: all lines.
-        num_lines: all of them.
-        lines: int64 ``[n]``, ascending positions (from 0) of the well-formed ones.
-        ends, widths: int64 ``[num_columns, n]``: where each field ends, and its bytes.
-        words: of `data.number_parsing.digit_words`.
+        num_lines: number of all lines.
+        lines: int64 ``[n]``, ascending positions (from 0) of the well-formed lines.
+        ends, widths: int64 ``[num_columns, n]``: end of each field in the text, and its bytes.
+        words: from `data.number_parsing.digit_words`.
     """
 
     text: bytes
@@ -112,7 +112,7 @@ class Fields:
     words: Words
 
     def integers(self, positions: Sequence[int]) -> tuple[Positions, Flags]:
-        """Decimal columns: int64 ``[columns, n]`` (0 where empty), and which lines hold something else."""
+        """Decimal columns: int64 ``[columns, n]`` (0 if empty), and flags of the lines that hold anything else."""
         return self._numbers(parse_integers, positions)
 
     def hexadecimals(self, positions: Sequence[int]) -> tuple[Positions, Flags]:
@@ -132,15 +132,15 @@ class Fields:
         return values, wrong
 
     def present(self, positions: Sequence[int]) -> Flags:
-        """Bool ``[columns, n]``: which fields are not empty."""
+        """Bool ``[columns, n]``: fields that are not empty."""
         there: Flags = self.widths[np.array(positions, np.int64)] > 0
         return there
 
     def distinct(self, position: int, value: Callable[[bytes], float | None]) -> tuple[NDArray[np.float64], Flags]:
-        """A column with few distinct texts: `value` of each (called once per distinct text); None is wrong.
+        """Map a column with few distinct texts by `value`, called once per distinct text; None marks a bad field.
 
         Returns:
-            float64 ``[n]``, and which lines are wrong: those, and fields of more than 8 bytes.
+            float64 ``[n]``, and flags of bad lines: those, and fields of more than 8 bytes.
         """
         ends, widths = self.ends[position], self.widths[position]
         words = byte_words(self.text, ends, widths)
@@ -176,7 +176,7 @@ def split_fields(text: bytes, separator: bytes, num_columns: int) -> Fields:
 
 
 def explain_line(line: bytes, separator: bytes, file: DelimitedFile, columns: Sequence[Column]) -> str | None:
-    """What is wrong with a line (without its LF), or None: the rules of the parser, one field at a time."""
+    """Explain what is wrong with a line (without its LF), or return None: the parser's rules, one field at a time."""
     if b"\0" in line:
         return f"expected text, got a NUL at byte {line.index(0) + 1} of the line"
     fields = line.removesuffix(b"\r").split(separator)
@@ -191,14 +191,16 @@ def explain_line(line: bytes, separator: bytes, file: DelimitedFile, columns: Se
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """Something wrong with some of n lines: int64 ascending positions among them, and what it is of the first one."""
+    """Bad lines among n: int64 ascending positions, and the explanation for the first of them."""
 
     lines: Positions
     reason: str
 
 
 def place_ids(table: Table, ids: Positions, present: Flags) -> tuple[Positions, Problem | None]:
-    """The ids of one feature, int64 ``[n]``, as rows of its table: hashed if it says so, else checked against it."""
+    """Map the ids of one feature, int64 ``[n]``, to rows of its table: hashed if the table hashes, else checked for
+    range.
+    """
     if table.hash and table.rows is not None:
         return hash_ids(ids, table.rows), None
     if table.rows is None or first_out_of_range(ids[present], table) is None:
@@ -220,20 +222,20 @@ def good_columns(
     error: Callable[[bytes], str | None] | None,
     block: Block,
 ) -> Columns:
-    """The columns of a block, its bad rows left out.
+    """The columns of a block without its bad rows.
 
     Args:
-        fields: its n well-formed lines.
-        schema: the first features are those of `ids`, the rest those of `bags`.
+        fields: the n well-formed lines of the block.
+        schema: its first features are those of `ids`, the rest those of `bags`.
         labels: float32 ``[n]``.
-        ids, present: ``[features, n]``, before tables are applied.
-        wrong: bool ``[n]``: lines that are not what their columns must hold.
-        bags: values, before tables are applied, and lengths of features with several ids; in range, unless hashed.
+        ids, present: ``[features, n]``, before mapping to tables.
+        wrong: bool ``[n]``: lines with a field of the wrong kind.
+        bags: values, before mapping to tables, and lengths of multi-hot features; in range unless hashed.
         error: explains a line; None: bad rows are skipped.
-        block: where the lines are from, for errors.
+        block: source of the lines, for errors.
 
     Raises:
-        InputError: a bad row, unless they are skipped.
+        InputError: a bad row, unless bad rows are skipped.
     """
     problems = []
     for number in range(ids.shape[0]):

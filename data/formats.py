@@ -1,4 +1,4 @@
-"""The table of data formats: a name in the configuration, and what opens it. Readers are imported when asked for."""
+"""The table of data formats: each name in the configuration and its opener. Readers are imported on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FORMATS", "open_source"]
 
 
 def _fixed_schema(config: DataConfig, schema: DataSchema, *sections: str) -> tuple[DataSchema, Mapping[str, Any]]:
-    """The `schema` of a format whose columns are fixed, as the schema file changes it, and the content of that file.
+    """The schema of a format with fixed columns after the overrides of the schema file, and the content of that file.
 
     Raises:
         InputError: the file holds more than tables and the `sections` of the format.
@@ -91,14 +91,14 @@ FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
 
 
 def open_source(config: DataConfig, seed: int = 0) -> Source:
-    """The source a configuration names.
+    """The configured source.
 
     Args:
         config: the `data` section.
         seed: of synthetic data.
 
     Raises:
-        InputError: unknown format, missing file, or a schema that cannot be used.
+        InputError: unknown format, missing file, or an unusable schema.
     """
     opener = FORMATS.get(config.format)
     if opener is None:

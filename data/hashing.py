@@ -1,9 +1,9 @@
-"""Two fixed bijections of integers, and the checks that ids are what their table allows.
+"""Two fixed bijections of integers, and the range check of ids.
 
-    raw 64-bit id ──mix64──> well-spread 64-bit word ──modulo rows──> bucket of a hashed table
+    raw 64-bit id ──mix64──> uniformly distributed 64-bit word ──modulo rows──> bucket of a hashed table
     popularity rank ──scramble40──> 40-bit id of a synthetic table
 
-Both functions are part of the data format: changing them changes which row an id means.
+Both bijections are part of the data format: changing one changes which row an id means.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def hash_ids(ids: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 
 
 def scramble40(ranks: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
-    """A bijection of ``[0, 2**40)`` chosen by `salt`: ids that look like the hashes of real logs, without collisions.
+    """A bijection of ``[0, 2**40)`` chosen by `salt`: collision-free ids that look like the hashes of real logs.
 
-    Adding, multiplying by an odd number and xor-shifting to the right are each invertible modulo 2**40.
+    Addition, multiplication by an odd number and a right xor-shift are each invertible modulo 2**40.
     """
     offset = np.uint64(int(mix64(np.array([salt], np.uint64))[0]) & ((1 << 40) - 1))
     words = (ranks.view(np.uint64) + offset) & _MASK_40
@@ -55,7 +55,7 @@ def scramble40(ranks: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
 
 
 def first_out_of_range(ids: NDArray[np.int64], table: Table) -> int | None:
-    """Position of the first id outside ``[0, rows)`` of a bounded table that does not hash; None if there is none."""
+    """Position of the first id outside ``[0, rows)`` of a bounded table without hashing; None if there is none."""
     if table.rows is None or table.hash or not ids.size:
         return None
     if int(ids.min()) >= 0 and int(ids.max()) < table.rows:

@@ -185,7 +185,7 @@ class LookaheadLoader:
         return dataclasses.replace(batch, reader_state=self.state())
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch served, JSON-able. A loader created with it serves the rest, bit for bit."""
+        """The position after the last batch served, JSON-able. A loader resumed from it serves the rest bit for bit."""
         return self._position.to_state(self._order)
 
     def skipped_rows(self) -> int:

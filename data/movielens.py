@@ -1,14 +1,14 @@
-"""MovieLens' ratings, in the three layouts they were published in; the first line tells which it is.
+"""MovieLens' ratings in their three published layouts; the first line tells which.
 
     u.data        user TAB film TAB rating TAB time           100k
     ratings.dat   user::film::rating::time                    1M, 10M
     ratings.csv   userId,movieId,rating,timestamp             latest, 20M, 25M, 32M; with a header, columns by name
 
-    label     1 where the rating is at least 4 ([movielens] positive_rating of the schema file), else 0
-    user, film                    ids, as they are
-    genres    several per film, where movies.csv, movies.dat or u.item lies beside the ratings; averaged
+    label     1 if the rating is at least 4 ([movielens] positive_rating of the schema file), else 0
+    user, film                    raw ids
+    genres    multi-hot, mean-pooled; if movies.csv, movies.dat or u.item lies beside the ratings
 
-No dense columns; the time is not read. A folder is searched for the ratings by their names.
+No dense columns; the time is ignored. In a folder, the ratings are found by name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, rea
 
 __all__ = ["MovieLensSource", "find_genres", "movielens_schema"]
 
-#: Names of rating files in a folder, each of them perhaps followed by .gz.
+#: Names of rating files in a folder, each optionally followed by .gz.
 RATING_FILES = ("ratings.csv", "ratings.dat", "u.data")
 
 _NUMBER = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _ID = Kind(words="an integer of up to 16 digits", pattern=re.compile(rb"-?[0-9]{1,16}"))
 _RATING = Kind(
     words="a rating of up to 8 characters, like 3.5", pattern=_NUMBER, test=lambda text: len(text) <= 8
-)  # that much fits into a word
-#: The columns that are read, under their names in ratings.csv.
+)  # the size of a word
+#: The columns read, by their names in ratings.csv.
 COLUMNS = (
     Column(name="userId", kind=_ID, required=True),
     Column(name="movieId", kind=_ID, required=True),
@@ -50,18 +50,18 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A layout of ratings: what separates columns, and whether the first line names them."""
+    """A layout of ratings: the separator of its columns, and whether the first line names them."""
 
     separator: str
     header: bool = False
 
     @property
     def split_at(self) -> bytes:
-        """The one byte at which the reader splits."""
+        """The single byte that the reader splits at."""
         return b"," if self.separator == "," else b"\t"
 
     def starts(self, line: bytes) -> bool:
-        """Whether a file with this first line is of this form."""
+        """Whether a file with this first line has this form."""
         separators = line.count(self.separator.encode())
         return separators >= 2 and not line[:1].isdigit() if self.header else separators == 3
 
@@ -70,7 +70,7 @@ FORMS = (Form(separator="::"), Form(separator="\t"), Form(separator=",", header=
 
 
 def movielens_schema(with_genres: bool) -> DataSchema:
-    """Features and tables `user`, `film` and perhaps `genres`: raw 64-bit ids; genres are averaged."""
+    """Features and tables `user`, `film` and optionally `genres`: raw 64-bit ids; genres are mean-pooled."""
     names = ("user", "film", "genres") if with_genres else ("user", "film")
     return DataSchema(
         label="liked",
@@ -94,13 +94,13 @@ class MovieLensSource(TextSource):
     """One file of ratings.
 
     Attributes:
-        ratings: the file of them.
+        ratings: the file.
         form: its layout.
         genres: of films, or None.
-        positive_rating: the least rating whose label is 1.
-        schema: `movielens_schema`; tables may be hashed or bounded.
+        positive_rating: the lowest rating with label 1.
+        schema: `movielens_schema`; tables can be hashed or bounded.
         bad_rows: stop or skip.
-        block_bytes: text in a block, about.
+        block_bytes: approximate text in a block.
     """
 
     ratings: DelimitedFile
@@ -121,10 +121,10 @@ class MovieLensSource(TextSource):
 
     @classmethod
     def at(cls, path: str, **options: object) -> MovieLensSource:
-        """The source of a file or folder, its layout told from the first line.
+        """The source of a file or folder; the first line tells its layout.
 
         Raises:
-            InputError: there is none, or its first line is of no known layout.
+            InputError: it does not exist, or its first line has no known layout.
         """
         file = _rating_file(path)
         line = first_line(file)
@@ -156,7 +156,7 @@ class MovieLensSource(TextSource):
 
     def read(self, block: Block) -> Columns:
         text = read_text(block)
-        if self.form.separator == "::":  # fields are split at single bytes; a tab is part of none
+        if self.form.separator == "::":  # fields are split at a single byte, so tabs replace '::'
             text = text.replace(b"\t", b"?").replace(b"::", b"\t")
         fields = split_fields(text, self.form.split_at, self.ratings.num_columns)
         *columns, rating = self.ratings.positions
@@ -176,7 +176,7 @@ class MovieLensSource(TextSource):
         )
 
     def _explain(self, line: bytes) -> str | None:
-        """What is wrong with a line of the text as it was split."""
+        """Explain what is wrong with a line of the text after replacement of its separators."""
         if self.form.separator == "::":
             line = line.replace(b"\t", b"::")
         return explain_line(line, self.form.separator.encode(), self.ratings, COLUMNS)

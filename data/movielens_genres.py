@@ -1,11 +1,11 @@
-"""The genres of MovieLens' films, from the file beside the ratings: a list of genre numbers per film.
+"""The genres of MovieLens' films, read from the file beside the ratings: a list of genre numbers per film.
 
-    movies.csv   movieId,title,genres        genres joined by |, titles perhaps in quotes
+    movies.csv   movieId,title,genres        genres joined by |, titles optionally quoted
     movies.dat   movie::title::genres
     u.item       movie|title|three more|19 flags, the first of them for "unknown"
 
-Genres of the first two are numbered by the alphabet of those that occur; those of u.item by its columns. A film whose
-genres nobody knows ("(no genres listed)", "unknown", not in the file at all) has none. Empty lines are passed over.
+Genres of the first two are numbered alphabetically, those of u.item by column. A film without known genres ("(no genres
+listed)", "unknown", or not in the file) has an empty list. Empty lines are skipped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NUM_FLAGS = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FilmGenres:
-    """Films in CSR form.
+    """Genres of films in CSR form.
 
     Attributes:
-        path: of the file they are from.
+        path: the file they come from.
         films: int64 ``[films]``, ascending.
         bounds: int64 ``[films + 1]``: the genres of film i are ``genres[bounds[i]:bounds[i + 1]]``.
         genres: int64, numbers from 0.
@@ -49,7 +49,7 @@ class FilmGenres:
         return int(self.genres.max(initial=-1)) + 1
 
     def of(self, films: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The genres of films, one film after the other, and the number of each; unknown films have none."""
+        """The concatenated genres of some films, and the number of genres of each; unknown films have none."""
         places = np.minimum(np.searchsorted(self.films, films), max(self.films.size - 1, 0))
         known = self.films[places] == films if self.films.size else np.zeros(films.shape, np.bool_)
         first = np.where(known, self.bounds[places], 0)
@@ -60,15 +60,15 @@ class FilmGenres:
 
 
 def read_genres(path: str) -> FilmGenres:
-    """Read `movies.csv`, `movies.dat` or `u.item`, told apart by name.
+    """Read `movies.csv`, `movies.dat` or `u.item`, chosen by name.
 
     Raises:
-        InputError: the file cannot be read, or a line is not of its form.
+        InputError: the file is unreadable, or a line is malformed.
     """
     read = SIDE_FILES[Path(path).name]
     rows: dict[int, list[str]] = {}
     try:
-        # all bytes are characters of Latin-1; titles, the only texts beyond ASCII, are not looked at
+        # Latin-1 decodes any byte; only titles, which are ignored, go beyond ASCII.
         with open(path, encoding="latin-1", newline="") as stream:
             for line, film, names in read(path, stream):
                 if not film.isascii() or not film.isdigit() or len(film) > 18:
@@ -112,7 +112,7 @@ def _csv_rows(path: str, stream: Iterator[str]) -> Rows:
 
 
 def _lines(stream: Iterator[str]) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, without their ends, and their numbers."""
+    """Non-empty lines without line ends, and their numbers."""
     lines = ((number, text.rstrip("\r\n")) for number, text in enumerate(stream, start=1))
     return ((number, text) for number, text in lines if text)
 
@@ -132,11 +132,11 @@ def _item_rows(path: str, stream: Iterator[str]) -> Rows:
         if len(flags) != _NUM_FLAGS or not set(flags) <= {"0", "1"}:
             expected = f"{_FIRST_FLAG + _NUM_FLAGS} columns separated by '|', the last {_NUM_FLAGS} of them 0 or 1"
             raise InputError(f"{path}:{line}: expected {expected}, got {text[-80:]!r}")
-        # zero-padded, so that their alphabet is the order of the columns; the first flag means "unknown"
+        # Zero-padded, so that alphabetical order is column order. The first flag means "unknown".
         yield line, fields[0], [f"{number:02}" for number, flag in enumerate(flags) if flag == "1" and number]
 
 
-#: Name of a file beside the ratings -> how its lines are read: line number, film, names of its genres.
+#: By file name: the parser of its lines, which yields line number, film and names of its genres.
 SIDE_FILES: Mapping[str, Callable[[str, Iterator[str]], Rows]] = {
     "movies.csv": _csv_rows,
     "movies.dat": _dat_rows,

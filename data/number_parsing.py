@@ -1,9 +1,9 @@
-"""Numbers out of text, many fields at once: no loop over fields, none over characters.
+"""Parses numbers in text, many fields at once, without a loop over fields or characters.
 
-    text ──translate──> nibbles        every byte becomes its digit value, or a flag: '-' or "not a digit"
+    text ──translate──> nibbles        each byte becomes its digit value, or a flag: '-' or "not a digit"
     nibbles ──8-byte loads ending at each field's end──> words of 8 digits ──3 multiply-adds──> numbers
 
-A field of up to 16 digits is two words. What is not a number is flagged, never guessed.
+A field of up to 16 digits is two words. Fields that are not numbers are flagged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Positions = NDArray[np.int64]
 
 _MINUS = 0x20
 _NOT_A_DIGIT = 0x40
-#: Loads may begin 16 bytes before a field's end, and read 8 bytes from the start of an empty field at the text's end.
+#: Loads begin up to 16 bytes before a field's end, and read 8 bytes from the start of an empty field at the text's end.
 _PADDING = b"\0" * 16
 
 
@@ -49,7 +49,7 @@ _KEEP_LAST = np.array([(2**64 - 1) ^ ((1 << (8 * (8 - k))) - 1) for k in range(9
 
 
 def digit_words(text: bytes) -> Words:
-    """What `parse_hex` and `parse_integers` read: the 8 bytes at every position of the padded text, as digit values."""
+    """Input of `parse_hex` and `parse_integers`: the 8 bytes at every position of the padded text, as digit values."""
     return _words(text.translate(_NIBBLES))
 
 
@@ -60,7 +60,7 @@ def byte_words(text: bytes, ends: Positions, widths: Positions) -> Words:
 
 def _words(text: bytes) -> Words:
     padded = b"".join((_PADDING, text, _PADDING))
-    # an unaligned view, one word per byte position; numpy copies elements of such views safely
+    # An unaligned view, one word per byte position; numpy copies elements of such views safely.
     return np.ndarray((len(padded) - 7,), "<u8", padded, 0, (1,))
 
 
@@ -82,14 +82,14 @@ def _combine(digits: Words, base: int) -> Words:
 
 
 def parse_hex(words: Words, ends: Positions, widths: Positions) -> tuple[Positions, NDArray[np.bool_]]:
-    """Hexadecimal fields as int64 (two's complement), and which of them are not up to 16 hexadecimal digits.
+    """Parse hexadecimal fields as int64 (two's complement).
 
     Args:
-        words: of `digit_words`.
-        ends, widths: int64 of one shape: where each field ends in the text (past its last digit), and its bytes.
+        words: from `digit_words`.
+        ends, widths: int64 of one shape: end of each field in the text (past its last digit), and its bytes.
 
     Returns:
-        values and flags of that shape; an empty field is 0 and not wrong.
+        values, and flags of the fields that are not up to 16 hexadecimal digits; an empty field is 0 and valid.
     """
     digits = _load(words, ends, widths)
     wrong = widths > 16
@@ -105,8 +105,8 @@ def parse_hex(words: Words, ends: Positions, widths: Positions) -> tuple[Positio
 
 
 def parse_integers(words: Words, ends: Positions, widths: Positions) -> tuple[Positions, NDArray[np.bool_]]:
-    """Decimal fields, perhaps negative, as int64, and which are not up to 16 digits. As `parse_hex` otherwise."""
-    # the sign is the byte before the first digit: look at the field's first byte
+    """Parse decimal fields, optionally negative, of up to 16 digits; otherwise as `parse_hex`."""
+    # The sign is the field's first byte.
     first = words[ends - widths + len(_PADDING)] & np.uint64(0xFF)
     negative = (first == _MINUS) & (widths > 1)
     widths = widths - negative
@@ -125,6 +125,6 @@ def parse_integers(words: Words, ends: Positions, widths: Positions) -> tuple[Po
 
 
 def quote(text: bytes) -> str:
-    """The beginning of a field as an error message shows it."""
+    """The beginning of a field, quoted for an error message."""
     shown = text[:40].decode("ascii", "backslashreplace")
     return repr(shown + ("…" if len(text) > 40 else ""))

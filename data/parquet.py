@@ -1,10 +1,10 @@
-"""Parquet (or Arrow IPC) files: scalar and list columns named by a schema TOML, or by the file itself.
+"""Reader of parquet and Arrow IPC files: scalar and list columns named by a schema TOML or by the file itself.
 
     row group ──pyarrow──> Arrow columns ──no copy where possible──> values, lengths, dense, labels ──checks──> Columns
 
-null id or list = empty bag; null dense value = 0; dense values are taken as they are. A row is bad when its label is
-null or not finite, a dense value is not finite, an id lies outside its table, a list holds a null, or ids and weights
-differ in number. Rows are numbered from 0 within their file.
+A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if its label is
+null or not finite, a dense value is not finite, an id lies outside its table, a list holds a null, or the numbers of
+ids and weights differ. Rows are numbered from 0 within their file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from data.text_files import list_files
 
 __all__ = ["ParquetSource"]
 
-#: Rows in a block at most: with 26 ids and 13 dense values about 24 MB of columns.
+#: Most rows in a block: with 26 ids and 13 dense values about 24 MB of columns.
 BLOCK_ROWS = 65_536
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -44,7 +44,7 @@ class ParquetSource:
         weights: (feature, weight column) pairs.
         multi_hot: features read from list columns.
         bad_rows: stop or skip.
-        block_rows: rows in a block at most.
+        block_rows: most rows in a block.
     """
 
     files: tuple[str, ...]
@@ -58,10 +58,10 @@ class ParquetSource:
     def at(
         cls, path: str, *, schema_path: str = "", bad_rows: str = "stop", block_rows: int = BLOCK_ROWS
     ) -> ParquetSource:
-        """The source of a file or folder; without a schema TOML the first file must carry its schema.
+        """The source of a file or folder; without a schema TOML the first file must hold its schema.
 
         Raises:
-            InputError: no file, no schema, or a column that is missing or of a type that cannot be used.
+            InputError: no file, no schema, or a column that is missing or of an unsupported type.
         """
         files = list_files(path, _SUFFIXES)
         first = open_arrow(files[0])
@@ -94,7 +94,7 @@ class ParquetSource:
         return f"parquet/{self.block_rows}"
 
     def check_columns(self, path: str, schema: pa.Schema) -> None:
-        """InputError unless the file has every column, of a type that can be used."""
+        """Raise InputError unless the file has every column, in a supported type."""
         for name in (self.schema.label, *self.schema.dense):
             kind = _column_type(path, schema, name)
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -171,9 +171,9 @@ def _single(column: pa.ChunkedArray) -> pa.Array:
 
 @dataclass(slots=True, kw_only=True)
 class _BlockReader:
-    """One block on its way to `Columns`.
+    """Converts one block to `Columns`.
 
-    `problems` collects (ascending bad rows of the block, what is wrong with the first of them).
+    `problems` collects (ascending bad rows of the block, explanation for the first of them).
     """
 
     source: ParquetSource
@@ -230,7 +230,7 @@ class _BlockReader:
         return numbers
 
     def _ids(self, feature: Feature, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Ids of one feature; fills in its lengths."""
+        """Ids of one feature; writes its lengths to `lengths`."""
         array = _single(self.table.column(feature.name))
         if _is_list(array.type):
             lengths[:] = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
@@ -272,7 +272,7 @@ class _BlockReader:
         if differ.size:
             reason = f"expected as many weights in {name!r} as ids in {feature.name!r}, got another number"
             self.problems.append((differ, reason))
-            # the bad rows are dropped in a moment; keep the arrays' shapes right until then
+            # Bad rows are dropped later; until then the shapes of the arrays must agree.
             return np.ones(num_ids, np.float32) if self.source.bad_rows == "stop" else _refit(weights, counts, lengths)
         finite = np.isfinite(weights)
         if not finite.all():
@@ -282,12 +282,12 @@ class _BlockReader:
 
 
 def _row_of(lengths: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Row of the block each id position of one feature belongs to."""
+    """Row within the block of each id position of one feature."""
     return np.searchsorted(np.cumsum(lengths, dtype=np.int64), positions, side="right").astype(np.int64)
 
 
 def _refit(weights: NDArray[np.float32], counts: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.float32]:
-    """`weights` with the rows where `counts` and `lengths` differ replaced by ones of the right number."""
+    """`weights` with ones in the rows where `counts` and `lengths` differ."""
     fitted = np.ones(int(lengths.sum()), np.float32)
     same = counts == lengths
     fitted[np.repeat(same, lengths)] = weights[np.repeat(same, counts)]

@@ -1,4 +1,4 @@
-"""The columns of a data set: Criteo's fixed ones, or those a schema TOML names.
+"""The schema TOML of a data set, which names its columns, and Criteo's fixed columns.
 
     label = "click"                              # parquet, synthetic
     dense = ["age", "price"]
@@ -8,7 +8,7 @@
     dim = 16
 
     [tables.items]                               # of one table; all keys optional
-    rows = 100000                                # ids lie in [0, rows); left out: any 64-bit id
+    rows = 100000                                # ids lie in [0, rows); absent: any 64-bit id
     hash = true                                  # raw ids are hashed into [0, rows)
     dim = 32
     pooling = "mean"                             # sum, mean or none
@@ -18,7 +18,7 @@
     [movielens]                                  # see data.movielens
     positive_rating = 4.0
 
-With avazu-csv, criteo-tsv and movielens the columns are fixed: a schema file may only hold `table_defaults`, `tables`
+The columns of avazu-csv, criteo-tsv and movielens are fixed: their schema file can only hold `table_defaults`, `tables`
 and, for movielens, its section.
 """
 
@@ -62,7 +62,7 @@ class SchemaFile:
     """A parsed schema TOML.
 
     Attributes:
-        schema: the columns it names.
+        schema: its columns.
         weights: feature name -> name of its weight column.
         synthetic: the `[synthetic]` section, unparsed.
     """
@@ -73,7 +73,7 @@ class SchemaFile:
 
 
 def criteo_schema() -> DataSchema:
-    """Criteo's click logs: label, I1..I13, C1..C26; a table of raw 64-bit ids per feature, named like it."""
+    """Criteo's click logs: label, I1..I13, C1..C26; one table of raw 64-bit ids per feature, with its name."""
     names = [f"C{number}" for number in range(1, 27)]
     return DataSchema(
         label="label",
@@ -84,7 +84,7 @@ def criteo_schema() -> DataSchema:
 
 
 def check_keys(where: str, value: Mapping[str, Any], types: Mapping[str, type]) -> None:
-    """InputError unless every key of `value` is in `types` and has that type (an int passes for a float)."""
+    """Raise InputError unless every key of `value` is in `types` and has that type (an int is accepted as a float)."""
     for key, item in value.items():
         if key not in types:
             raise InputError(f"{where}: unknown key {key!r}, known keys: {', '.join(types)}")
@@ -95,10 +95,10 @@ def check_keys(where: str, value: Mapping[str, Any], types: Mapping[str, type]) 
 
 
 def read_schema_file(path: str) -> Mapping[str, Any]:
-    """The raw content of a schema TOML, its top-level keys checked.
+    """The content of a schema TOML, with checked top-level keys.
 
     Raises:
-        InputError: no such file, not TOML, or an unknown key.
+        InputError: no such file, invalid TOML, or an unknown key.
     """
     try:
         value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -116,7 +116,7 @@ def read_schema_file(path: str) -> Mapping[str, Any]:
 
 
 def override_tables(path: str, value: Mapping[str, Any], schema: DataSchema) -> DataSchema:
-    """`schema` with the tables that a schema file (content `value`) changes."""
+    """`schema` with the table overrides of a schema file (content `value`)."""
     overrides = value.get("tables", {})
     names = [table.name for table in schema.tables]
     for name in overrides:
@@ -133,7 +133,7 @@ def override_tables(path: str, value: Mapping[str, Any], schema: DataSchema) -> 
 
 
 def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
-    """The columns named by the content of a schema file.
+    """The columns named in a schema file.
 
     Raises:
         InputError: label or sparse missing, an unknown key, another format's section, a name used twice, a table

@@ -1,24 +1,24 @@
-"""Click logs drawn from a seed: skewed ids, counts, and labels that a model can learn. Every block is a pure function.
+"""Synthetic click logs from a seed: skewed ids, counts, and labels that a model can learn. Blocks are pure functions.
 
     (seed, block) ──Philox──> uniforms ──zipf──> ranks ──scramble──> ids ─┐
-                                       ──log-normal──> counts ────────────┼─ planted logistic model ──> labels
+                                       ──log-normal──> counts ────────────┼─ label model ──> labels
                                                                           └──> Columns, or Criteo's text
-Without a schema the data has Criteo's shape, with the skews of `data.criteo_skew`. A schema TOML may hold
+Without a schema the data has Criteo's shape, with the skews of `data.criteo_skew`. A schema TOML can hold
 
     [synthetic]
     rows = 200000              # examples
-    label_rate = 0.25          # share of ones, about
-    profile = "criteo-kaggle"  # without columns of its own: ids at full scale; or "criteo-sample"
-    tables = 26                # without columns of its own: C1..Cn
+    label_rate = 0.25          # expected share of label 1
+    profile = "criteo-kaggle"  # without own columns: ids at full scale; or "criteo-sample"
+    tables = 26                # without own columns: C1..Cn
 
     [synthetic.features.item]  # defaults: the skew of one of Criteo's columns
     vocabulary = 1000000
     exponent = 1.1             # see data.zipf for exponent, shift, head
     missing = 0.05             # share of empty bags
-    bag = 8                    # ids in a bag, on average
+    bag = 8                    # mean ids in a bag
     bag_law = "poisson"        # fixed, poisson or geometric (both at least 1)
 
-Only uniforms are drawn from numpy's generator and turned into other laws here: its raw streams never change.
+Only uniforms come from numpy's generator, whose raw streams never change; other distributions are computed here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["RawBlock", "SyntheticSource"]
 #: Examples in a block: about 20 ms of drawing.
 BLOCK_ROWS = 16_384
 
-#: Share of missing dense values, and medians and spreads (natural log) of the counts: the range seen in click logs.
+#: Share of missing dense values, and medians and spreads (natural log) of the counts: typical of click logs.
 _DENSE_MISSING = 0.1
 _DENSE_MEDIANS = (1.0, 2.5, 2.0, 1.2, 7.0, 3.0, 1.5, 2.2, 3.6, 0.4, 0.8, 0.3, 1.4)
 _DENSE_SPREADS = (1.0, 1.6, 1.1, 0.9, 1.8, 1.5, 1.3, 0.9, 1.2, 0.6, 0.8, 0.7, 1.0)
@@ -52,11 +52,11 @@ _DENSE_SPREADS = (1.0, 1.6, 1.1, 0.9, 1.8, 1.5, 1.3, 0.9, 1.2, 0.6, 0.8, 0.7, 1.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawBlock:
-    """A block before the dense values are transformed.
+    """A block before the dense transform.
 
     Attributes:
         labels: float32 ``[n]``.
-        counts: int64 ``[n, num_dense]``, 0 where missing.
+        counts: int64 ``[n, num_dense]``, 0 if missing.
         dense_present: bool ``[n, num_dense]``.
         ids: per feature, int64 ``[its occurrences]``.
         lengths: int32 ``[num_features, n]``.
@@ -75,10 +75,10 @@ class SyntheticSource:
 
     Attributes:
         schema: columns.
-        features: how to draw each feature of the schema, in its order.
+        features: distribution of each feature of the schema, in its order.
         rows: examples.
-        seed: of everything drawn.
-        label_rate: share of ones, about.
+        seed: of all draws.
+        label_rate: expected share of label 1.
     """
 
     schema: DataSchema
@@ -123,7 +123,7 @@ class SyntheticSource:
 
     def read(self, block: Block) -> Columns:
         raw = self.draw(block)
-        # float64 log1p rounded once: what the text reader makes of the same counts
+        # float64 log1p, rounded once: equals the text reader's result for the same counts.
         dense = np.log1p(raw.counts.astype(np.float64)).astype(np.float32)
         weights = None
         if any(feature.weighted for feature in self.schema.features):
@@ -139,7 +139,7 @@ class SyntheticSource:
         )
 
     def draw(self, block: Block) -> RawBlock:
-        """The examples of a block. Always draws a whole block, so that `rows` only says where the data ends."""
+        """The examples of a block. Always draws a whole block, so that `rows` decides only where the data ends."""
         drawn = self._draw_all(self.seed, block.start // BLOCK_ROWS)
         chance = _model(dataclasses.replace(self, seed=0, rows=1)).chance(drawn.dense_part, drawn.id_part)
         keep = block.stop - block.start
@@ -152,7 +152,7 @@ class SyntheticSource:
         )
 
     def _draw_all(self, seed: int, number: int) -> _Drawn:
-        """Block number `number` of the data with this seed, before labels are decided."""
+        """Block `number` of the data with this seed, before labels are drawn."""
         key = np.array([seed & (2**64 - 1), number], np.uint64)
         generator = np.random.Generator(np.random.Philox(key=key))
         counts, dense_present = self._draw_dense(generator)
@@ -194,7 +194,7 @@ class SyntheticSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Drawn:
-    """A whole block and the parts of its logits; `uniforms` decide the labels."""
+    """A whole block and the parts of its logits; the labels follow from `uniforms`."""
 
     counts: NDArray[np.int64]
     dense_present: NDArray[np.bool_]
@@ -207,6 +207,6 @@ class _Drawn:
 
 @lru_cache(maxsize=8)
 def _model(source: SyntheticSource) -> LabelModel:
-    """The model of a source, calibrated on a block that no source serves: the same for every seed and size."""
+    """The label model of a source, calibrated on a block that no source serves: the same for every seed and size."""
     sample = source._draw_all(0, 2**64 - 1)
     return calibrate(sample.dense_part, sample.id_part, source.label_rate)

@@ -1,4 +1,4 @@
-"""Options of synthetic data: the `[synthetic]` section of a schema TOML turned into checked records."""
+"""Options of synthetic data: the checked `[synthetic]` section of a schema TOML."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _FEATURE_KEYS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticFeature:
-    """How one sparse column is drawn.
+    """Distribution of one sparse column.
 
     Attributes:
         law: of its ids.
         missing: share of empty bags.
-        bag: ids in a bag that is not empty: the number, or its mean; at least 1.
+        bag: ids in a non-empty bag: the number, or its mean; at least 1.
         bag_law: fixed; poisson (1 + Poisson(bag - 1)); geometric (from 1, mean bag).
     """
 
@@ -84,7 +84,7 @@ class SyntheticFeature:
 
 
 def _poisson_steps(mean: float) -> NDArray[np.float64]:
-    """Distribution function of Poisson(mean) at 0, 1, 2, … until nothing is left in float64."""
+    """Cumulative distribution of Poisson(mean) at 0, 1, 2, … until the tail vanishes in float64."""
     numbers = np.arange(int(mean + 40 * math.sqrt(mean + 1) + 40))
     logs = numbers * math.log(mean) if mean else np.where(numbers == 0, 0.0, -np.inf)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(numbers[1:], 1)))])
@@ -93,7 +93,7 @@ def _poisson_steps(mean: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticOptions:
-    """Everything but the seed: columns, how each sparse one is drawn, examples, share of ones."""
+    """All settings but the seed: columns, distribution of each sparse column, examples, share of label 1."""
 
     schema: DataSchema
     features: tuple[SyntheticFeature, ...]
@@ -168,7 +168,7 @@ def _features(
 
 
 def _feature(number: int, table: Table, profile: str, override: Mapping[str, Any]) -> SyntheticFeature:
-    """The skew of one of Criteo's columns (they are taken in turn), with what the schema changes."""
+    """The skew of one of Criteo's columns, taken in turn, with the overrides of the schema."""
     skew = COLUMNS[number % len(COLUMNS)]
     vocabulary = skew.law.vocabulary
     if profile == "criteo-kaggle":

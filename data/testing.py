@@ -1,4 +1,4 @@
-"""One suite for every reader: the same tail from every position, the same batches whatever reads them."""
+"""Conformance suite of readers: resumable at every position, and independent of how blocks are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeLoader = Callable[[dict[str, Any] | None], LookaheadLoader]
 
 
 def assert_same_batches(got: Iterable[Batch], expected: Iterable[Batch]) -> None:
-    """AssertionError naming the first batch and field that differ, bit for bit and type for type."""
+    """Raise AssertionError naming the first batch and field that differ, bit for bit and type for type."""
     for left, right in zip(got, expected, strict=True):
         for item in dataclasses.fields(Batch):
             a, b = getattr(left, item.name), getattr(right, item.name)
@@ -37,13 +37,14 @@ def assert_same_batches(got: Iterable[Batch], expected: Iterable[Batch]) -> None
 
 
 def read_all(loader: LookaheadLoader) -> list[Batch]:
-    """Every batch of a loader that has not been entered yet."""
+    """Every batch of a loader that is not yet entered."""
     with loader:
         return list(loader)
 
 
 def check_resume(make_loader: MakeLoader) -> list[Batch]:
-    """Restore at every position, the first and the last included, and compare the tail and the skipped rows.
+    """Restore at every position, the first and the last included, and compare the remaining batches and the skipped
+    rows.
 
     Args:
         make_loader: makes a fresh loader with the given state (None: from the beginning).
@@ -70,7 +71,7 @@ def check_resume(make_loader: MakeLoader) -> list[Batch]:
 
 
 def check_source(source: Source, batch_size: int = 7) -> None:
-    """Every promise a reader makes: resumable at every position in every order, and split exactly."""
+    """Check a reader's contract: resumable at every position in every order, and split without loss."""
     for options in (
         {},
         {"shuffle": True, "seed": 3, "epochs": 2},

@@ -3,8 +3,7 @@
     plain file ──byte ranges cut at line ends──> one segment each, one block each
     .gz file   ──one stream──> one segment, blocks that carry their text
 
-A header line, where a format has one, is no row and in no segment.
-Folders are read in natural order: day_0, day_1, …, day_10.
+Header lines are neither rows nor part of a segment. Folders are read in natural order: day_0, day_1, …, day_10.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ __all__ = [
     "text_segments",
 ]
 
-#: Text in a block. 4 MiB is 14,000 to 20,000 lines of Criteo: 25 ms of parsing, so workers stay busy on small files,
-#: and about 7 MB of parsed columns, so that a few blocks in flight are cheap.
+#: Text in a block. 4 MiB is 14,000 to 20,000 lines of Criteo: 25 ms of parsing keep workers busy on small files,
+#: and about 7 MB of parsed columns, which makes a few blocks in flight cheap.
 BLOCK_BYTES = 4 << 20
 
-#: A line has to fit into memory, several times over. One of Criteo's has some 300 bytes.
+#: A line must fit into memory several times. A line of Criteo has about 300 bytes.
 MAX_LINE_BYTES = 16 << 20
 
 _ONLY_A_HEADER = "the file holds nothing but its header, expected lines of data"
 
-_HEADER_BYTES = 4096  # more are read where the first line is longer
+_HEADER_BYTES = 4096  # more if the first line is longer
 _SCAN_BYTES = 1 << 20
-_INFLATE_BYTES = 1 << 20  # packed; three to four times as much text
+_INFLATE_BYTES = 1 << 20  # compressed; three to four times as much text
 
 
 class TextSource:
-    """What sources of text have in common, see `data.source.Source`; a format adds the rest, and `block_bytes`."""
+    """The common part of text sources; see `data.source.Source`. A format adds the rest, and `block_bytes`."""
 
     __slots__ = ()
 
@@ -75,10 +74,10 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def list_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The file at `path`, or the visible files of the folder, in natural order (only those with one of `suffixes`).
+    """The file at `path`, or the visible files of that folder in natural order (only those with one of `suffixes`).
 
     Raises:
-        InputError: nothing there, or no file in the folder.
+        InputError: the path does not exist, or the folder has no such file.
     """
     if not path:
         raise InputError("data.path is empty: name a file or a folder")
@@ -98,7 +97,7 @@ def list_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 
 def is_gzip(file: str) -> bool:
-    """Whether `file` is read as a gzip stream; its name decides."""
+    """Whether `file` is a gzip stream, by its name."""
     return file.endswith(".gz")
 
 
@@ -106,7 +105,7 @@ def first_line(file: str) -> bytes:
     """The first line of a file, with its line end.
 
     Raises:
-        InputError: as `text_segments`.
+        InputError: as in `text_segments`.
     """
     try:
         if os.stat(file).st_size == 0:
@@ -124,11 +123,12 @@ def first_line(file: str) -> bytes:
 
 
 def text_segments(file: str, block_bytes: int, *, header: bool = False) -> tuple[Segment, ...]:
-    """Segments of one file: byte ranges that end at line ends, or the whole stream of a .gz; `header`: from line 2 on.
+    """Segments of one file: byte ranges that end at line ends, or the whole stream of a .gz; `header`: starting at line
+    2.
 
     Raises:
-        InputError: the file is empty or cannot be read, or a line is longer than `MAX_LINE_BYTES`; a plain file with
-            nothing but a header.
+        InputError: the file is empty or unreadable, a line is longer than `MAX_LINE_BYTES`, or a plain file has only a
+            header.
     """
     try:
         size = os.stat(file).st_size
@@ -192,7 +192,7 @@ def _gzip_blocks(file: str, block_bytes: int, header_lines: int = 0) -> Iterator
         elif len(rest) > MAX_LINE_BYTES:
             raise _long_line(file, line)
         elif not ended:
-            block_bytes += held  # a line longer than a block
+            block_bytes += held  # the line is longer than a block
     if line == 1:
         raise InputError(f"{file}: the file is empty, expected lines of text")
     if line == 1 + header_lines:
@@ -204,10 +204,10 @@ def _long_line(file: str, line: int) -> InputError:
 
 
 def _inflate(file: str, step_bytes: int) -> Iterator[bytes]:
-    """The text of a .gz file in pieces of 1 to `step_bytes` bytes.
+    """The text of a .gz file in chunks of 1 to `step_bytes` bytes.
 
-    Not `gzip.GzipFile`: it inflates 8 KiB at a time, and between two of these steps another thread may hold the
-    interpreter lock for its 5 ms. Large steps keep this thread at the speed of zlib however busy the others are.
+    `gzip.GzipFile` inflates 8 KiB at a time, and between two steps another thread can hold the interpreter lock for its
+    5 ms. Large steps keep this thread at zlib's speed however busy the other threads are.
     """
     with open(file, "rb") as stream:
         packed = stream.read(_INFLATE_BYTES)
@@ -223,14 +223,14 @@ def _inflate(file: str, step_bytes: int) -> Iterator[bytes]:
                 elif not packed and not member.eof:
                     raise InputError("expected the end of the gzip stream, got a file cut short")
                 packed = member.unconsumed_tail or member.unused_data or stream.read(_INFLATE_BYTES)
-            # another member may follow, or zeros that pad the file
+            # Another member can follow, or zeros that pad the file.
             while packed and not packed.lstrip(b"\0"):
                 packed = stream.read(_INFLATE_BYTES)
             packed = packed.lstrip(b"\0")
 
 
 def read_text(block: Block) -> bytes:
-    """The lines of a block; a missing line end at the end of the file is added."""
+    """The lines of a block; adds a missing line end at the end of the file."""
     if block.payload is not None:
         text = block.payload
     else:
@@ -249,14 +249,14 @@ def read_text(block: Block) -> bytes:
 
 
 def line_number(block: Block) -> int:
-    """1-based number of the block's first line in its file. Scans the file up to the block; for error messages."""
+    """1-based number of the block's first line in its file. Scans the file up to the block; only for error messages."""
     if block.line:
         return block.line
     return 1 + _count_lines(block.file, 0, block.start, None)
 
 
 def count_segment(segment: Segment, at_most: int | None) -> int:
-    """Lines of a segment; may stop counting at `at_most`. Kept while the file stays as it is."""
+    """Lines of a segment; can stop counting at `at_most`. Cached until the file changes."""
     if segment.num_rows is not None:
         return segment.num_rows
     stop = segment.stop if not is_gzip(segment.file) else 0
@@ -265,7 +265,7 @@ def count_segment(segment: Segment, at_most: int | None) -> int:
 
 @lru_cache(maxsize=4096)
 def _count_cached(file: str, start: int, stop: int, at_most: int | None, version: FileVersion) -> int:
-    del version  # only part of the key
+    del version  # part of the cache key only
     if not is_gzip(file):
         return _count_lines(file, start, stop, at_most)
     lines = 0

@@ -1,12 +1,12 @@
-"""A bounded Zipf law of any vocabulary, drawn by inverting its distribution function. No table of the vocabulary.
+"""A bounded Zipf distribution of any vocabulary, sampled by inverse transform without a table of the vocabulary.
 
-Rank 0 has probability `head` (logs have a default value far above any power law). The other ranks k = 1, 2, … follow
-Zipf and Mandelbrot, density proportional to ``(k + shift) ** -exponent``, in the continuous form whose distribution
-function can be inverted: with a = 1 - exponent, lo = 1 + shift, hi = vocabulary + shift,
+Rank 0 has probability `head`, because logs have a default value far above any power law. The other ranks k = 1, 2, …
+follow Zipf and Mandelbrot, density proportional to ``(k + shift) ** -exponent``, in the continuous form, whose
+distribution function can be inverted: with a = 1 - exponent, lo = 1 + shift, hi = vocabulary + shift,
 
     F(x) = (x**a - lo**a) / (hi**a - lo**a)    x = (lo**a + u * (hi**a - lo**a)) ** (1/a)    a = 0: x = lo * (hi/lo)**u
 
-and rank k takes the density between k and k + 1. float64 keeps ranks apart up to a vocabulary of 2**40.
+and rank k takes the density between k and k + 1. float64 separates ranks up to a vocabulary of 2**40.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_VOCABULARY = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipfLaw:
-    """A law over ranks ``[0, vocabulary)``, most popular first.
+    """A distribution over ranks ``[0, vocabulary)``, most popular first.
 
     Attributes:
         vocabulary: number of ranks, 1 to 2**40.
-        exponent: how steeply popularity falls; 0 is uniform.
-        shift: ranks over which the top is flattened, at least 0.
-        head: probability of rank 0 in [0, 1); 0: none of its own (rank 1 is the most popular).
+        exponent: decay of popularity; 0 is uniform.
+        shift: number of top ranks that are flattened, at least 0.
+        head: probability of rank 0 in [0, 1); 0: rank 0 is never drawn and rank 1 is the most popular.
     """
 
     vocabulary: int
@@ -59,8 +59,8 @@ class ZipfLaw:
         if abs(power) < 1e-9:
             position = low * (high / low) ** share
         else:
-            # relative to `low`, so that no power overflows or vanishes at steep exponents; a steep law's share of
-            # the last ranks is below one rounding, and the sum may round past the end of the law to 0
+            # Relative to `low`, so that no power overflows or underflows at steep exponents. The last ranks of a steep
+            # law have less than one rounding error of probability, so the sum can round to 0, past the end of the law.
             end = (high / low) ** power
             base = 1.0 + share * (end - 1.0)
             position = low * np.maximum(base, min(end, 1.0)) ** (1.0 / power)
