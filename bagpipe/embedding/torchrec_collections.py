@@ -270,7 +270,7 @@ def _row_table(config: Untyped, schema: DataSchema) -> RowTable:
         raise InputError(f"table {config.name!r} reads feature {unknown[0]!r}, the data has {list(known)}")
     if config.data_type != DataType.FP32:
         raise InputError(
-            f"table {config.name!r}: data_type must be FP32 (the job's dtype decides), got {config.data_type}"
+            f"table {config.name!r}: data_type must be FP32 (run.dtype sets the dtype), got {config.data_type}"
         )
     rows: int | None = 0
     for name in config.feature_names:

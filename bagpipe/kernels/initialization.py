@@ -1,13 +1,12 @@
-"""Initial weights: a pure function of (seed, table name, id, column), the same bits on every device.
+"""Initial weights: a pure function of (seed, table name, id, column), with the same bits on every device.
 
     (seed, table name) ──blake2b──> table key ──+ id, mix 64──> row key (two 32-bit halves)
     low half + column * C ──mix 32, high half in the middle──> 24 bits k ──> (k - 2**23) * scale
 
-Only wrapping integer arithmetic and one correctly rounded multiplication are used, so there is nothing a device or a
-vector width could do differently. Half rows start from the float32 value, rounded to the nearest half (ties to even).
-Optimizer state starts at zero. The words that columns are drawn from serve stochastic rounding too
-(`bagpipe.kernels.rounding`), under keys of its own. The mixers are the well-known finalisers of
-splitmix64 (Steele, Lea, Flood 2014) and "lowbias32" (Wellons, 2018).
+Only wrapping integer arithmetic and one correctly rounded multiplication are used, so results depend on no device and
+no vector width. Half-precision weights are the float32 values, rounded to nearest (ties to even). Optimizer state
+starts at zero. Stochastic rounding (`bagpipe.kernels.rounding`) draws random words in the same way, under other keys.
+The mixers are the finalizers of splitmix64 (Steele, Lea, Flood 2014) and "lowbias32" (Wellons, 2018).
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ TORCH_DTYPE = {
     "bfloat16": torch.bfloat16,
 }
 
-#: 24 bits are drawn: every integer in [-2**23, 2**23) is exact in float32.
+#: 24 random bits per weight: every integer in [-2**23, 2**23) is exact in float32.
 _HALF_RANGE = 1 << 23
-_COLUMN_STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: consecutive columns land far apart
+_COLUMN_STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: spreads consecutive columns
 
 
 def _signed(value: int, bits: int) -> int:
-    """The two's-complement reading of the low `bits` bits: torch has no unsigned arithmetic, but it wraps."""
+    """The low `bits` bits as two's complement. torch has no unsigned arithmetic, but its signed arithmetic wraps."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
@@ -49,9 +48,9 @@ def table_key(seed: int, name: str, *, purpose: str = "") -> int:
     """64-bit key of a table, as a signed integer: blake2b of the seed (int64, little-endian) and the name.
 
     Args:
-        seed: of the run.
-        name: of the table.
-        purpose: keys of different purposes have nothing in common; empty: initial values. At most 16 bytes.
+        seed: seed of the job.
+        name: name of the table.
+        purpose: domain separation of keys, at most 16 bytes; empty: initial values.
     """
     text = _signed(seed, 64).to_bytes(8, "little", signed=True) + name.encode()
     digest = hashlib.blake2b(text, digest_size=8, person=purpose.encode())
@@ -59,7 +58,7 @@ def table_key(seed: int, name: str, *, purpose: str = "") -> int:
 
 
 def mixed_step(step: int) -> int:
-    """64 bits of a step's number, as a signed integer: added to a table's key, they make a key of table and step."""
+    """Hash of a step number, as a signed 64-bit integer. Added to a table key, it gives a key of table and step."""
     mask = (1 << 64) - 1
     x = step & mask
     x = (x ^ x >> 30) * _MIX_64[0] & mask
@@ -68,14 +67,14 @@ def mixed_step(step: int) -> int:
 
 
 def _xor_shift_(x: Tensor, shift: int, bits: int, scratch: Tensor) -> None:
-    """``x ^= x >> shift`` with a logical shift: torch's is arithmetic, so the copied sign bits are masked off."""
+    """``x ^= x >> shift`` with a logical shift: torch shifts arithmetically, so the copied sign bits are masked off."""
     torch.bitwise_right_shift(x, shift, out=scratch)
     scratch.bitwise_and_((1 << (bits - shift)) - 1)
     x.bitwise_xor_(scratch)
 
 
 def _row_keys(ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Two int32 halves (low, high) of each row's 64-bit key."""
+    """The 64-bit key of each row, as two int32 halves (low, high)."""
     x = ids + keys
     scratch = torch.empty_like(x)
     _xor_shift_(x, 30, 64, scratch)
@@ -87,15 +86,15 @@ def _row_keys(ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
-    """int32 ``[n, num_columns]``: 32 uniform bits of each row's columns.
+    """int32 ``[n, num_columns]``: 32 uniform random bits for each row and column.
 
     Args:
         ids: int64 ``[n]``.
         keys: int64 ``[n]``, `table_key` of each row's table.
-        num_columns: columns.
+        num_columns: number of columns.
     """
     low, high = _row_keys(ids, keys)
-    # The step wraps modulo 2**32 in the cast, exactly as the products would in unsigned arithmetic.
+    # The cast reduces modulo 2**32, as unsigned products would.
     columns = (torch.arange(num_columns, device=ids.device) * _COLUMN_STEP).to(torch.int32)
     x = low.unsqueeze(1) + columns
     scratch = torch.empty_like(x)
@@ -109,22 +108,22 @@ def row_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
 
 
 class InitialWeights:
-    """Keys and scales of a schema's tables on one device.
+    """Initial weights of a schema's tables on one device.
 
     Args:
-        schema: fixes seed, table names, bounds and dtype.
-        device: where ids come from and weights go to.
+        schema: seed, table names, bounds and dtype.
+        device: device of ids and weights.
 
     Attributes:
-        dtype: what is computed in.
-        keys, scales: int64 and `dtype`, one per table: what its rows' words are drawn under, and multiplied by.
+        dtype: compute dtype.
+        keys, scales: int64 and `dtype`, one per table: key of its random words, and their scale.
     """
 
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
         self.device = device
         keys = [table_key(schema.seed, table.name) for table in schema.tables]
-        # bound * 2**-23 is exact in double; the one rounding is the one to the dtype computed in.
+        # bound * 2**-23 is exact in double; the conversion to the compute dtype is the only rounding.
         scales = [table.init_bound / _HALF_RANGE for table in schema.tables]
         self.keys = torch.tensor(keys, dtype=torch.int64, device=device)
         self.scales = torch.tensor(scales, dtype=self.dtype, device=device)
@@ -133,13 +132,12 @@ class InitialWeights:
         """Write the initial weights of rows into `out`.
 
         Args:
-            out: ``[n, dim]`` in the schema's dtype, any strides. Halves are rounded to the nearest.
-            tables: int64 ``[n]`` table numbers; all tables have dimension `dim`.
+            out: ``[n, dim]`` in the schema's dtype, any strides. Half dtypes are rounded to nearest.
+            tables: int64 ``[n]`` table numbers; all these tables have dimension `dim`.
             ids: int64 ``[n]``.
         """
         x = row_words(ids, self.keys.index_select(0, tables), out.shape[1])
-        # The arithmetic shift keeps the sign: it reads the top 24 bits as k - 2**23 with the top bit flipped,
-        # which is the same uniform integer in [-2**23, 2**23).
+        # The arithmetic shift keeps the sign, so the top 24 bits become a uniform integer in [-2**23, 2**23).
         x.bitwise_right_shift_(8)
         torch.mul(x.to(self.dtype), self.scales.index_select(0, tables).unsqueeze(1), out=out)
 

@@ -1,7 +1,6 @@
-"""`Kernels`: the operations on rows that are worth a kernel of their own on a device, and what they are given.
+"""`Kernels`: the device operations on rows, and their arguments.
 
-Every implementation gives the same bits for the same arguments, whatever ran before and however often it is asked: a
-row's result depends on the row's own terms, in the order of the plan, and on nothing else.
+Every implementation is deterministic: the result of a row depends only on its own terms, in plan order.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ __all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowView"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStep:
-    """Numbers of one row-optimizer step.
+    """Hyperparameters of one row-optimizer step.
 
     Attributes:
-        lr, eps: of the row optimizer.
-        step: batches trained so far, this one included (Adam's bias correction).
+        lr, eps: learning rate and epsilon.
+        step: number of batches trained, this one included (for Adam's bias correction).
     """
 
     lr: float
@@ -33,11 +32,11 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowView:
-    """The unique rows of one table group; U of them.
+    """The U unique rows of one table group.
 
     Attributes:
-        records: ``[num_records, >= dim]``, weights in the first `dim` columns; their dtype may be narrower than that of
-            vectors and gradients (`bagpipe.kernels.row_format`).
+        records: ``[num_records, >= dim]``, weights in the first `dim` columns. Their dtype can be narrower than that
+            of vectors and gradients (`bagpipe.kernels.row_format`).
         slot_index: int64 ``[U]``, record of each row; None: row u is record u.
         dim: weights per row.
     """
@@ -47,14 +46,14 @@ class RowView:
     dim: int
 
     def gathered(self) -> Tensor:
-        """``[U, dim]``: the weights, row after row, in the records' dtype. May be the records themselves."""
+        """``[U, dim]``: the weights in the dtype of the records. Can share their memory."""
         weights = self.records[:, : self.dim]
         return weights if self.slot_index is None else weights.index_select(0, self.slot_index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowNames:
-    """Which rows they are, on the device: what stochastic rounding draws its bits from.
+    """Table numbers and ids of rows, on the device. They seed stochastic rounding.
 
     Attributes:
         tables: int32 ``[k]``, table numbers.
@@ -65,19 +64,19 @@ class RowNames:
     ids: Tensor
 
     def part(self, first: int, end: int) -> RowNames:
-        """Of rows ``first`` to ``end``."""
+        """The names of rows ``first`` to ``end``."""
         return RowNames(tables=self.tables[first:end], ids=self.ids[first:end])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bags:
-    """Which rows make which vector; n occurrences, G vectors.
+    """Bags of row indices in CSR form; n occurrences, G bags.
 
     Attributes:
         indices: int32 ``[n]``, unique row of each occurrence.
-        offsets: int32 ``[G + 1]``, where each vector's occurrences start; None: each vector is one occurrence.
-        factors: ``[n]``, what each occurrence is multiplied by; None: ones.
-        mean: divide by the number of occurrences.
+        offsets: int32 ``[G + 1]``, start of each bag; None: each bag is one occurrence.
+        factors: ``[n]``, factor of each occurrence; None: ones.
+        mean: divide each sum by the number of its occurrences.
     """
 
     indices: Tensor
@@ -88,12 +87,12 @@ class Bags:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gradients:
-    """What is summed to the gradients of rows: one lookup's share.
+    """The contribution of one lookup to the gradients of rows.
 
     Attributes:
         vectors: ``[num_vectors, dim]``, contiguous; never written.
-        segment_sum: which of them make which row's gradient.
-        weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; None: there are none.
+        segment_sum: the vectors that are summed for each row.
+        weights: per-id weights in plan order, which replace the coefficients; None: unweighted.
     """
 
     vectors: Tensor
@@ -102,12 +101,12 @@ class Gradients:
 
 
 class Kernels(Protocol):
-    """Operations on the rows of one cache. Each is enqueued on the current stream; nothing waits for the device.
+    """Operations on the rows of one cache, enqueued on the current stream. No operation waits for the device.
 
     Attributes:
-        reads_slots: `pool` reads rows in their slots; otherwise they are better gathered first.
-        needs_names: `update` wants the names of the rows, because it rounds stochastically.
-        max_terms: rows with more terms are to be summed in chunks (`HostSegmentSum.split`); None: no row is.
+        reads_slots: `pool` reads rows in their slots; otherwise the caller gathers them first.
+        needs_names: `update` needs the names of the rows, for stochastic rounding.
+        max_terms: rows with more terms are summed in chunks (`HostSegmentSum.split`); None: no limit.
     """
 
     reads_slots: bool
@@ -117,15 +116,15 @@ class Kernels(Protocol):
     def pool(self, rows: RowView, bags: Bags) -> Tensor:
         """``[G, dim]``: ``sum(factors[p] * weights[indices[p]] for p in range(offsets[g], offsets[g + 1]))``.
 
-        A vector without occurrences is zero. Half rows are widened first: vectors and sums are float32 then.
+        The vector of an empty bag is zero. Half-precision rows are widened first: vectors and sums are float32.
         """
         ...
 
     def sum(self, gradients: Sequence[Gradients]) -> Tensor:
-        """``[k, dim]``: per row the sum of its terms; several lookups' sums are added in their order.
+        """``[k, dim]``: gradient of each row, the sum of its terms. Contributions of lookups are added in order.
 
         Raises:
-            JobError: there are none.
+            JobError: `gradients` is empty.
         """
         ...
 
@@ -137,26 +136,26 @@ class Kernels(Protocol):
         step: RowStep,
         names: RowNames | None = None,
     ) -> None:
-        """One optimizer step for each row, in its slot, from `sum` of the terms.
+        """Apply one optimizer step to each row, in its slot, with the gradient of `sum`.
 
         Args:
-            records: the cache's, ``[num_slots, width]``.
-            slot_index: int64 ``[k]``, distinct.
-            gradients: of these rows.
-            step: numbers of the optimizer.
-            names: the rows' names, ``[k]`` each, where `needs_names`; else unused.
+            records: records of the cache, ``[num_slots, width]``.
+            slot_index: int64 ``[k]``, distinct slots of the rows.
+            gradients: gradients of the rows.
+            step: hyperparameters.
+            names: names of the rows, ``[k]`` each, if `needs_names`; else unused.
 
         Raises:
-            JobError: there are no terms, or no names where they are needed.
+            JobError: `gradients` is empty, or needed names are missing.
         """
         ...
 
     def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
-        """Write initial weights and zero state of rows with `dim` weights into their slots.
+        """Write initial weights and zero optimizer state of rows into their slots.
 
         Args:
-            records: the cache's, ``[num_slots, width]``.
+            records: records of the cache, ``[num_slots, width]``.
             slot_index, tables, ids: int64 ``[k]`` each.
-            dim: of all these rows.
+            dim: weights per row.
         """
         ...

@@ -1,14 +1,14 @@
-"""Row optimizers: each batch updates each of its rows once, in place, from the row's summed gradient.
+"""Row optimizers. Each batch updates each of its rows once, in place, with the row's summed gradient.
 
 A row record is ``[weights | state]``. Definitions are torch's (`torch.optim.SGD`, `Adagrad` and `SparseAdam` on
 sparse gradients) and torchrec's (`RowWiseAdagrad`), with `eps` always explicit.
 
-Rule of this file: every operation is one correctly rounded elementwise step (add, subtract, multiply, divide, square
-root). Fused forms (``add_(x, alpha=…)``, ``addcmul_``, ``addcdiv_``) are avoided: a CPU kernel's vector body contracts
-``a * b + c`` into one rounding and its scalar tail may not, so a row's result would depend on its place in the block.
-As it is, a row's result depends on the row alone, and rows may be updated in any grouping: in chunks that fit the CPU's
-cache, or those the next batch needs first. (One operation is not quite correctly rounded: float32 square roots of torch
-on a CPU are MKL's, off by one bit for some numbers, wherever these stand.)
+Rule of this file: *every operation is one correctly rounded elementwise step* (add, subtract, multiply, divide, square
+root). Fused forms (``add_(x, alpha=…)``, ``addcmul_``, ``addcdiv_``) are avoided: the vector body of a CPU kernel can
+contract ``a * b + c`` into one rounding where its scalar tail does not, so results would depend on the position of a
+row in the block. Without them, a result depends on the row alone, and rows can be updated in any grouping: in blocks
+that fit the CPU's cache, or with the rows of the next batch first. One exception: torch's float32 square root on a CPU
+is MKL's, off by one bit for some numbers, independently of their position.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RowOptimizer:
 
     Attributes:
         name: key of `OPTIMIZER_STATE_WIDTH`.
-        state_width: elements of state for a dimension.
-        apply: ``apply(rows, grad, lr, eps, step)``. `rows` ``[n, dim + state_width(dim)]`` is updated in place, `grad`
-            ``[n, dim]`` is used as scratch, `step` counts batches from 1.
+        state_width: elements of optimizer state for a dimension.
+        apply: ``apply(rows, grad, lr, eps, step)`` updates `rows` ``[n, dim + state_width(dim)]`` in place and uses
+            `grad` ``[n, dim]`` as scratch; `step` counts batches from 1.
     """
 
     name: str
@@ -61,7 +61,7 @@ def _adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> No
 def _rowwise_adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
     dim = grad.shape[1]
     square_sum = rows[:, dim:]
-    # A tensor: by a Python number CUDA would not divide but multiply by its reciprocal, which rounds twice.
+    # A tensor: CUDA replaces division by a Python number with multiplication by its reciprocal, which rounds twice.
     square_sum.add_(_row_sums_(grad * grad).div_(square_sum.new_full((), dim)))
     rows[:, :dim].sub_(grad.div_(square_sum.sqrt().add_(eps)).mul_(lr))
 
@@ -80,21 +80,21 @@ def _adam(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
 
 
 def adam_rate(lr: float, step: int) -> float:
-    """Learning rate with Adam's bias correction. All rounding is Python's double arithmetic: the same everywhere."""
+    """Learning rate with Adam's bias correction, in Python's double arithmetic: the same on every device."""
     beta1, beta2 = ADAM_BETAS
     return lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
 
 
 def _row_sums_(x: Tensor) -> Tensor:
-    """Row sums ``[n, 1]`` of `x` ``[n, dim]``, no element negative: one fixed order on every device. Overwrites `x`.
+    """Row sums ``[n, 1]`` of non-negative `x` ``[n, dim]``, in one fixed order on every device. Overwrites `x`.
 
-    By halving of the width padded with zeros to a power of two: the second half is added to the first, and so on. A
-    tile of a GPU, whose width is a power of two, can do the same.
+    A tree reduction: the width, padded with zeros to a power of two, is halved repeatedly by adding the second half to
+    the first. Triton tiles, whose width is a power of two, do the same.
     """
     width = x.shape[1]
     while width > 1:
         half = 1 << ((width - 1).bit_length() - 1)
-        x[:, : width - half].add_(x[:, half:width])  # the others would get the padding's zeros
+        x[:, : width - half].add_(x[:, half:width])  # the rest would add padding zeros
         width = half
     return x[:, :1]
 

@@ -1,22 +1,22 @@
-"""From float32 to a half type and how: to the nearest, or up or down at odds that keep the mean.
+"""Rounding of float32 weights to a half dtype: to nearest, or stochastic.
 
     (seed, table name) ──blake2b──> key ──+ id + mix 64 (step)──> row key ──+ column──> 32 bits ─┐ top k bits
     float32 weight ──its last k bits: what the half type has no room for───────────────────────> + ──carry──> rounds up
 
-Rule of this file: *the bits drawn are a pure function of (seed, table, id, column, step)*, so a result does not depend
-on slots, cache size, lanes, ranks or a resume. A weight between two neighbours of the half type becomes the upper one
-with a probability equal to its place between them; one that the half type has stays. Signs do not matter: a weight
-and its negative round alike.
+Rule of this file: *the random bits are a pure function of (seed, table, id, column, step)*, so results do not depend on
+slots, cache size, lanes, ranks or a resume. A weight between two neighbours of the half dtype rounds up with a
+probability equal to its relative distance from the lower one; a representable weight stays. Rounding is symmetric in
+the sign.
 
-Both types keep what torch's own conversion does with the rest: NaN stays NaN, and beyond the largest finite number
-lies infinity, which is a neighbour like any other. Nothing is cut off at the largest number: a table whose weights
-leave the range of float16 shall be seen in the loss.
+Special values follow torch's conversion: NaN stays NaN, and infinity is the neighbour of the largest finite number.
+Weights do not saturate there, so that a table that leaves the range of float16 shows in the loss.
 
-bfloat16   16 bits have no room. Its exponents are float32's, so the carry does everything, subnormals included.
-float16    13 bits have no room from 2**-14 on. Below, its numbers are multiples of 2**-24: the weight is counted in
-           those, exactly, and 24 bits of the fraction decide (smaller parts of a weight are below 2**-48).
+bfloat16   drops 16 bits. Its exponent range is that of float32, so the carry covers all cases, subnormals included.
+float16    drops 13 bits from 2**-14 on. Below, its numbers are multiples of 2**-24: the weight is scaled to these
+units,
+           exactly, and 24 bits of the fraction decide (the rest of a weight is below 2**-48).
 
-The place of a carry follows Gupta et al. 2015 ("Deep learning with limited numerical precision"), stochastic rounding.
+Source: stochastic rounding of Gupta et al. 2015 ("Deep learning with limited numerical precision").
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _FRACTION_BITS = 24
 
 
 class Rounding(Protocol):
-    """How updated weights become rows again.
+    """Rounding of updated weights.
 
     Attributes:
-        needs_names: `write` wants names.
+        needs_names: `write` needs the names of the rows.
     """
 
     needs_names: bool
@@ -54,19 +54,19 @@ class Rounding(Protocol):
         """Round `weights` into `out`.
 
         Args:
-            weights: float32 ``[n, dim]``; may be overwritten.
-            out: ``[n, dim]`` in a half type, any strides.
-            names: the rows' names, ``[n]`` each, where they are needed.
-            step: batches trained so far, this one included.
+            weights: float32 ``[n, dim]``; can be overwritten.
+            out: ``[n, dim]`` in a half dtype, any strides.
+            names: names of the rows, ``[n]`` each, if `needs_names`.
+            step: number of batches trained, this one included.
 
         Raises:
-            JobError: names are needed, and there are none.
+            JobError: needed names are missing.
         """
         ...
 
 
 class NearestRounding:
-    """To the nearest, ties to even: torch's own conversion, on every device."""
+    """Round to nearest, ties to even: torch's conversion, on every device."""
 
     needs_names = False
 
@@ -75,11 +75,11 @@ class NearestRounding:
 
 
 class StochasticRounding:
-    """Up or down, at odds that keep the mean. See `Rounding`.
+    """Stochastic rounding, which keeps the mean. See `Rounding`.
 
     Args:
         schema: seed and table names.
-        device: of the rows.
+        device: device of the rows.
     """
 
     needs_names = True
@@ -90,27 +90,27 @@ class StochasticRounding:
 
     def write(self, weights: Tensor, out: Tensor, names: RowNames | None, step: int) -> None:
         if names is None:
-            raise JobError("rows are rounded stochastically, and nobody said which rows they are")
+            raise JobError("stochastic rounding needs the names of the rows, got none")
         keys = self.table_keys.index_select(0, names.tables).add_(mixed_step(step))
         words = row_words(names.ids, keys, weights.shape[1])
         out.copy_(round_stochastic(weights, words, out.dtype))
 
 
 def open_rounding(schema: RowSchema, device: torch.device) -> Rounding:
-    """The rounding of a schema of half rows."""
+    """The rounding of a schema with half-precision rows."""
     return StochasticRounding(schema, device) if schema.rounding == "stochastic" else NearestRounding()
 
 
 def round_stochastic(weights: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers of a half type, as float32: each weight's lower neighbour, or its upper one.
+    """Round each weight to its lower or upper neighbour in a half dtype.
 
     Args:
         weights: float32, any shape.
-        words: int32, of the same shape: 32 random bits each.
+        words: int32 of the same shape, 32 random bits each.
         dtype: float16 or bfloat16.
 
     Returns:
-        float32; converting it to `dtype` rounds nothing any more (65536, next to the largest, is float16's infinity).
+        float32 values that `dtype` represents exactly (65536, above the largest float16, becomes infinity).
     """
     return _ROUND[dtype](weights, words)
 
@@ -127,17 +127,17 @@ def _round_float16(weights: Tensor, words: Tensor) -> Tensor:
 
 
 def _carried(weights: Tensor, words: Tensor, *, dropped_bits: int) -> Tensor:
-    """Add random bits below the last bit that is kept: a carry rounds up, also into the next exponent."""
+    """Add random bits below the last kept bit. A carry rounds up, if necessary into the next exponent."""
     bits = weights.contiguous().view(torch.int32)
     below = (1 << dropped_bits) - 1
-    drawn = (words >> (32 - dropped_bits)) & below  # the shift is arithmetic: the copied sign bits are masked off
-    # No weight but NaN is above infinity, and infinity has no bits to drop: the sum does not reach the sign.
+    drawn = (words >> (32 - dropped_bits)) & below  # mask off the sign bits of the arithmetic shift
+    # Only NaN is above infinity, and infinity has no dropped bits, so the sum does not reach the sign bit.
     magnitude = ((bits & _MAGNITUDE) + drawn) & ~below
     return (magnitude | (bits & _SIGN)).view(torch.float32)
 
 
 def _in_units(weights: Tensor, words: Tensor) -> Tensor:
-    """Multiples of 2**-24. All steps but the carry are exact: they scale by powers of two, or split a number."""
+    """Round to multiples of 2**-24. All steps but the carry are exact: power-of-two scaling and splitting."""
     units = weights.abs().mul_(2.0**_UNIT_EXPONENT)
     whole = units.floor()
     fraction = units.sub_(whole).mul_(2.0**_FRACTION_BITS).to(torch.int32)

@@ -1,17 +1,17 @@
-"""Row records as tensors: where weights and state lie in them, and what an optimizer works on.
+"""`RowFormat`: the layout of row records, and their conversion to and from the compute dtype.
 
     dtype               element   record, in elements                                  state
     float32, float64    4, 8 B    [dim weights | state]                                in the same dtype
     float16, bfloat16   2 B       [dim weights | 0 if dim is odd | 2 * state]          float32: two elements a number
 
     slots ──gather──> records ──unpack──> float [n, dim + state] ──optimizer──> the same, updated
-                      records <──pack, weights rounded─────────┘
+                      records <──pack, weights rounded───────────────────────────────┘
 
-A tensor of records has the dtype of the weights, so the weights of half rows are its first `dim` columns, as those of
-any rows. Their state begins at the even element ``dim + dim % 2``, and records begin on multiples of 4 bytes, so it can
-be viewed as float32 in place. To everything that moves records, memory to memory, they are bits; numpy has no bfloat16,
-so on the host their elements are uint16 words (`host_words`). The arithmetic is float32's: half weights are widened,
-which is exact, then updated as float32 rows are, then rounded once (`bagpipe.kernels.rounding`).
+A tensor of records has the dtype of the weights, which are its first `dim` columns. The state of half-precision rows
+begins at the even element ``dim + dim % 2``, and records begin at multiples of 4 bytes, so the state can be viewed as
+float32 in place. Code that only moves records treats them as bits; numpy has no bfloat16, so half elements on the host
+are uint16 words (`host_words`). Arithmetic is float32: half weights are widened, which is exact, updated like float32
+rows, and rounded once (`bagpipe.kernels.rounding`).
 
 Bytes of a row of 48 weights      sgd   rowwise_adagrad   adagrad   adam
     float32                       192               196       384    576
@@ -33,7 +33,7 @@ from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
 __all__ = ["FullRowFormat", "HalfRowFormat", "RowFormat", "host_words", "open_row_format", "split_record"]
 
-#: What numpy calls the elements of a tensor of records.
+#: Dtype of records on the host, by dtype of the tensor: numpy has no bfloat16.
 _WORD = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -43,7 +43,7 @@ _WORD = {
 
 
 def host_words(records: Tensor) -> NDArray[Any]:
-    """RowFormat in host memory as the words that stores and files take, of the same memory."""
+    """A view of records in host memory as the words that stores and files take."""
     return records.view(_WORD[records.dtype]).numpy()
 
 
@@ -57,10 +57,10 @@ def split_record(records: Tensor, schema: RowSchema, dim: int) -> tuple[Tensor, 
 
 
 class RowFormat(Protocol):
-    """RowFormat of one schema: numbers to compute with, and back.
+    """Conversion between records of one schema and values in the compute dtype.
 
     Attributes:
-        needs_names: `pack` wants names.
+        needs_names: `pack` needs the names of the rows.
     """
 
     needs_names: bool
@@ -70,32 +70,32 @@ class RowFormat(Protocol):
         ...
 
     def unpack(self, rows: Tensor, dim: int) -> Tensor:
-        """Weights and state ``[n, dim + state]`` in the dtype computed in; may be `rows` themselves.
+        """Weights and state ``[n, dim + state]`` in the compute dtype; can be `rows` itself.
 
         Args:
             rows: records ``[n, width]``, contiguous.
-            dim: weights of each.
+            dim: weights per row.
         """
         ...
 
     def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
-        """Put the updated numbers back.
+        """Write updated values back to the records.
 
         Args:
-            values: what `unpack` gave, updated; used as scratch.
-            rows: what it was given.
-            dim: weights of each.
-            names: their names, ``[n]`` each, where they are needed.
-            step: batches trained so far, this one included.
+            values: the updated result of `unpack`; used as scratch.
+            rows: the records given to `unpack`.
+            dim: weights per row.
+            names: names of the rows, ``[n]`` each, if `needs_names`.
+            step: number of batches trained, this one included.
 
         Raises:
-            JobError: names are needed, and there are none.
+            JobError: needed names are missing.
         """
         ...
 
 
 class FullRowFormat:
-    """Weights and state of one dtype: the optimizer works on the records themselves."""
+    """Weights and state in one dtype: the optimizer works on the records in place."""
 
     needs_names = False
 
@@ -113,7 +113,7 @@ class FullRowFormat:
 
 
 class HalfRowFormat:
-    """Half weights beside float32 state: widened, updated, rounded."""
+    """Half-precision weights and float32 state: widened, updated, rounded."""
 
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
         self._schema = schema
@@ -138,5 +138,5 @@ class HalfRowFormat:
 
 
 def open_row_format(schema: RowSchema, device: torch.device) -> RowFormat:
-    """The records of a schema on a device."""
+    """The row format of a schema on a device."""
     return HalfRowFormat(schema, device) if schema.row_type.is_half else FullRowFormat(schema)

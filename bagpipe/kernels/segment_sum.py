@@ -1,16 +1,17 @@
-"""Sums of gradients, row by row, in a fixed order: the plan's numbers, on the host and as tensors.
+"""`SegmentSum`: index arrays of gradient sums, row by row in a fixed order. On the host and as tensors.
 
     gradient[u] = sum(factors[p] * vectors[sources[p]] for p in range(row_starts[u], row_starts[u + 1]))
 
-`vectors` are a rank's bags, for the rows it uses; or what all ranks sent, rank by rank, for the rows it owns.
+`vectors` are the gradients of a rank's bags, for rows that it uses; or gradients received from all ranks, rank by rank,
+for rows that it owns.
 
-A device with thousands of lanes sums a row's terms in one of them, so a row that the whole batch uses would hold all
-others up. `HostSegmentSum.split` cuts such *long* rows into chunks of at most `max_terms` terms:
+A GPU sums a row in one program, so a row that occurs in most examples would delay all others. `HostSegmentSum.split`
+cuts such *long* rows into chunks of at most `max_terms` terms:
 
     terms ──chunks──> partial sums ──chunks of those──> … ──at most max_terms of them──> gradient of the long row
 
-Rule of this file: chunks are cut by a term's position in its row, so a row's result depends on its own terms and on
-`max_terms`, and on nothing else: not on the other rows of the batch, nor on where the row stands among them.
+Rule of this file: *chunks depend on a term's position in its row*, so the sum of a row depends only on its own terms
+and on `max_terms`, not on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ __all__ = ["MAX_TERMS", "Chunks", "HostChunks", "HostLongRows", "HostSegmentSum"
 
 Int32 = NDArray[np.int32]
 
-#: Terms that one lane of a GPU walks through at most. Each few of them cost a trip to memory, about as long as a launch
-#: takes: with 32 a walk takes the time of two or three launches, and a row with 16,384 terms, or 32,768, two levels of
-#: chunks. The order of sums follows from it, so results on a GPU change with it.
+#: Maximal number of terms that one GPU program adds in sequence. A few terms cost a memory round trip, about as long as
+#: a launch: 32 terms take the time of two or three launches, and a row of 16,384 or 32,768 terms needs two levels of
+#: chunks. The order of summation, and so the bits of results on a GPU, depend on this number.
 MAX_TERMS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostChunks:
-    """`Chunks` before they are tensors."""
+    """`Chunks` on the host."""
 
     starts: Int32
     ends: Int32
@@ -42,7 +43,7 @@ class HostChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostLongRows:
-    """`LongRows` before they are tensors."""
+    """`LongRows` on the host."""
 
     rows: NDArray[np.int64]
     levels: tuple[HostChunks, ...]
@@ -53,13 +54,14 @@ class HostLongRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostSegmentSum:
-    """`SegmentSum` before they are tensors; k rows, n terms.
+    """`SegmentSum` on the host; k rows, n terms.
 
     Attributes:
-        row_starts: int32 ``[k + 1]``, where each row's terms start.
+        row_starts: int32 ``[k + 1]``, start of each row's terms.
         sources: int32 ``[n]``, vector of each term.
-        coefficients: ``[n]``, factor of each term (mean: 1 / bag length); None: all ones.
-        occurrences: int32 ``[n]``, occurrence (as in the plan) of each term; weighted groups only.
+        coefficients: ``[n]``, factor of each term (mean: 1 / bag length); None: ones.
+        occurrences: int32 ``[n]``, plan position of each term's occurrence; weighted groups only.
+        long: rows summed in chunks; None: none.
     """
 
     row_starts: Int32
@@ -69,7 +71,7 @@ class HostSegmentSum:
     long: HostLongRows | None = None
 
     def select(self, rows: NDArray[np.int64]) -> HostSegmentSum:
-        """The sums of these rows, in this order; not split."""
+        """The sums of the given rows, in the given order; not split."""
         lengths = np.diff(self.row_starts)[rows]
         row_starts = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=row_starts[1:])
@@ -83,9 +85,9 @@ class HostSegmentSum:
         )
 
     def split(self, max_terms: int | None) -> HostSegmentSum:
-        """The same sums with rows of more than `max_terms` terms cut into chunks; None: nothing is cut.
+        """The same sums, with rows of more than `max_terms` terms cut into chunks; None: no limit.
 
-        The arrays of terms are shared, not copied: chunks are ranges of them.
+        Arrays of terms are shared, not copied: chunks are ranges of them.
         """
         if max_terms is None:
             return self
@@ -107,7 +109,7 @@ class HostSegmentSum:
 
 
 def _cut(starts: Int32, counts: Int32, num_chunks: Int32, max_terms: int) -> HostChunks:
-    """Ranges of at most `max_terms`, row after row."""
+    """Chunks of at most `max_terms` terms, row after row."""
     first_chunk = np.cumsum(num_chunks) - num_chunks
     chunk_starts = np.repeat((starts - first_chunk * max_terms).astype(np.int32), num_chunks)
     chunk_starts += np.arange(0, len(chunk_starts) * max_terms, max_terms, dtype=np.int32)
@@ -117,10 +119,10 @@ def _cut(starts: Int32, counts: Int32, num_chunks: Int32, max_terms: int) -> Hos
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunks:
-    """Ranges of terms, or of the partial sums before, each of which makes one partial sum; c of them.
+    """Half-open ranges of terms, or of partial sums of the previous level. Each range gives one partial sum.
 
     Attributes:
-        starts, ends: int32 ``[c]``.
+        starts, ends: int32 ``[c]``, for c chunks.
     """
 
     starts: Tensor
@@ -132,14 +134,14 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LongRows:
-    """The rows that are summed in chunks; m of them.
+    """The m rows that are summed in chunks.
 
     Attributes:
-        rows: int64 ``[m]``, which.
-        levels: chunks of their terms, then chunks of the partial sums of the level before; at least one level.
-        offsets: int32 ``[m + 1]``, where each row's partial sums of the last level start; they are side by side.
-        num_terms: terms of these rows together.
-        max_terms: no chunk has more, nor any other row; these rows have.
+        rows: int64 ``[m]``, row numbers.
+        levels: chunks of terms, then chunks of the partial sums of the previous level; at least one level.
+        offsets: int32 ``[m + 1]``, start of each row's partial sums of the last level, which are contiguous.
+        num_terms: total number of terms of these rows.
+        max_terms: limit of terms for chunks and for rows that are not long.
     """
 
     rows: Tensor
@@ -154,15 +156,15 @@ class LongRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SegmentSum:
-    """Which vectors are summed for each row: `HostSegmentSum` on the device.
+    """The vectors that are summed for each row: `HostSegmentSum` on the device.
 
     Attributes:
         row_starts: int32 ``[k + 1]``, on the host.
         row_offsets: int32 ``[k + 1]``, the same on the device.
         sources: int32 ``[n]``.
-        coefficients: ``[n]`` in the job's dtype, or None.
+        coefficients: ``[n]`` in the dtype of vectors, or None.
         occurrences: int32 ``[n]``, or None.
-        long: rows that are summed in chunks; None: each is summed from its first term to its last.
+        long: rows summed in chunks; None: each row is summed from its first to its last term.
     """
 
     row_starts: Int32

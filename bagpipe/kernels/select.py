@@ -1,13 +1,12 @@
-"""Which kernels a device gets.
+"""Selects torch or Triton kernels for a device.
 
-    run.kernels   auto     CUDA: Triton's where they run, else torch's, with a warning that says why; CPU: torch's
-                  torch    torch's
-                  triton   Triton's, or one line that says what is missing
+    run.kernels   auto     CUDA: Triton if supported, else torch, with a warning that gives the reason; CPU: torch
+                  torch    torch
+                  triton   Triton, or an error that names what is missing
 
-Triton's want Triton itself (torch's CUDA builds bring it) and a device of compute capability 8.0 or later, the oldest
-that Triton supports (its README, "Compatibility"). They also want a C compiler and Python's headers, of which Triton
-makes what it launches with: whether that works is found by launching one. Under ``TRITON_INTERPRET=1`` they also run on
-a CPU, by name.
+Triton kernels need Triton (part of torch's CUDA builds) and a device of compute capability 8.0 or later, the oldest
+that Triton supports (its README, "Compatibility"). They also need a C compiler and the Python headers, with which
+Triton builds its launcher; a test launch checks this. Under ``TRITON_INTERPRET=1``, ``triton`` also works on a CPU.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ MIN_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonSupport:
-    """What decides where Triton's kernels run.
+    """Facts that decide whether Triton kernels run.
 
     Attributes:
         device: cpu or cuda.
         capability: compute capability of the CUDA device.
         has_triton: Triton is installed.
-        is_interpreted: Triton's interpreter is asked for.
+        is_interpreted: Triton's interpreter is enabled.
     """
 
     device: str
@@ -57,7 +56,7 @@ class TritonSupport:
 
 
 def missing_support(found: TritonSupport) -> str | None:
-    """Why Triton's kernels do not run: the rest of a line; None: they do."""
+    """The reason why Triton kernels do not run, as the end of an error line; None if they do."""
     if not found.has_triton:
         return "Triton is not installed"
     if found.device != "cuda" and not found.is_interpreted:
@@ -74,12 +73,12 @@ def select_kernels(schema: RowSchema, device: torch.device, choice: str = "auto"
     """The kernels for rows of a schema on a device.
 
     Args:
-        schema: of the rows.
-        device: where they live.
+        schema: schema of the rows.
+        device: device of the rows.
         choice: auto, torch or triton.
 
     Raises:
-        InputError: Triton's are asked for, and do not run here.
+        InputError: `choice` is triton, and Triton kernels do not run here.
     """
     if choice == "torch" or (choice == "auto" and device.type != "cuda"):
         return TorchKernels(schema, device)
@@ -93,20 +92,20 @@ def select_kernels(schema: RowSchema, device: torch.device, choice: str = "auto"
             return kernels
     if choice == "triton":
         raise InputError(f"run.kernels is triton, but {problem}")
-    warnings.warn(f"rows are computed on with torch's operations, which are slower: {problem}", stacklevel=2)
+    warnings.warn(f"run.kernels = auto selects torch's kernels, which are slower: {problem}", stacklevel=2)
     return TorchKernels(schema, device)
 
 
 def _first_launch(kernels: Kernels, schema: RowSchema, device: torch.device) -> str | None:
-    """Launch a small kernel. Why it fails: the rest of a line; None: it does not.
+    """Launch a small kernel; returns the reason for a failure, as the end of an error line, or None.
 
-    It also makes Triton's driver in one thread, before several lanes ask for it.
+    The launch also initialises Triton's driver in one thread, before several lanes use it.
     """
     rows = RowView(records=torch.zeros(1, 4, dtype=TORCH_DTYPE[schema.dtype], device=device), slot_index=None, dim=4)
     index = torch.zeros(1, dtype=torch.int32, device=device)
     try:
         kernels.pool(rows, Bags(indices=index, offsets=None, factors=None, mean=False))
-    except Exception as error:  # whatever Triton, a C compiler and a driver have to say
+    except Exception as error:  # from Triton, the C compiler or the driver
         first_line = next(iter(str(error).splitlines()), "")
-        return f"the first of Triton's kernels did not run: {type(error).__name__}: {first_line}"
+        return f"a test launch of a Triton kernel failed: {type(error).__name__}: {first_line}"
     return None

@@ -1,4 +1,4 @@
-"""`TorchKernels`: the operations on rows with torch's own, on every device. What other kernels are compared with."""
+"""`TorchKernels`: row kernels in torch operations, on every device. The reference for other kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["TorchKernels", "gather", "require_gradients", "scatter"]
 
-#: Bytes of row records updated at a time on a CPU, so that their gradients and the optimizer's passes stay in the L2
-#: cache. Measured without the gradients: 29,351 rows of 512 bytes take 5.5 ms at 256-512 KiB and 7.8 ms in one block
-#: (Adagrad, one core, 1 MiB L2).
+#: Bytes of row records updated at a time on a CPU, so that gradients and optimizer passes stay in the L2 cache.
+#: Measured without gradients: 29,351 rows of 512 bytes take 5.5 ms at 256-512 KiB, 7.8 ms in one block (Adagrad, one
+#: core, 1 MiB L2).
 UPDATE_CHUNK_BYTES = 512 * 1024
 
-#: Rows of this many bytes, or a multiple, are copied 16 bytes at a time.
+#: Rows whose size is a multiple of this are copied 16 bytes at a time.
 ALIGN_BYTES = 16
 
 
@@ -32,7 +32,7 @@ class TorchKernels:
 
     Args:
         schema: tables, optimizer, dtype and seed.
-        device: where the rows live.
+        device: device of the rows.
     """
 
     reads_slots = False
@@ -97,13 +97,17 @@ def scatter(records: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Write `rows` ``[n, width]`` to the front of the records in `slots` (int64 ``[n]``, distinct)."""
     fronts = records[:, : rows.shape[1]]
     if rows.shape[1] * rows.element_size() % ALIGN_BYTES == 0:
-        # Copied as 16-byte elements: 1.4 times as fast as element by element (30,000 rows of 512 bytes, one core).
+        # As 16-byte elements, 1.4 times as fast as by element (30,000 rows of 512 bytes, one core).
         fronts, rows = fronts.view(torch.complex128), rows.view(torch.complex128)
     fronts.index_copy_(0, slots, rows)
 
 
 def require_gradients(gradients: Sequence[Gradients]) -> Gradients:
-    """Raises JobError if there is none."""
+    """The first contribution.
+
+    Raises:
+        JobError: there is none.
+    """
     if not gradients:
-        raise JobError("the gradient of rows was asked for, but backward never reached them")
+        raise JobError("expected gradients of the rows, but backward did not reach them")
     return gradients[0]

@@ -1,9 +1,9 @@
-"""Sums of vectors with torch's own operations: a row's terms one after the other, or in chunks where the plan says so.
+"""Segment sums in torch operations: the terms of a row in sequence, or in chunks for long rows.
 
     SegmentSum ──rows that are not long──> embedding_bag ──────────────────────────────────────> gradients
             └─long rows──> chunks ─embedding_bag─> partial sums ─embedding_bag─> … ─index_copy─┘
 
-`torch.embedding_bag` walks each bag from its first to its last term, on a CPU in one thread and on CUDA in one thread
+`torch.embedding_bag` adds each bag from its first to its last term, on a CPU in one thread and on CUDA in one thread
 per column: no sort, no atomics, one order.
 """
 
@@ -23,23 +23,23 @@ _MODE_NUMBER = {False: 0, True: 1}  # torch.embedding_bag's own numbers: sum, me
 
 
 def total_gradient(gradients: Sequence[Gradients], first: int = 0, end: int | None = None) -> Tensor:
-    """``[end - first, dim]``: of rows `first` to `end` (all, if not given), the lookups' sums, added in their order.
+    """``[end - first, dim]``: gradients of rows `first` to `end` (default: all); contributions are added in order.
 
-    Rows are summed one by one, so blocks of them give the bits of all at once; sums in chunks are made all at once.
+    Rows are summed independently, so blocks of rows give the same bits. Sums with long rows need all rows in one call.
     """
     return add_in_order(_gradient(contribution, first, end) for contribution in gradients)
 
 
 def _gradient(contribution: Gradients, first: int, end: int | None) -> Tensor:
-    """Of one lookup; new memory."""
+    """The contribution of one lookup, in new memory."""
     if end is None or (first == 0 and end == len(contribution.segment_sum)):
         return sum_rows(contribution.vectors, contribution.segment_sum, contribution.weights)
-    assert contribution.segment_sum.long is None, "sums in chunks are made all at once"
+    assert contribution.segment_sum.long is None, "sums with long rows need all rows in one call"
     return sum_block(contribution.vectors, contribution.segment_sum, first, end, contribution.weights)
 
 
 def add_in_order(sums: Iterable[Tensor]) -> Tensor:
-    """All added to the first, one after the other; at least one."""
+    """Add all tensors to the first, in order; at least one. Overwrites the first."""
     remaining = iter(sums)
     total = next(remaining)
     for other in remaining:
@@ -48,12 +48,12 @@ def add_in_order(sums: Iterable[Tensor]) -> Tensor:
 
 
 def sum_rows(vectors: Tensor, segment_sum: SegmentSum, weights: Tensor | None = None) -> Tensor:
-    """``[k, dim]``: the sums of all rows, long ones in their chunks.
+    """``[k, dim]``: the sums of all rows, long rows in chunks.
 
     Args:
         vectors: ``[num_vectors, dim]``.
-        segment_sum: what to sum.
-        weights: per-id weights by occurrence (as in the plan), in the place of the coefficients; weighted groups only.
+        segment_sum: the index arrays.
+        weights: per-id weights in plan order, which replace the coefficients; weighted groups only.
     """
     long = segment_sum.long
     if long is None:
@@ -68,7 +68,7 @@ def sum_rows(vectors: Tensor, segment_sum: SegmentSum, weights: Tensor | None = 
 
 
 def _sum_chunks(vectors: Tensor, segment_sum: SegmentSum, factors: Tensor | None, long: LongRows) -> Tensor:
-    """``[m, dim]``: the long rows' sums."""
+    """``[m, dim]``: the sums of the long rows."""
     terms, *above = long.levels
     partial = _sum_ranges(
         vectors, segment_sum.sources, factors, terms.starts, terms.ends - terms.starts, long.num_terms
@@ -85,10 +85,10 @@ def _all_of(vectors: Tensor) -> Tensor:
 def _sum_ranges(
     vectors: Tensor, sources: Tensor, factors: Tensor | None, starts: Tensor, lengths: Tensor, num_terms: int
 ) -> Tensor:
-    """Sums of the terms ``[starts, starts + lengths)``, `num_terms` together: gathered side by side, then summed."""
+    """Sums of the terms ``[starts, starts + lengths)``, `num_terms` in total: made contiguous, then summed."""
     offsets = torch.zeros(len(starts) + 1, dtype=torch.int32, device=starts.device)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=offsets[1:])
-    # The number of terms is known on the host: nothing waits for the device to count them.
+    # The host knows the number of terms, so `repeat_interleave` does not wait for the device.
     terms = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=num_terms)
     terms += torch.arange(num_terms, dtype=torch.int32, device=starts.device)
     picked = None if factors is None else factors.index_select(0, terms)
@@ -96,7 +96,7 @@ def _sum_ranges(
 
 
 def sum_block(vectors: Tensor, segment_sum: SegmentSum, first: int, end: int, weights: Tensor | None = None) -> Tensor:
-    """``[end - first, dim]``: the sums of rows `first` to `end`, each from its first term to its last."""
+    """``[end - first, dim]``: the sums of rows `first` to `end`, each from its first to its last term."""
     start, stop = int(segment_sum.row_starts[first]), int(segment_sum.row_starts[end])
     offsets = segment_sum.row_offsets[first : end + 1]
     if start:

@@ -1,17 +1,17 @@
-"""`TritonKernels`: the operations on rows as Triton kernels: rows are read and written in their slots, once.
+"""`TritonKernels`: row kernels in Triton. They read and write rows in their slots, once.
 
     pool        slots ──one kernel──> pooled vectors
     update      vectors ──sum──> partial sums of long rows, level by level ──┐
                 vectors, slots ──sum, optimizer step──> slots                └─optimizer step──> slots
-    sum         the same, to a matrix
-    initialise  names ──one kernel──> slots
+    sum         as update, to a matrix
+    initialise  tables, ids ──one kernel──> slots
 
-Sizes come from the host's arrays and the tensors' shapes: nothing waits for the device. What a kernel does is in
-`triton_sums` and `triton_rows`, how much of it at a time in `tiles`. Results are the bits of `TorchKernels` for the
-same sums in the same chunks, with two exceptions, both of libraries: they may contract a product and a sum into one
-rounding (per-id weights, means), and MKL's square root on a CPU is not correctly rounded.
+Sizes come from host arrays and tensor shapes, so no call waits for the device. `triton_sums` and `triton_rows` hold the
+kernels, `triton_tiles` their tile sizes. Results have the bits of `TorchKernels` for the same sums in the same chunks,
+with two exceptions in libraries: torch can fuse a product and a sum into one rounding (per-id weights, means), and
+MKL's square root on a CPU is not correctly rounded.
 
-Under ``TRITON_INTERPRET=1`` everything runs on a CPU, slowly, one launch at a time: all threads share the interpreter.
+Under ``TRITON_INTERPRET=1`` kernels run on a CPU, slowly, one launch at a time: all threads share the interpreter.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ __all__ = ["Launch", "TritonKernels"]
 _TRITON_TYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _ALL_TERMS = 2**31 - 1
 
-#: The interpreter keeps the number of the program that runs in a global.
+#: Serialises launches: the interpreter keeps the current program number in a global variable.
 _INTERPRETER = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One kernel, ready to be enqueued.
+    """One kernel launch.
 
     Attributes:
-        kernel: of `triton_sums` or `triton_rows`.
+        kernel: kernel of `triton_sums` or `triton_rows`.
         grid: number of programs.
-        arguments: by name.
-        options: of the compiler.
+        arguments: kernel arguments, by name.
+        options: compiler options.
     """
 
     kernel: Any
@@ -66,23 +66,23 @@ class Launch:
     options: Mapping[str, Any]
 
     def __call__(self) -> None:
-        """Enqueue it on the current stream of the current device; compiles it first, the first time."""
+        """Enqueue the kernel on the current stream of the current device. Compiles it on first use."""
         self.kernel[self.grid](**self.arguments, **self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ranges:
-    """Sums of ranges of terms, one per row; or, without starts, one vector per row.
+    """Sums of ranges of terms, one per row; without starts, one vector per row.
 
     Attributes:
         vectors: ``[num_vectors, dim]``.
         num_rows: k.
-        starts, ends: int32 ``[k]`` and maybe longer, the range of each row.
+        starts, ends: int32 ``[>= k]``, the range of each row.
         sources: int32, vector of each term; None: the vectors are the terms.
         factors: factor of each term, or of each occurrence; None: ones.
         occurrences: int32, occurrence of each term.
-        rows: int64 ``[k]``, which rows these are; None: all.
-        max_terms: rows with more are left alone.
+        rows: int64 ``[k]``, row numbers; None: rows 0 to k.
+        max_terms: rows with more terms are skipped.
     """
 
     vectors: Tensor
@@ -113,9 +113,9 @@ class TritonKernels:
 
     Args:
         schema: tables, optimizer, dtypes and seed.
-        device: where the rows live; a CPU under the interpreter only.
-        launch: what to do with launches other than to make them.
-        tile: which tile rows of a dimension and numbers of some bytes get.
+        device: device of the rows; a CPU only under the interpreter.
+        launch: replaces the launch of kernels, for tests.
+        tile: tile for a dimension and element size.
     """
 
     reads_slots = True
@@ -178,7 +178,7 @@ class TritonKernels:
     ) -> None:
         contribution = require_gradients(gradients)
         if self.needs_names and names is None:
-            raise JobError("rows are rounded stochastically, and nobody said which rows they are")
+            raise JobError("stochastic rounding needs the names of the rows, got none")
         if len(gradients) == 1:
             parts = self._ranges(contribution)
         else:
@@ -205,12 +205,12 @@ class TritonKernels:
         }
         self._enqueue(triton_rows.initialise_kernel, tile, len(slot_index), arguments)
 
-    # ---- sums in their chunks ------------------------------------------------------------------------------------
+    # ---- segment sums --------------------------------------------------------------------------------------------
 
     def _ranges(self, contribution: Gradients) -> list[_Ranges]:
-        """What makes the sums of all rows: those that are not long, and the long ones, from their partial sums.
+        """The ranges that give the sums of all rows: short rows from their terms, long rows from partial sums.
 
-        The partial sums are enqueued here.
+        Enqueues the partial sums.
         """
         segment_sum = contribution.segment_sum
         factors, occurrences = segment_sum.coefficients, None
@@ -286,7 +286,7 @@ class TritonKernels:
         }
 
     def _records(self, records: Tensor, dim: int) -> dict[str, Any]:
-        """Weights, and the state beside them: the same memory, read as the dtype computed in."""
+        """Arguments for weights and optimizer state: the same memory, the state viewed in the compute dtype."""
         state = records.view(self._dtype)
         return {
             "records": records,
@@ -301,7 +301,7 @@ class TritonKernels:
             return
         options = {"num_warps": tile.num_warps, "enable_fp_fusion": False}
         launch = Launch(kernel=kernel, grid=tile.grid(num_rows), arguments=arguments, options=options)
-        with self._turn():  # Triton launches on the thread's current device, whatever device the tensors are on
+        with self._turn():  # Triton launches on the current device of the thread, not on that of the tensors
             self._launch(launch)
 
 
@@ -310,7 +310,7 @@ def _interpreter_turn() -> AbstractContextManager[Any]:
 
 
 def _rate(optimizer: str, step: RowStep) -> float:
-    """What the last operation of an optimizer multiplies by, in Python's double arithmetic: the same everywhere."""
+    """Final factor of an optimizer step, in Python's double arithmetic: the same on every device."""
     return adam_rate(step.lr, step.step) if optimizer == "adam" else step.lr
 
 

@@ -1,10 +1,10 @@
-"""Records of rows, in Triton: an optimizer step in their slots, initial values. `triton_kernels` launches them.
+"""Triton kernels on row records: optimizer step in place, initial values. `triton_kernels` launches them.
 
-    update_kernel       segment_sums ──gradient──> optimizer ──rounding, where weights are halves──> slots
+    update_kernel       segment_sums ──gradient──> optimizer ──rounding of half weights──> slots
     initialise_kernel   table key, id ──mixers──> words ──> weights, and zero state ──> slots
 
-The rules are those of `bagpipe.kernels.triton_sums`. What is computed is defined, operation by operation, by
-`optimizer`, `rounding` and `initial`.
+The rules of `bagpipe.kernels.triton_sums` apply. `optimizer`, `rounding` and `initialization` define the results,
+operation by operation.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def _root(x):
 
 @triton.jit
 def _scalar(bits, TYPE: tl.constexpr):
-    """A Python float, given as the integer of its bits."""
+    """A Python float, passed as the integer of its bits."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True).to(TYPE)
 
 
 @triton.jit
 def _row_sums(x, ROWS: tl.constexpr, BLOCK: tl.constexpr, HALVINGS: tl.constexpr):
-    """[ROWS, 1]: sums of the rows of `x`: its second half is added to its first, until one column is left."""
+    """[ROWS, 1]: row sums of `x`. Repeatedly adds the second half of the columns to the first."""
     for halving in tl.static_range(HALVINGS):
         x = tl.sum(tl.reshape(x, (ROWS, 2, BLOCK >> (halving + 1))), axis=1)
     return x
@@ -68,9 +68,9 @@ def _row_words(ids, keys, columns):
 
 @triton.jit
 def _nearest(weights, TYPE: tl.constexpr):
-    """Weights as TYPE, ties to even."""
+    """Weights rounded to TYPE, ties to even."""
     if TYPE == tl.bfloat16:
-        # In integers: Triton's interpreter would cut off instead, and it mistakes subnormal numbers.
+        # In integers: Triton's interpreter truncates, and is wrong for subnormal numbers.
         bits = weights.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         bits = tl.where(weights != weights, 0x7FC0, bits)  # the NaN of torch's conversion
@@ -89,11 +89,11 @@ def _rounded(weights, words, TYPE: tl.constexpr):
     if TYPE == tl.float16:
         small = tl.abs(weights) < 0.00006103515625  # 2**-14, the smallest normal number
         units = tl.where(small, tl.abs(weights), 0.0) * 16777216.0
-        whole = units.to(tl.int32).to(tl.float32)  # no more than 1024; `tl.floor` is a function that flushes to zero
+        whole = units.to(tl.int32).to(tl.float32)  # at most 1024; `tl.floor` flushes subnormals to zero
         fraction = ((units - whole) * 16777216.0).to(tl.uint32)
         carry = (fraction + (words >> 8)) >> 24
         value = (whole + carry.to(tl.float32)) * 0.000000059604644775390625
-        # The weight's own sign, also that of a zero.
+        # The sign of the weight, zeros included.
         signed = (value.to(tl.uint32, bitcast=True) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
         carried = tl.where(small, signed, carried)
     return tl.where(weights != weights, weights, carried)
@@ -132,10 +132,10 @@ def update_kernel(
     STRIDE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """One optimizer step of each row with at most `max_terms` terms, in its slot.
+    """One optimizer step for each row with at most `max_terms` terms, in its slot.
 
-    Row r of the sums is row ``row_map[r]`` of the slots (r, without a map). Without starts its gradient is vector r.
-    The optimizers are those of `bagpipe.kernels.optimizer`, operation by operation. Half weights are rounded to the
+    Row r of the sums is row ``row_map[r]`` of the slots; without a map, row r. Without starts, its gradient is vector
+    r. The optimizers are those of `bagpipe.kernels.optimizer`, operation by operation. Half weights are rounded to
     nearest, or stochastically if there are keys.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -150,7 +150,7 @@ def update_kernel(
         live = live & (last - first <= max_terms)
         last = tl.where(live, last, first)
     wanted = live[:, None] & (columns < DIM)[None, :]
-    # The row is asked for before its gradient is summed: both trips to memory are under way together.
+    # The row is loaded before its gradient is summed, so the latencies overlap.
     slot = tl.load(slot_index + row, mask=live, other=0).to(tl.int64)
     weights_at = records + slot[:, None] * RECORD_STRIDE + columns[None, :]
     weights = tl.load(weights_at, mask=wanted, other=0.0).to(TYPE)

@@ -1,18 +1,18 @@
-"""Sums of vectors, in Triton: pooled rows, and gradients of rows. `bagpipe.kernels.triton_kernels` launches them.
+"""Triton kernels for segment sums: pooled vectors and row gradients. `bagpipe.kernels.triton_kernels` launches them.
 
     program p ──> rows p * ROWS … + ROWS, all columns (BLOCK, masked to DIM)
-                  walk their terms in step, four loads at a time, each row in the order of the plan
+                  add their terms in lockstep, four loads at a time, each row in plan order
 
-Rules of this file and of `triton_rows`, so that a result depends on nothing but the plan and the numbers:
+Rules of this file and of `triton_rows`, which make results depend only on the plan and the numbers:
 
-* A row is summed by one program, from its first term to its last. No atomics, no order left to the hardware.
+* One program sums a row, from its first to its last term. No atomics, no order left to the hardware.
 * Every operation rounds once and correctly, as in `bagpipe.kernels.optimizer`: divisions and roots are the ``_rn``
-  ones, and all are launched with `enable_fp_fusion=False`, so that no product and sum are contracted.
-* Scalars come as the bits of a double (`lr_bits`): Triton would make float32 of a Python float.
-* Addresses are counted in 64 bits: slots times width may pass 2**31.
+  variants, and `enable_fp_fusion=False` prevents fused multiply-adds.
+* Scalars are passed as the bits of a double (`lr_bits`): Triton converts Python floats to float32.
+* Addresses have 64 bits: slots times width can exceed 2**31.
 
-Matrices are given as pointer, stride and first column, all in elements; strides and columns are constants, so that the
-compiler sees which accesses can take 16 bytes. A pointer that is None takes its lines out of the function.
+Matrices are passed as pointer, stride and first column, in elements. Strides and columns are constants, so that the
+compiler can use 16-byte accesses. A None pointer removes its lines from the compiled function.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["divided", "pool_kernel", "segment_sums", "sum_kernel"]
 
 @triton.jit
 def divided(x, y):
-    """x / y, correctly rounded: of float64 the plain division is."""
+    """x / y, correctly rounded. Plain float64 division is."""
     if x.dtype == tl.float32:
         return tl.div_rn(x, y)
     else:
@@ -46,7 +46,7 @@ def _term(
     STRIDE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """[ROWS, BLOCK]: per row its term at a place; zero behind its last."""
+    """[ROWS, BLOCK]: the term of each row at `place`; zero after its last term."""
     here = place < ends
     vector = place
     if sources is not None:
@@ -77,18 +77,18 @@ def segment_sums(
     STRIDE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """[ROWS, BLOCK]: per row the sum of its terms; columns from DIM on are zero."""
+    """[ROWS, BLOCK]: the sum of each row's terms; columns from DIM on are zero."""
     columns = tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), dtype=TYPE)
     longest = tl.max(ends - starts, 0)
     for step in range(0, longest, 4):
         at = starts + step
-        # Four terms are asked for before the first is added: their trips to memory overlap.
+        # Four loads are issued before the first addition, so their latencies overlap.
         a = _term(vectors, slot_index, sources, factors, occurrences, at, ends, columns, DIM, STRIDE, TYPE)
         b = _term(vectors, slot_index, sources, factors, occurrences, at + 1, ends, columns, DIM, STRIDE, TYPE)
         c = _term(vectors, slot_index, sources, factors, occurrences, at + 2, ends, columns, DIM, STRIDE, TYPE)
         d = _term(vectors, slot_index, sources, factors, occurrences, at + 3, ends, columns, DIM, STRIDE, TYPE)
-        # A sum begins with +0 and so is never -0: adding the zeros of rows that have ended is exact.
+        # Sums start at +0 and are never -0, so adding the zeros of rows that have ended is exact.
         total += a
         total += b
         total += c
@@ -112,7 +112,7 @@ def pool_kernel(
     STRIDE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """``out[g]`` = sum, or mean, of the rows of bag g; without offsets: its one row."""
+    """``out[g]`` = sum or mean of the rows of bag g; without offsets: its single row."""
     bags = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     live = bags < num_bags
@@ -151,7 +151,7 @@ def sum_kernel(
     STRIDE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """``out[out_rows[r]]`` = sum of the terms of row r, unless they are more than `max_terms`."""
+    """``out[out_rows[r]]`` = sum of the terms of row r, unless there are more than `max_terms`."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     live = rows < num_rows

@@ -1,10 +1,10 @@
-"""Which rows one Triton program computes: a tile of rows by columns, small enough for registers.
+"""Tile sizes of Triton programs: rows by columns, small enough for registers.
 
-    columns: all of a row, padded to a power of two        rows: as many as 32 bytes a lane have room for
+    columns: those of a row, padded to a power of two        rows: as many as fit into 32 bytes per thread
 
-One warp is one program wherever a row fits: the rows of a tile are walked in step, to the longest of them, and the
-fewer they are the less the others wait. Numbers of lanes and bytes are NVIDIA's (a warp has 32 lanes, an access at most
-16 bytes); those of the loads in flight are to be confirmed on a device.
+A program is one warp wherever a row fits. It sums the rows of a tile in lockstep, up to the longest, so small tiles
+waste less time. Constants are NVIDIA's: a warp has 32 threads, an access at most 16 bytes. The number of loads in
+flight is yet to be tuned on a device.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 __all__ = ["Tile", "choose_tile"]
 
 _LANES = 32
-#: Two accesses of 16 bytes: what each lane holds of every matrix that its program works on.
+#: Bytes of each matrix that a thread holds: two accesses of 16 bytes.
 _LANE_BYTES = 32
 _MAX_WARPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """What one program computes.
+    """The tile of one program.
 
     Attributes:
-        rows: rows, or bags.
-        block: columns, a power of two.
-        num_warps: warps that share it.
+        rows: number of rows, or bags.
+        block: number of columns, a power of two.
+        num_warps: warps per program.
     """
 
     rows: int
@@ -34,12 +34,12 @@ class Tile:
     num_warps: int
 
     def grid(self, num_rows: int) -> tuple[int]:
-        """Programs for `num_rows` rows."""
+        """Number of programs for `num_rows` rows."""
         return (-(-num_rows // self.rows),)
 
 
 def choose_tile(dim: int, item_bytes: int) -> Tile:
-    """The tile for rows of `dim` numbers of `item_bytes` bytes each, as they are computed with."""
+    """The tile for rows of `dim` elements of `item_bytes` bytes in the compute dtype."""
     block = 1 << max(2, (dim - 1).bit_length())
     lane_items = _LANE_BYTES // item_bytes
     num_warps = min(_MAX_WARPS, max(1, block // (_LANES * lane_items)))

@@ -154,7 +154,7 @@ def test_without_gradients() -> None:
     with torch.no_grad():
         assert not lookup(group).requires_grad
     assert group.gradients == []
-    with pytest.raises(JobError, match="backward never reached them"):
+    with pytest.raises(JobError, match="backward did not reach them"):
         gradient_of(group)
 
 
