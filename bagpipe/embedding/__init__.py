@@ -1,1 +1,12 @@
-"""Embedding modules whose rows live in a `RowCache`: torchrec collections and plain bags."""
+"""Embedding modules whose rows live in a `RowCache`. A module reads the rows of the batch that the cache has begun.
+
+    torchrec model ──torchrec_collections.convert──> model with cached collections   ┐  row_tables, features, layout
+    DataSchema ────────────plain_bags.CachedBags──> bags for a plain torch model     ┘  for oracle, cache and store
+
+    forward(ids, weights) ──cached_lookup.CachedLookup: are these the ids of the batch?──> lookup ──> vectors
+                                                     ↑
+                              RowCache.begin(batch) ─┘
+
+`torchrec_collections` replaces torchrec's collections; `plain_bags` needs torch alone; `cached_lookup` is common to
+both. `materialise` initialises the dense parameters of a model that was built on the meta device.
+"""

@@ -1,9 +1,9 @@
-"""`CachedLookup`: what an embedding collection asks of the cache in its forward. Knows no torchrec, only its shapes.
+"""`CachedLookup`: the lookups of one embedding collection in the current batch of a cache. Independent of torchrec.
 
-    KeyedJaggedTensor-like input ──check: is it the batch that was begun?──> vectors of each group of the collection
+    KeyedJaggedTensor-like input ──check: is it the current batch?──> vectors of each table group of the collection
 
-Rows were planned from the batch's ids, so the input must carry those ids: same keys' ids, same number, same order. Keys
-may be left out (a model that splits its input) and reordered, but ids may not be hashed, filtered or padded on the way.
+The plan covers the ids of the batch, so the input must hold these ids, in the same number and order for each key. Keys
+can be missing (in models that split their input) or reordered, but ids must not be hashed, filtered or padded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CachedLookup", "Column", "JaggedInput"]
 
 
 class JaggedInput(Protocol):
-    """The part of torchrec's KeyedJaggedTensor that is used."""
+    """The part of torchrec's KeyedJaggedTensor that `CachedLookup` uses."""
 
     def keys(self) -> list[str]: ...
     def values(self) -> Tensor: ...
@@ -38,15 +38,15 @@ class JaggedInput(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Where one embedding name of a collection comes from.
+    """The source of one embedding name of a collection.
 
     Attributes:
-        name: the embedding name: the feature's, or ``feature@table`` where tables share it.
-        feature_name: the feature's name.
-        feature: the feature's number in the batch.
-        group: position of its group among the collection's.
-        segment: position of its segment in the group.
-        dim: its width.
+        name: embedding name: that of the feature, or ``feature@table`` where tables share it.
+        feature_name: name of the feature.
+        feature: number of the feature in the batch.
+        group: position of the table group among those of the collection.
+        segment: position of the segment in the group.
+        dim: width of the vector.
     """
 
     name: str
@@ -59,23 +59,25 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A group's pooled vectors, or those of one of its segments (`segment` is its position in the group)."""
+    """Pooled vectors of a group, or of one of its segments (`segment`: position in the group)."""
 
     group: int
     segment: int | None = None
 
 
 class CachedLookup:
-    """One collection's way to the batch.
+    """The lookups of one collection.
 
     Args:
-        number: the collection's number in the layout.
-        feature_names: features of the batch, in its key order.
-        layout: the model's layout.
-        columns: the collection's embedding names, in its own order.
+        number: number of the collection in the layout.
+        feature_names: features of the batch, in key order.
+        layout: layout of the model.
+        columns: embedding names of the collection, in its order.
 
     Attributes:
-        cache: where the batch is; None until bound.
+        columns: as given.
+        groups: table groups of the collection.
+        cache: the cache that holds the batch; None until bound.
     """
 
     def __init__(
@@ -92,42 +94,42 @@ class CachedLookup:
         self._ids_checked = False
 
     def bind(self, cache: RowCache) -> None:
-        """Read from `cache` from now on."""
+        """Read from `cache`."""
         self.cache = cache
         self._ids_checked = False
 
     def begin(self, inputs: JaggedInput) -> tuple[ActiveBatch, dict[int, int]]:
-        """The batch being computed, and per feature number where its ids start in `inputs`.
+        """The batch being computed, and the start of each feature's ids in `inputs`, by feature number.
 
         Raises:
-            JobError: no cache is bound, or no batch was begun.
+            JobError: no cache is bound, or no batch is begun.
             InputError: `inputs` is not that batch.
         """
         if self.cache is None:
-            raise JobError("the model is not bound to a cache: call Converted.bind(cache) before its forward")
-        step = self.cache.current
-        if step is None:
-            raise JobError("no batch was begun: the cache must begin a batch before the model's forward")
-        starts = self._check(step.context, inputs)
+            raise JobError("the model has no cache: call bind(cache) before its forward")
+        batch = self.cache.current
+        if batch is None:
+            raise JobError("the cache has begun no batch: call RowCache.begin before the model's forward")
+        starts = self._check(batch.context, inputs)
         if not self._ids_checked:
-            self._check_ids(step.context, inputs.values(), starts)
+            self._check_ids(batch.context, inputs.values(), starts)
             self._ids_checked = True
-        return step, starts
+        return batch, starts
 
-    def vectors(self, step: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
-        """``[num_examples, num_segments * dim]`` of a group (``[n, dim]`` without pooling), differentiable."""
-        weights = self._weights(step, group, inputs, starts) if group.lookup.weighted else None
-        return lookup(step.groups[group.index], weights)
+    def vectors(self, batch: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+        """``[num_examples, num_segments * dim]``: vectors of a group (``[n, dim]`` without pooling), differentiable."""
+        weights = self._weights(batch, group, inputs, starts) if group.lookup.weighted else None
+        return lookup(batch.groups[group.index], weights)
 
     def pooled(self, inputs: JaggedInput) -> Tensor:
-        """``[num_examples, sum of dims]`` of all columns, in their order, differentiable; pooled collections only.
+        """``[num_examples, sum of dims]``: vectors of all columns in order, differentiable; pooled collections only.
 
         Raises:
             JobError, InputError: see `begin`.
         """
-        step, starts = self.begin(inputs)
-        pooled = [self.vectors(step, group, inputs, starts) for group in self.groups]
-        # `split` has one backward for all its parts; slices would each allocate a gradient of the whole group.
+        batch, starts = self.begin(inputs)
+        pooled = [self.vectors(batch, group, inputs, starts) for group in self.groups]
+        # `split` has one backward for all parts; each slice would allocate a gradient of the whole group.
         segments = {
             part.group: torch.split(pooled[part.group], self.groups[part.group].dim, dim=1)
             for part in self._parts
@@ -138,12 +140,12 @@ class CachedLookup:
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _weights(self, step: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
-        """``[n]`` per-id weights of a group, segment after segment, differentiable."""
+    def _weights(self, batch: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
+        """``[n]``: per-id weights of a group, segment after segment, differentiable."""
         weights = inputs.weights_or_none()
         if weights is None:
-            raise InputError("a weighted embedding collection needs weights in its input, there are none")
-        active = step.groups[group.index]
+            raise InputError("a weighted embedding collection needs weights in its input, got none")
+        active = batch.groups[group.index]
         refs = self._features[group.first_segment : group.end_segment]
         parts = [
             weights.narrow(0, starts[ref.feature], size)
@@ -152,7 +154,7 @@ class CachedLookup:
         return torch.cat(parts).to(active.dtype)
 
     def _check(self, context: BatchContext, inputs: JaggedInput) -> dict[int, int]:
-        """Keys, examples and number of ids: host values only, so nothing waits for an accelerator."""
+        """Check keys and numbers of examples and ids. These are host values, so nothing waits for the device."""
         keys = list(inputs.keys())
         unknown = [key for key in keys if key not in self._feature_numbers]
         numbers = [self._feature_numbers[key] for key in keys if key not in unknown]
@@ -175,7 +177,7 @@ class CachedLookup:
         return dict(zip(numbers, ends[:-1], strict=True))
 
     def _check_ids(self, context: BatchContext, values: Tensor, starts: dict[int, int]) -> None:
-        """Compare the ids themselves: on the first batch only, since on an accelerator this waits for it."""
+        """Compare the ids. Only for the first batch, because the copy from a device blocks."""
         planned_starts = list(accumulate(context.feature_sizes, initial=0))
         ids = values.detach().cpu().numpy()
         for feature, start in starts.items():
@@ -189,7 +191,7 @@ class CachedLookup:
 
 
 def _parts(reader: CachedLookup) -> tuple[_Part, ...]:
-    """The output's columns as parts of the groups: whole groups where a group's segments follow each other in order."""
+    """The output columns as parts: a whole group if all its segments follow in order, else single segments."""
     parts: list[_Part] = []
     for group, columns in groupby(reader.columns, key=lambda column: column.group):
         segments = [column.segment for column in columns]

@@ -1,7 +1,7 @@
-"""Give memory and initial values to the parameters of a model that was built on the meta device.
+"""Allocates and initialises the parameters of a model that was built on the meta device.
 
-Children come before their parents, as in construction: a parent's `reset_parameters` may set what it holds of a child.
-Values come from torch's global generator, so the caller seeds it.
+Children are reset before their parents, as in construction: a parent's `reset_parameters` can overwrite values of a
+child. Values come from torch's global generator, which the caller seeds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["materialise"]
 
 
 def materialise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Make every parameter and buffer of `model` real, then move it to `device` with floating numbers in `dtype`.
+    """Allocate and reset the meta tensors of `model`, then move it to `device`, floating-point tensors in `dtype`.
 
-    Values are drawn in the dtype the model was built with, so a float64 run starts from the numbers of a float32 one.
+    Values are drawn in the dtype of the model, so a float64 job starts from the values of a float32 job.
 
     Raises:
         InputError: a module holds meta tensors and has no `reset_parameters`.
@@ -50,7 +50,7 @@ def _children_first(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Modu
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    """The module's initialiser; torch's attention and transformer call theirs `_reset_parameters`."""
+    """The initialiser of a module; in torch's attention and transformer it is `_reset_parameters`."""
     for attribute in ("reset_parameters", "_reset_parameters"):
         reset = getattr(module, attribute, None)
         if callable(reset):

@@ -1,10 +1,10 @@
-"""`CachedBags`: embedding bags whose rows live in a `RowCache`, for models without torchrec. Needs torch alone.
+"""`CachedBags`: embedding bags whose rows live in a `RowCache`, for models in plain torch.
 
-    DataSchema ──CachedBags──> row_tables, features, layout      (what oracle, cache and store are made for)
+    DataSchema ──CachedBags──> row_tables, features, layout      (for oracle, cache and store)
     Batch ──PlainInputs──> dense, HostBags, labels ──> CachedBags ──> [num_examples, sum of dims]
 
-The rows were planned from the batch's ids, so a forward needs none of them: ids stay on the host, and only
-per-id weights go to the device.
+The plan covers the ids of the batch, so the forward needs none: ids stay on the host, and only per-id weights go to the
+device.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bagpipe.types.schema import DataSchema, RowTable, Table
 
 __all__ = ["CachedBags", "HostBags", "PlainInputs"]
 
-#: Tables without pooling are summed, as by the models of `bagpipe.models.torchrec_models`.
+#: Tables without pooling are summed, as in `bagpipe.models.torchrec_models`.
 _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "none": "sum"}
 
 
 class HostBags:
-    """A batch's sparse part in the shape that `CachedLookup` takes. Ids and lengths are on the host.
+    """The sparse part of a batch, as a `JaggedInput`. Ids and lengths are on the host.
 
     Args:
         batch: the batch.
-        names: of its features.
-        weights: ``[num_occurrences]`` per-id weights on the model's device; None: there are none.
+        names: names of its features.
+        weights: ``[num_occurrences]`` per-id weights on the model's device; None: unweighted.
     """
 
     def __init__(self, batch: Batch, names: Sequence[str], weights: Tensor | None = None) -> None:
@@ -67,10 +67,10 @@ class HostBags:
 
 
 class PlainInputs:
-    """Makes the inputs of ``model(dense, sparse)``, `sparse` being `HostBags`; for `Engine.prepare`.
+    """Makes the inputs of ``model(dense, sparse)`` with `HostBags` as `sparse`; for `Engine.prepare`.
 
     Args:
-        schema: the data.
+        schema: schema of the data.
     """
 
     def __init__(self, schema: DataSchema) -> None:
@@ -92,23 +92,23 @@ class PlainInputs:
 
 
 class CachedBags(nn.Module):
-    """One pooled vector per feature and example, from the batch begun in a cache.
+    """One pooled vector per feature and example, from the batch that a cache has begun.
 
-    Rows are no parameters of it: the cache updates them, and the store keeps them.
+    Rows are not parameters: the cache updates them, and the store keeps them.
 
     Args:
-        schema: the data. A table with a vocabulary starts uniform in ``±sqrt(1 / rows)``, one without in
-            `RowTable.init_bound`'s default.
-        embedding_dim: of tables that name no dimension.
+        schema: schema of the data. Rows of a table with a vocabulary start uniform in ``±sqrt(1 / rows)``, others in
+            the default of `RowTable.init_bound`.
+        embedding_dim: dimension of tables that have none in the schema.
 
     Attributes:
-        row_tables: cached tables by table number, those that are read alike side by side; for `RowSchema.tables`.
+        row_tables: cached tables by table number, grouped by pooling and dimension; for `RowSchema.tables`.
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
-        layout: how a batch is read; for `Engine`.
-        dims: of each feature's vector, in the schema's order.
+        layout: table groups; for `Engine`.
+        dims: dimension of each feature's vector, in schema order.
 
     Raises:
-        InputError: a feature is weighted, and a table has another pooling than sum.
+        InputError: a feature is weighted, and a table has a pooling other than sum.
     """
 
     def __init__(self, schema: DataSchema, embedding_dim: int) -> None:
@@ -130,10 +130,10 @@ class CachedBags(nn.Module):
         names = [feature.name for feature in schema.features]
         columns = _columns(self.layout, names)
         self.dims = tuple(column.dim for column in columns)
-        self._reader = CachedLookup(number=0, feature_names=names, layout=self.layout, columns=columns)
+        self._lookup = CachedLookup(number=0, feature_names=names, layout=self.layout, columns=columns)
 
     def spec(self, *, num_slots: int, lookahead: int) -> OracleSpec:
-        """What one rank's steps are planned for."""
+        """The oracle's specification for one rank."""
         return OracleSpec(
             table_rows=tuple(table.rows for table in self.row_tables),
             features=self.features,
@@ -142,21 +142,21 @@ class CachedBags(nn.Module):
         )
 
     def bind(self, cache: RowCache) -> None:
-        """Read from `cache` from now on.
+        """Read from `cache`.
 
         Raises:
-            InputError: the cache was made for other tables.
+            InputError: the cache was created for other tables.
         """
         cache.check_tables(self.row_tables)
-        self._reader.bind(cache)
+        self._lookup.bind(cache)
 
     def forward(self, sparse: JaggedInput) -> Tensor:
-        """``[num_examples, sum(dims)]``, feature after feature in the schema's order.
+        """``[num_examples, sum(dims)]``, features in schema order.
 
         Raises:
             JobError, InputError: see `CachedLookup.begin`.
         """
-        return self._reader.pooled(sparse)
+        return self._lookup.pooled(sparse)
 
 
 def _row_table(table: Table, dim: int) -> RowTable:
@@ -166,7 +166,7 @@ def _row_table(table: Table, dim: int) -> RowTable:
 
 
 def _columns(layout: LookupLayout, names: Sequence[str]) -> list[Column]:
-    """The features in the batch's order, each with the place of its segment."""
+    """The features in batch order, each with the position of its segment."""
     columns = []
     for place, ref in enumerate(layout.features):
         group = next(group for group in layout.groups if group.first_segment <= place < group.end_segment)

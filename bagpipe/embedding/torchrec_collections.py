@@ -5,9 +5,9 @@
         ──bind(cache)──> forward(KeyedJaggedTensor) reads the rows of the batch begun in the cache
 
 The forward contracts are torchrec's: the same keys in the same order, ``feature@table`` where tables share a feature.
-Differences: ids must be the batch's own (the rows were planned from them), results have the job's dtype, and there is
-no ``embedding_bags.<table>.weight``: rows are not parameters. They are updated by the cache and kept in the store, and
-appear neither in ``parameters()`` nor in ``state_dict()``.
+Differences: ids must be those of the batch, which the plan covers; results have the job's dtype; and there is no
+``embedding_bags.<table>.weight``, because rows are not parameters. The cache updates them and the store keeps them.
+They appear neither in ``parameters()`` nor in ``state_dict()``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import DataSchema, RowTable
 
-with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
+with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a CPU build lacks
     warnings.simplefilter("ignore")
     from torchrec.modules.embedding_configs import DataType, PoolingType
     from torchrec.modules.embedding_modules import (
@@ -45,26 +45,28 @@ with warnings.catch_warnings():  # importing torchrec and fbgemm warns about par
 
 __all__ = ["UNBOUNDED_INIT_BOUND", "CachedEmbeddingBagCollection", "CachedEmbeddingCollection", "Converted", "convert"]
 
-#: A torchrec collection or table config: torchrec ships no types.
+#: A torchrec collection or table config: torchrec has no type information.
 Untyped: TypeAlias = Any
 
-#: Initial bound of a table without a vocabulary, where torchrec's sqrt(1 / num_embeddings) means nothing.
+#: Initial bound of a table without a vocabulary, where torchrec's sqrt(1 / num_embeddings) is meaningless.
 UNBOUNDED_INIT_BOUND = 0.01
 
 _POOLINGS: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
 
 
 class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ignore[misc]
-    """`torchrec.EmbeddingBagCollection` whose rows come from the cache: KeyedJaggedTensor -> KeyedTensor."""
+    """`torchrec.EmbeddingBagCollection` with rows in a cache: KeyedJaggedTensor -> KeyedTensor."""
 
-    def __init__(self, *, configs: list[Any], is_weighted: bool, reader: CachedLookup, device: torch.device) -> None:
+    def __init__(
+        self, *, configs: list[Any], is_weighted: bool, cached_lookup: CachedLookup, device: torch.device
+    ) -> None:
         super().__init__()
-        self.reader = reader
+        self.cached_lookup = cached_lookup
         self._configs = configs
         self._is_weighted = is_weighted
         self._device = device
-        self._names = [column.name for column in reader.columns]
-        self._dims = [column.dim for column in reader.columns]
+        self._names = [column.name for column in cached_lookup.columns]
+        self._dims = [column.dim for column in cached_lookup.columns]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors ``[num_examples, sum of dims]``.
@@ -72,7 +74,7 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
         Raises:
             InputError: `features` is not the batch that the cache has begun.
         """
-        return KeyedTensor(keys=self._names, length_per_key=self._dims, values=self.reader.pooled(features))
+        return KeyedTensor(keys=self._names, length_per_key=self._dims, values=self.cached_lookup.pooled(features))
 
     def embedding_bag_configs(self) -> list[Any]:
         return self._configs
@@ -86,31 +88,33 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
 
 
 class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[misc]
-    """`torchrec.EmbeddingCollection` whose rows come from the cache: KeyedJaggedTensor -> {name: JaggedTensor}."""
+    """`torchrec.EmbeddingCollection` with rows in a cache: KeyedJaggedTensor -> {name: JaggedTensor}."""
 
-    def __init__(self, *, configs: list[Any], need_indices: bool, reader: CachedLookup, device: torch.device) -> None:
+    def __init__(
+        self, *, configs: list[Any], need_indices: bool, cached_lookup: CachedLookup, device: torch.device
+    ) -> None:
         super().__init__()
-        self.reader = reader
+        self.cached_lookup = cached_lookup
         self._configs = configs
         self._need_indices = need_indices
         self._device = device
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Per embedding name the vectors ``[ids of the feature, dim]``, in the order of the ids.
+        """For each embedding name, the vectors ``[ids of the feature, dim]`` in the order of the ids.
 
         Raises:
             InputError: `features` is not the batch that the cache has begun.
         """
-        reader = self.reader
-        step, starts = reader.begin(features)
+        cached_lookup = self.cached_lookup
+        batch, starts = cached_lookup.begin(features)
         vectors = []
-        for group in reader.groups:
-            sizes = step.groups[group.index].context.segment_sizes
-            vectors.append(torch.split(reader.vectors(step, group, features, starts), list(sizes)))
+        for group in cached_lookup.groups:
+            sizes = batch.groups[group.index].context.segment_sizes
+            vectors.append(torch.split(cached_lookup.vectors(batch, group, features, starts), list(sizes)))
         lengths = features.lengths().view(len(features.keys()), -1)
         key_numbers = {key: number for number, key in enumerate(features.keys())}
         out = {}
-        for column in reader.columns:
+        for column in cached_lookup.columns:
             values = vectors[column.group][column.segment]
             ids = features.values().narrow(0, starts[column.feature], len(values)) if self._need_indices else None
             out[column.name] = JaggedTensor(
@@ -138,36 +142,36 @@ class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """A model whose embedding rows come from a cache.
+    """A model with embedding rows in a cache.
 
     Attributes:
-        model: the model, its collections replaced (the model given, unless that was itself a collection).
+        model: the given model with its collections replaced, or the replacement of a given collection.
         row_tables: cached tables, by table number; for `RowSchema.tables`.
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
-        layout: how a batch is read; for `prepare_batch`.
-        readers: one per collection.
+        layout: table groups; for `prepare_batch`.
+        lookups: one per collection.
     """
 
     model: nn.Module
     row_tables: tuple[RowTable, ...]
     features: tuple[FeatureRef, ...]
     layout: LookupLayout
-    readers: tuple[CachedLookup, ...]
+    lookups: tuple[CachedLookup, ...]
 
     def bind(self, cache: RowCache) -> None:
         """Make the collections read from `cache`.
 
         Raises:
-            InputError: the cache was made for other tables.
+            InputError: the cache was created for other tables.
         """
         cache.check_tables(self.row_tables)
-        for reader in self.readers:
-            reader.bind(cache)
+        for cached_lookup in self.lookups:
+            cached_lookup.bind(cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """One table of one collection."""
+    """One table of a collection."""
 
     config: Any
     lookup: TableLookup
@@ -176,23 +180,23 @@ class _Member:
 def convert(
     model: nn.Module, schema: DataSchema, *, device: torch.device | str = "cpu", dtype: str = "float32"
 ) -> Converted:
-    """Take a model built with torchrec modules, usually on the meta device, and make it read its rows from a cache.
+    """Make a torchrec model, usually built on the meta device, read its embedding rows from a cache.
 
-    Every `EmbeddingBagCollection` and `EmbeddingCollection` is replaced, however deep; values their tables may already
-    have are not used. Other parameters on the meta device are allocated and reset (seed torch's generator before).
+    Every `EmbeddingBagCollection` and `EmbeddingCollection` is replaced, at any depth; existing table values are
+    dropped. Other parameters on the meta device are allocated and reset: seed torch's generator before.
 
-    Tables are numbered collection by collection, those with equal pooling and dimension side by side.
+    Tables are numbered collection by collection, grouped by pooling and dimension.
 
     Args:
-        model: the model; it is changed in place.
-        schema: the data, whose feature names the tables' configs use. A table whose data has no vocabulary
-            (``rows = None``) is unbounded, whatever its config's `num_embeddings`.
-        device: where the dense part goes.
-        dtype: ``float32`` or ``float64``, of the dense part and of the rows.
+        model: the model, modified in place.
+        schema: schema of the data; table configs refer to its feature names. A table whose data has no vocabulary
+            (``rows = None``) is unbounded, regardless of `num_embeddings`.
+        device: device of the dense part.
+        dtype: ``float32`` or ``float64``, for the dense part and the rows.
 
     Raises:
-        InputError: no collection, a table name used twice, a feature the data does not have, a table smaller than its
-            vocabulary, or a table setting that is not supported.
+        InputError: the model has no collection, a table name is used twice, the data lacks a feature, a table is
+            smaller than its vocabulary, or a table setting is not supported.
     """
     where = torch.device(device)
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
@@ -213,19 +217,21 @@ def convert(
     )
     layout = build_layout(tables, features, [member.lookup for member in members])
     replaced: dict[nn.Module, nn.Module] = {}
-    readers = []
+    lookups = []
     for number, module in enumerate(collections):
         columns = _columns(number, _configs(module), names, layout, feature_numbers)
-        reader = CachedLookup(number=number, feature_names=tuple(feature_numbers), layout=layout, columns=columns)
-        readers.append(reader)
-        replaced[module] = _replacement(module, reader, where)
+        cached_lookup = CachedLookup(
+            number=number, feature_names=tuple(feature_numbers), layout=layout, columns=columns
+        )
+        lookups.append(cached_lookup)
+        replaced[module] = _replacement(module, cached_lookup, where)
     for parent in list(model.modules()):
         for key, child in list(parent.named_children()):
             if child in replaced:
                 setattr(parent, key, replaced[child])
     model = replaced.get(model, model)
     materialise(model, where, TORCH_DTYPE[dtype])
-    return Converted(model=model, row_tables=tables, features=features, layout=layout, readers=tuple(readers))
+    return Converted(model=model, row_tables=tables, features=features, layout=layout, lookups=tuple(lookups))
 
 
 def _configs(module: Untyped) -> list[Any]:
@@ -235,22 +241,22 @@ def _configs(module: Untyped) -> list[Any]:
     return configs
 
 
-def _replacement(module: Untyped, reader: CachedLookup, device: torch.device) -> nn.Module:
+def _replacement(module: Untyped, cached_lookup: CachedLookup, device: torch.device) -> nn.Module:
     new: nn.Module
     if isinstance(module, EmbeddingBagCollection):
         new = CachedEmbeddingBagCollection(
-            configs=_configs(module), is_weighted=module.is_weighted(), reader=reader, device=device
+            configs=_configs(module), is_weighted=module.is_weighted(), cached_lookup=cached_lookup, device=device
         )
     else:
         new = CachedEmbeddingCollection(
-            configs=_configs(module), need_indices=module.need_indices(), reader=reader, device=device
+            configs=_configs(module), need_indices=module.need_indices(), cached_lookup=cached_lookup, device=device
         )
     new.train(module.training)
     return new
 
 
 def _members(number: int, module: Untyped) -> list[_Member]:
-    """A collection's tables, those that are read alike side by side, else in their order."""
+    """The tables of a collection, grouped by pooling and dimension, otherwise in order."""
     groups: dict[tuple[Pooling, int], list[_Member]] = {}
     pooled = isinstance(module, EmbeddingBagCollection)
     weighted = bool(pooled and module.is_weighted())
@@ -286,7 +292,7 @@ def _row_table(config: Untyped, schema: DataSchema) -> RowTable:
 
 
 def _init_bound(config: Untyped, *, bounded: bool) -> float:
-    """Initial weights are uniform in ``[-bound, bound)``; a config that asks for something else is refused."""
+    """Bound of the uniform initial weights in ``[-bound, bound)``; other initialisers are errors."""
     default_init = isinstance(config.init_fn, functools.partial) and config.init_fn.func is nn.init.uniform_
     if config.init_fn is not None and not default_init:
         raise InputError(
@@ -307,7 +313,7 @@ def _init_bound(config: Untyped, *, bounded: bool) -> float:
 def _columns(
     number: int, configs: list[Any], table_names: Sequence[str], layout: LookupLayout, feature_numbers: dict[str, int]
 ) -> list[Column]:
-    """A collection's embedding names in torchrec's order, each with the place of its segment."""
+    """The embedding names of a collection in torchrec's order, each with the position of its segment."""
     columns = []
     for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
         table = table_names.index(config.name)

@@ -1,10 +1,11 @@
-"""`PlainDLRM`: the DLRM of Naumov et al. 2019 in plain torch, over bags of any kind. What runs where torchrec does not.
+"""`PlainDLRM`: the DLRM of Naumov et al. 2019 in plain torch, over any embedding bags. Needs no torchrec.
 
     dense ──bottom MLP──> [n, D] ─┬─ all pairs' dot products ─┐
     sparse ──bags──> [n, F, D] ───┘                           ├──> top MLP ──> logits [n, 1]
                      bottom's output ─────────────────────────┘
 
-The arithmetic is that of `torchrec.models.dlrm.DLRM`: ReLU after every layer but the last, pairs above the diagonal.
+The arithmetic is that of `torchrec.models.dlrm.DLRM`: ReLU after every layer but the last, and the products of pairs
+above the diagonal.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ __all__ = ["PlainDLRM"]
 
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers of these widths, the input's first, each with a ReLU."""
+    """Linear layers with ReLU; `widths` begins with the width of the input."""
     layers = [(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
     return nn.Sequential(*(layer for pair in layers for layer in pair))
 
 
 class PlainDLRM(nn.Module):
-    """Called as ``model(dense, sparse)``, gives logits ``[num_examples, 1]``.
+    """``model(dense, sparse)`` returns logits ``[num_examples, 1]``.
 
     Args:
-        bags: ``bags(sparse)`` gives ``[num_examples, num_features * dim]``, such as `CachedBags`.
-        num_dense: dense columns, at least 1.
-        num_features: sparse features.
-        dim: of every feature's vector.
-        bottom_mlp: widths between the dense input and `dim`.
-        top_mlp: widths between the interaction and the logit.
+        bags: module that maps `sparse` to ``[num_examples, num_features * dim]``, such as `CachedBags`.
+        num_dense: number of dense columns, at least 1.
+        num_features: number of sparse features.
+        dim: dimension of every feature's vector.
+        bottom_mlp: layer widths between the dense input and `dim`.
+        top_mlp: layer widths between the interactions and the logit.
     """
 
     pairs: Tensor
@@ -53,7 +54,7 @@ class PlainDLRM(nn.Module):
         self.bags = bags
         self.bottom = _mlp([num_dense, *bottom_mlp, dim])
         vectors = num_features + 1
-        # As one index of the flattened products: the gradient of `index_select` adds each element once, without a sort.
+        # One index into the flattened products: the backward of `index_select` adds each element once, without a sort.
         row, column = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", row * vectors + column, persistent=False)
         num_interactions = dim + vectors * (vectors - 1) // 2

@@ -1,8 +1,8 @@
-"""The models that can be trained by name, all from torchrec's modules, and a user's own by "module:function".
+"""Models by name, built from torchrec modules, and a user's own model by "module:function".
 
-Every builder takes (schema, model config) and returns a module called as ``model(dense, sparse)`` that gives logits
-``[num_examples]`` or ``[num_examples, 1]``. Embedding collections are built on the meta device: their rows live in the
-store. A data set without dense columns is given one constant column, because the torchrec models need one.
+A builder takes (schema, model config) and returns a module called as ``model(dense, sparse)``, which returns logits
+``[num_examples]`` or ``[num_examples, 1]``. Embedding collections are built on the meta device, because their rows live
+in the store. Data without dense columns gets one constant column, which torchrec's models need.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bagpipe.types.schema import DataSchema
 
 __all__ = ["MODELS", "NUM_TOWERS", "Towers", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
 
-#: Layers and rank of DCN-v2's cross network, as in MLPerf's DLRM-DCNv2 reference (3 layers, rank 512), the rank capped
-#: by the width of the input.
+#: Layers and rank of DCN-v2's cross network, as in MLPerf's DLRM-DCNv2 reference (3 layers, rank 512). The width of the
+#: input caps the rank.
 DCN_LAYERS = 3
 DCN_RANK = 512
 
@@ -38,24 +38,24 @@ _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
 def num_dense_inputs(schema: DataSchema) -> int:
-    """Columns of the dense input: those of the data, or one constant."""
+    """Number of dense input columns: those of the data, or one constant."""
     return max(1, len(schema.dense))
 
 
 def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0) -> EmbeddingBagCollection:
-    """One embedding-bag table per table of the schema, on the meta device.
+    """An embedding-bag collection with the tables of the schema, on the meta device.
 
     Args:
-        schema: the data; tables with pooling ``none`` are summed here.
-        embedding_dim: where a table names no dimension.
+        schema: schema of the data; tables with pooling ``none`` are summed.
+        embedding_dim: dimension of tables that have none in the schema.
         extra_dim: added to every dimension.
     """
     tables = [
         EmbeddingBagConfig(
-            # Not the table's own name yet: torchrec makes it an attribute, and "items" or "a.b" cannot be one.
+            # Renamed below: torchrec makes the name an attribute, which "items" or "a.b" cannot be.
             name=f"table_{number}",
             embedding_dim=(table.dim or embedding_dim) + extra_dim,
-            # An unbounded table has no number of rows; torchrec wants one and nothing here uses it.
+            # torchrec needs a number of rows; an unbounded table has none, and nothing uses it.
             num_embeddings=table.rows or 1,
             feature_names=[feature.name for feature in schema.features if feature.table == table.name],
             pooling=_POOLING.get(table.pooling, PoolingType.SUM),
@@ -65,9 +65,8 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
     is_weighted = any(feature.weighted for feature in schema.features)
     collection = EmbeddingBagCollection(tables=tables, is_weighted=is_weighted, device=torch.device("meta"))
     for config, table in zip(collection.embedding_bag_configs(), schema.tables, strict=True):
-        config.name = (
-            table.name
-        )  # rows are known by it; `bagpipe.embedding.torchrec_collections.convert` reads nothing but the configs
+        # Rows are stored under the table's own name. `convert` reads only the configs.
+        config.name = table.name
     return collection
 
 
@@ -104,7 +103,7 @@ def _deepfm(schema: DataSchema, config: ModelConfig) -> nn.Module:
         hidden_layer_size=config.bottom_mlp[0],
         deep_fm_dimension=config.top_mlp[0],
     )
-    # torchrec ends DeepFM with a sigmoid; the loss here is taken on logits, which is exact for large ones.
+    # torchrec's DeepFM ends with a sigmoid. The loss takes logits, which is exact for large values.
     model.over_arch.model[-1] = nn.Identity()
     built: nn.Module = model
     return built
@@ -116,9 +115,9 @@ def _wide_deep(schema: DataSchema, config: ModelConfig) -> nn.Module:
 
 
 class WideDeep(nn.Module):
-    """Wide & Deep (Cheng et al. 2016): a linear model of the sparse features beside an MLP over their embeddings.
+    """Wide & Deep (Cheng et al. 2016): a linear model of the sparse features plus an MLP over their embeddings.
 
-    A row's first weight is its linear (wide) weight, the others are its embedding, so one row serves both parts.
+    The first weight of a row is its linear (wide) weight, the others are its embedding: one row serves both parts.
     """
 
     def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
@@ -150,9 +149,9 @@ def _towers(schema: DataSchema, config: ModelConfig) -> nn.Module:
 
 
 class Towers(nn.Module):
-    """Parallel dense branches, each over the dense inputs and its share of the embeddings, then a joint tower.
+    """Parallel dense branches, each over the dense inputs and a share of the embeddings, then a joint tower.
 
-    Branch b reads the pooled vectors of features [F b / 7, F (b + 1) / 7) of the F there are, maybe none.
+    Branch b reads the pooled vectors of features [F b / 7, F (b + 1) / 7) of all F features; the range can be empty.
     """
 
     def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
@@ -188,10 +187,10 @@ MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
 
 
 def build_model(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The model the configuration names.
+    """Build the model of the configuration.
 
     Raises:
-        InputError: no such model or factory, or a schema it cannot take.
+        InputError: unknown model or factory, or the model does not support the schema.
     """
     if config.factory:
         return _from_factory(schema, config)
@@ -208,7 +207,7 @@ def _from_factory(schema: DataSchema, config: ModelConfig) -> nn.Module:
         factory = getattr(importlib.import_module(module_name), function_name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the factory's own import is broken, which its author must see in full
+            raise  # an import inside the factory's module fails: show its traceback
         raise InputError(f"model.factory: no module {module_name!r} on the path") from None
     if not callable(factory):
         raise InputError(f"model.factory: module {module_name!r} has no function {function_name!r}")
@@ -224,7 +223,7 @@ def _need_widths(widths: tuple[int, ...], key: str, config: ModelConfig) -> None
 
 
 def _common_dim(schema: DataSchema, config: ModelConfig) -> int:
-    """The one dimension of all tables, which models with an interaction between them need."""
+    """The common dimension of all tables, which models with feature interactions need."""
     dims = {table.dim or config.embedding_dim for table in schema.tables}
     if len(dims) != 1:
         raise InputError(f"model {config.name} needs tables of one dimension, the schema has {sorted(dims)}")

@@ -102,8 +102,8 @@ def test_ids_are_compared_once_per_cache() -> None:
 def test_not_begun() -> None:
     reader = CachedLookup(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
     nothing = Jagged([], torch.zeros(0), torch.zeros(0, 0))
-    with pytest.raises(JobError, match="not bound to a cache"):
+    with pytest.raises(JobError, match="the model has no cache"):
         reader.begin(nothing)
     reader.bind(RowCache(RowSchema(tables=(TABLE,), optimizer="sgd"), 0))
-    with pytest.raises(JobError, match="no batch was begun"):
+    with pytest.raises(JobError, match="the cache has begun no batch"):
         reader.begin(nothing)

@@ -68,14 +68,14 @@ def test_other_inputs_are_refused(change: Callable[[Batch], KeyedJaggedTensor], 
 
 def test_states_that_are_refused() -> None:
     converted = convert(EmbeddingBagCollection(BAGS["weighted"][0], is_weighted=True, device=META), SCHEMA)
-    with pytest.raises(JobError, match="not bound to a cache"):
+    with pytest.raises(JobError, match="the model has no cache"):
         converted.model(kjt_of(make_batch()))
     begin(converted, make_batch())
-    with pytest.raises(InputError, match="needs weights in its input, there are none"):
+    with pytest.raises(InputError, match="needs weights in its input, got none"):
         converted.model(kjt_of(make_batch()))
     schema = RowSchema(tables=converted.row_tables, optimizer="sgd")
     converted.bind(RowCache(schema, 4))
-    with pytest.raises(JobError, match="no batch was begun"):
+    with pytest.raises(JobError, match="the cache has begun no batch"):
         converted.model(kjt_of(make_batch()))
     with pytest.raises(InputError, match=r"expected a cache for tables \['a', 'b'\], got one for \['a'\]"):
         converted.bind(RowCache(RowSchema(tables=converted.row_tables[:1], optimizer="sgd"), 4))

@@ -103,13 +103,13 @@ def test_a_forward_reads_nothing_but_the_batch_begun() -> None:
     with pytest.raises(InputError, match="unchanged"):
         bags(HostBags(dataclasses.replace(batch, values=batch.values[1:]), NAMES))
     cache.clear()
-    with pytest.raises(JobError, match="no batch was begun"):
+    with pytest.raises(JobError, match="the cache has begun no batch"):
         bags(HostBags(batch, NAMES))
 
 
 def test_a_cache_for_other_tables_is_refused() -> None:
     bags = CachedBags(SCHEMA, 8)
-    with pytest.raises(InputError, match="the model's tables are"):
+    with pytest.raises(InputError, match="expected a cache for tables"):
         bags.bind(RowCache(RowSchema(tables=bags.row_tables[:1], optimizer="sgd"), 10))
 
 

@@ -156,7 +156,7 @@ def test_over_many_rows_the_share_that_is_rounded_up_is_the_fraction(name: str) 
 
 
 def test_rows_without_names_are_not_rounded_stochastically() -> None:
-    with pytest.raises(JobError, match="which rows they are"):
+    with pytest.raises(JobError, match="needs the names of the rows"):
         open_rounding(schema("float16"), CPU).write(torch.zeros(1, 8), torch.zeros(1, 8), None, 1)
 
 

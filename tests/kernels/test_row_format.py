@@ -102,7 +102,7 @@ def test_names_are_asked_for_where_rounding_is_stochastic() -> None:
         occurrences=None,
     )
     terms = [Gradients(vectors=torch.ones(1, 4), segment_sum=segment_sum)]
-    with pytest.raises(JobError, match="which rows they are"):
+    with pytest.raises(JobError, match="needs the names of the rows"):
         kernels.update(
             torch.zeros(1, 8, dtype=torch.bfloat16), torch.tensor([0]), terms, RowStep(lr=0.1, eps=0.0, step=1)
         )
