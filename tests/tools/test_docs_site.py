@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +50,17 @@ def test_diagrams_are_indented():
 @pytest.mark.parametrize("name", [item.partition("[")[0] for item in make_docs.requirements()])
 def test_what_the_site_needs_is_pinned(name):
     assert f"\n{name}==" in (ROOT / "tools" / "constraints.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="make docs installs mkdocs")
+@pytest.mark.timeout(600)
+def test_every_link_of_the_site_leads_to_a_file(tmp_path):
+    command = [sys.executable, "-m", "tools.make_docs", "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=500)
+    broken = []
+    for page in tmp_path.rglob("index.html"):
+        for target in re.findall(r'(?:href|src)="([^"#?:]+)[^":]*"', page.read_text(encoding="utf-8")):
+            if not (page.parent / target).exists():
+                broken.append((page.relative_to(tmp_path).as_posix(), target))
+    assert not broken
