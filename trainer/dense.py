@@ -19,7 +19,7 @@ from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import num_dense_inputs
-from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
 
@@ -67,7 +67,7 @@ def _in_one_stage(model: nn.Module, data: DataSchema, run: RunConfig, precision:
     key = "run.compile" if run.compile else "run.cuda_graph"
     try:
         with precision.autocast():
-            parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[run.dtype])
+            parts = trace_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[run.dtype])
         return split_parts(parts, stages=1)
     except InputError as error:
         raise InputError(f"{key} needs a model whose lookups can be told from its dense part: {error}") from None

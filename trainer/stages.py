@@ -28,10 +28,10 @@ from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.registry import DenseSchedule, dense_schedule
-from bagpipe.split.balance import graph_names
+from bagpipe.split.assignment import graph_stages
 from bagpipe.split.batch_dependence import batch_dependent_operators
 from bagpipe.split.operators import ModelParts
-from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
@@ -94,7 +94,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
 def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precision, *, is_chain: bool) -> StagedModel:
     """The stages' modules, and values between them of the dtypes they have in this precision."""
     with precision.autocast():
-        parts = find_dense_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
+        parts = trace_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
     return split_parts(parts, stages=_partition(parts, config.pipeline, is_chain=is_chain))
 
 
@@ -158,7 +158,7 @@ def _partition(parts: ModelParts, pipeline: PipelineConfig, *, is_chain: bool) -
     if pipeline.partition == "auto":
         if is_chain:
             return pipeline.stages
-        return graph_names(parts, pipeline.stages, pipeline.microbatches)
+        return graph_stages(parts, pipeline.stages, pipeline.microbatches)
     named = {}
     for part in pipeline.partition.split(","):
         name, _, stage = part.partition("=")

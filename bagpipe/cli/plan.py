@@ -135,7 +135,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
 
         from bagpipe.models.torchrec_models import build_model, num_dense_inputs
         from bagpipe.split.measure import operator_graph
-        from bagpipe.split.split import find_dense_parts
+        from bagpipe.split.split import trace_parts
         from bagpipe.split.trace import quiet
 
     if flags.device == "cuda" and not torch.cuda.is_available():
@@ -164,7 +164,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
     with quiet():
         with torch.device(flags.device):  # embedding rows stay on the meta device: they belong to the store
             model = build_model(schema, config)
-        parts = find_dense_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
+        parts = trace_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
     batch = flags.batch_size
     return operator_graph(parts, examples=sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)}))
 

@@ -1,1 +1,6 @@
-"""Splits a model into stages: trace, shape propagation, assignment, stage modules, measured costs."""
+"""Splits a model into an embedding stage and dense stages.
+
+model ──trace──> Traced ──propagate_shapes──> NodeShape per node ──classify_nodes──> ModelParts: operators
+  ModelParts ──assignment──> stage per node ──split──> StagedModel: stage modules and the values between them
+  ModelParts ──measure──> partition.OperatorGraph          StagedModel ──batch_dependence──> unsplittable operators
+"""

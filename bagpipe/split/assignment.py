@@ -1,9 +1,13 @@
-"""Which stage runs which node: by names that the user gives, or as a chain of equal cost.
+"""Assigns operators to stages: by user-given names, as a chain of equal cost, or as a graph of branches.
 
-    {path: stage} ──by_names──> {node: stage} <──chain_names──> number of stages
+    number of stages ──chain_stages, graph_stages──> {operator: stage} ─┐
+                                user: {path: stage} ────────────────────┴──stages_of_nodes──> {node: stage}
 
-Rule for names: a node goes where the longest name that its path starts with says. A node that no name covers goes with
-its inputs: to the stage of the last of them that the forward computes; with none, to the stage of its first user.
+Rule for names: the longest name that is a prefix of a node's path decides. A node without a name joins the stage of the
+last of its inputs that the forward computes; a node without inputs joins the stage of its first user.
+
+`chain_stages` and `graph_stages` use costs from shapes. Measured costs differ from run to run, and with them the
+stages, the order of sums and the last bits of results. `python -m bagpipe plan` measures and prints names to configure.
 """
 
 from __future__ import annotations
@@ -14,24 +18,28 @@ from itertools import accumulate
 from torch import fx
 
 from bagpipe.errors import InputError
-from bagpipe.split.calls import function_name
+from bagpipe.partition import operators as partition
+from bagpipe.partition.bisect import Layout
+from bagpipe.partition.cost import Cluster, CostModel
+from bagpipe.partition.search import find
 from bagpipe.split.operators import ModelParts, Operator, named_parameters, operands
+from bagpipe.split.trace import function_name
 
-__all__ = ["by_names", "chain_names", "estimate_cost"]
+__all__ = ["chain_stages", "estimate_cost", "graph_stages", "shape_graph", "stages_of_nodes"]
 
 #: Arithmetic operations that take about as long as moving one number to or from memory.
 OPERATIONS_PER_MOVE = 4
 
 
-def by_names(parts: ModelParts, stages: Mapping[str, int]) -> dict[fx.Node, int]:
+def stages_of_nodes(parts: ModelParts, stages: Mapping[str, int]) -> dict[fx.Node, int]:
     """Stage of every node of the dense part.
 
     Args:
         parts: the model.
-        stages: stage numbers by path: of a module, or of an operator.
+        stages: stage number by path of a module or an operator.
 
     Raises:
-        InputError: a name that is no dense part of the model, or stage numbers that are not 0, 1, … each with a node.
+        InputError: a name outside the dense part of the model, or stage numbers that are not 0, 1, … each with a node.
     """
     paths = parts.traced.paths
     nodes = parts.dense_nodes
@@ -60,17 +68,17 @@ def by_names(parts: ModelParts, stages: Mapping[str, int]) -> dict[fx.Node, int]
 
 
 def covers(name: str, path: str) -> bool:
-    """Whether a path is the named one or inside it."""
+    """Whether `path` is `name` or inside it."""
     return path == name or path.startswith(f"{name}.")
 
 
-def chain_names(parts: ModelParts, num_stages: int, costs: Mapping[str, float] | None = None) -> dict[str, int]:
-    """Stage by operator name: consecutive operators, the dearest stage as cheap as can be, then the least sent.
+def chain_stages(parts: ModelParts, num_stages: int, costs: Mapping[str, float] | None = None) -> dict[str, int]:
+    """Stage by operator name: consecutive operators with the least maximum cost, then the least traffic.
 
     Args:
         parts: the model.
-        num_stages: how many.
-        costs: per operator name, in any unit (default: `estimate_cost`, so that every process cuts alike).
+        num_stages: number of stages.
+        costs: per operator name, in any unit; default: `estimate_cost`, which is the same in every process.
 
     Raises:
         InputError: fewer operators than stages, a number below 1, or costs of other operators.
@@ -88,8 +96,50 @@ def chain_names(parts: ModelParts, num_stages: int, costs: Mapping[str, float] |
     return {item.name: sum(number >= start for start in starts) - 1 for number, item in enumerate(items)}
 
 
+def shape_graph(parts: ModelParts) -> partition.OperatorGraph:
+    """The operators with costs from shapes, in arithmetic operations; a backward costs two forwards."""
+    costs = [estimate_cost(parts, item) for item in parts.operators]
+    return partition.OperatorGraph(
+        operators=tuple(
+            partition.Operator(
+                name=item.name,
+                forward=partition.Cost(per_example_s=cost),
+                backward=partition.Cost(per_example_s=2 * cost),
+            )
+            for item, cost in zip(parts.operators, costs, strict=True)
+        ),
+        edges=tuple((parts.operators[source].name, item.name) for item in parts.operators for source in item.inputs),
+    )
+
+
+def graph_stages(parts: ModelParts, num_stages: int, microbatches: int) -> dict[str, int]:
+    """Stage by operator name: exactly `num_stages` stages with the least step time on as many devices.
+
+    Args:
+        parts: the model.
+        num_stages: number of stages; they form a chain where no graph of as many stages is better.
+        microbatches: per batch.
+
+    Raises:
+        InputError: fewer operators than stages, or a number below 1.
+    """
+    chained = chain_stages(parts, num_stages)
+    model = CostModel(shape_graph(parts), Cluster(devices=num_stages), microbatches)
+    found = find(model, [1], [microbatches])
+    layouts = [layout for layout in (found.layouts if found is not None else ()) if len(layout) == num_stages]
+
+    def step_time(layout: Layout) -> float:
+        return (microbatches + max(model.in_flight(layout)) - 1) * model.bottleneck(layout)
+
+    if not layouts:
+        return chained
+    best = min(layouts, key=step_time)
+    names = [operator.name for operator in model.graph.operators]
+    return {names[number]: stage for stage, placed in enumerate(best) for number in partition.members(placed.mask)}
+
+
 def estimate_cost(parts: ModelParts, item: Operator) -> float:
-    """Operations per example of a forward, by shapes alone: two per weight and use, and those of moving numbers."""
+    """Operations of a forward per example, from shapes: two per weight and use, plus the cost of moving elements."""
     return sum(_node_cost(parts, node) for node in item.nodes)
 
 
@@ -107,7 +157,7 @@ def _node_cost(parts: ModelParts, node: fx.Node) -> float:
 
 
 def _crossing(parts: ModelParts) -> list[int]:
-    """Numbers per example that cross from operators before a position to those from it on; by position."""
+    """Per position, elements per example that pass from operators before it to operators at or after it."""
     position = {node: number for number, item in enumerate(parts.operators) for node in item.nodes}
     last: dict[fx.Node, int] = {}
     for node, number in position.items():
@@ -121,7 +171,7 @@ def _crossing(parts: ModelParts) -> list[int]:
 
 
 def _cut(costs: Sequence[float], crossing: Sequence[int], num_stages: int) -> list[int]:
-    """First operator of every stage: least maximum of the stages' costs, then least crossing."""
+    """First operator of every stage: least maximum cost of a stage, then least crossing."""
     upto = list(accumulate(costs, initial=0.0))
     count = len(costs)
     least = [0.0, *[float("inf")] * count]
@@ -130,7 +180,7 @@ def _cut(costs: Sequence[float], crossing: Sequence[int], num_stages: int) -> li
             min((max(least[cut], upto[end] - upto[cut]) for cut in range(end)), default=float("inf"))
             for end in range(count + 1)
         ]
-    # Now the least crossing with no stage above that; (crossing, firsts) by operators covered.
+    # The least crossing with no stage above that cost; (crossing, first operators) by operators covered.
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *[(float("inf"), ())] * count]
     for _ in range(num_stages):
         best = [
@@ -154,14 +204,14 @@ def _check_names(parts: ModelParts, stages: Mapping[str, int]) -> None:
         if any(covers(name, path) for path in dense):
             continue
         if any(covers(name, traced.paths[node]) for node in parts.embedding_nodes):
-            raise InputError(f"stage name {name!r} is in the embedding source, which is no stage: leave it out")
+            raise InputError(f"stage name {name!r} belongs to the embedding stage, which has no number: leave it out")
         if any(covers(name, path) for path in traced.dead_paths):
             raise InputError(f"stage name {name!r} has no path to a loss: no output of the model depends on it")
         raise InputError(f"stage name {name!r} is not in the model; it has {', '.join(_near(name, dense))}")
 
 
 def _near(name: str, paths: Sequence[str]) -> list[str]:
-    """Names one step below the longest beginning of `name` that exists."""
+    """Names one level below the longest existing prefix of `name`."""
     steps = name.split(".")
     known = max(
         (n for n in range(len(steps)) if n == 0 or any(covers(".".join(steps[:n]), path) for path in paths)),

@@ -1,9 +1,9 @@
 """`batch_dependent_operators`: operators whose result for one example depends on others, which micro-batches change.
 
-    stage on 4 random examples ──compare, node by node──> the same stage on the first of them, and on the other three
+    stage on 4 random examples ──compare, node by node──> the same stage on 1 of them, and on the other 3
 
-Batch norms are known by their class (`trace.batch_dependent_modules`); this finds the rest: a mean over the batch, a
-softmax along it, a division by its size. It is a test on random numbers: what mixes only sometimes may pass.
+Batch norms are found by class (`trace.batch_dependent_modules`). This test finds the rest: a mean over the batch, a
+softmax along it, a division by its size. It uses random inputs, so it can miss an operator that rarely mixes examples.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bagpipe.split.calls import function_name
 from bagpipe.split.split import RANDOM_FUNCTIONS
 from bagpipe.split.staged_model import StagedModel
-from bagpipe.split.trace import device_of
+from bagpipe.split.trace import device_of, function_name
 
 __all__ = ["batch_dependent_operators"]
 
-#: Examples of a batch and where it is cut.
+#: Examples of the test batch, and of its first part.
 SIZE, CUT = 4, 1
 
-#: By element size of the dtype, how far apart results may lie, relative to the largest: sums may change their order.
+#: Element size of a dtype -> tolerance relative to the largest result, since the order of sums can change.
 _TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 5e-2, 1: 2e-1}
 
 
 def batch_dependent_operators(staged: StagedModel) -> tuple[str, ...]:
-    """Per stage that mixes examples, the first node that does, as ``stage: node``. Nothing of the model changes."""
+    """Per stage that mixes examples, its first node that does, as ``stage: node``. The model does not change."""
     return tuple(
         f"{stage.name}: {found}"
         for number, stage in enumerate(staged.stages)
@@ -57,10 +56,7 @@ def _first_batch_dependent(staged: StagedModel, number: int) -> str | None:
 
 
 class _Recorder(fx.Interpreter):
-    """Random functions pass on their input, or zeros without one.
-
-    They differ from call to call, and not because of other examples.
-    """
+    """Random functions return their input, or zeros: they differ between calls, whatever the examples."""
 
     def run_node(self, n: fx.Node) -> Any:
         if function_name(n).rstrip("_") in RANDOM_FUNCTIONS:
@@ -70,7 +66,7 @@ class _Recorder(fx.Interpreter):
 
 
 def _results(module: fx.GraphModule, inputs: list[Tensor]) -> dict[fx.Node, Any]:
-    """Result of every node, in evaluation mode."""
+    """Result per node, in evaluation mode."""
     modes: dict[nn.Module, bool] = {part: part.training for part in module.modules()}
     recorder = _Recorder(module, garbage_collect_values=False)
     try:

@@ -1,8 +1,8 @@
-"""`extract`: some nodes of a model as a module of their own, with tensors in and tensors out.
+"""`extract`: copies nodes of a traced model into a module that maps tensors to tensors.
 
-    an input or output = one node, or several nodes' results side by side in a tensor ``[num_examples, sum of sizes]``
+    an input or output = one node, or a bundle: results side by side in a tensor ``[num_examples, sum of sizes]``
 
-Submodules, parameters and buffers are the model's own; numbers of examples are read off what the module is given.
+The module shares submodules, parameters and buffers with the model. It reads the number of examples from its inputs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from bagpipe.split.operators import ModelParts, is_glue
 
 __all__ = ["Bundle", "extract"]
 
-#: Nodes that travel as one tensor.
+#: Nodes whose results form one tensor.
 Bundle = tuple[fx.Node, ...]
 
 
 def extract(
     parts: ModelParts, name: str, nodes: Iterable[fx.Node], inputs: Sequence[Bundle], outputs: Sequence[Bundle]
 ) -> fx.GraphModule:
-    """A module that takes `inputs` by position and returns the tuple of `outputs`.
+    """A module with positional `inputs` that returns the tuple of `outputs`.
 
     Args:
         parts: the model.
         name: of the module's class.
-        nodes: in graph order; what they take is among them, or in `inputs`, or copied along (parameters, numbers).
-        inputs, outputs: bundles; those of several nodes hold tensors of the examples of one dtype.
+        nodes: in graph order; their operands are among them, in `inputs`, or glue that is copied (`is_glue`).
+        inputs, outputs: bundles; the nodes of a bundle have one row per example and the same dtype.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -65,7 +65,7 @@ def _packed(parts: ModelParts, graph: fx.Graph, bundle: Bundle, tensors: Sequenc
 def _unpacked(parts: ModelParts, graph: fx.Graph, bundle: Bundle, tensor: fx.Node) -> list[fx.Node]:
     if len(bundle) == 1:
         return [tensor]
-    # One `split` has one backward; slices would each make a gradient of the whole.
+    # `split` has one backward; each slice would make a gradient of the whole tensor.
     pieces = graph.call_function(torch.split, (tensor, [parts.shapes[node].elements for node in bundle], 1))
     found = []
     for place, node in enumerate(bundle):

@@ -1,4 +1,4 @@
-"""`fake_output`: what an embedding collection would return, with zeros for rows. Only this file here knows torchrec.
+"""`fake_output`: the output of an embedding collection with zeros for rows. The only module of split/ with torchrec.
 
 collection's configs ──> KeyedTensor [num_examples, sum of dims], or {name: JaggedTensor [ids, dim]} if not pooled
 """
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-with warnings.catch_warnings():  # importing torchrec warns about parts of its own that a CPU build lacks
+with warnings.catch_warnings():  # importing torchrec warns about parts that a CPU build lacks
     warnings.simplefilter("ignore")
     from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, get_embedding_names_by_table
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
@@ -20,12 +20,12 @@ __all__ = ["fake_output"]
 #: torchrec ships no types.
 Untyped: TypeAlias = Any
 
-#: Ids of every example and feature: more than one, so that an unpooled tensor's rows cannot pass for examples.
+#: Ids per example and feature. More than one, so that the rows of an unpooled tensor are not taken for examples.
 NUM_IDS = 3
 
 
 def fake_output(collection: Untyped, num_examples: int, dtype: torch.dtype, device: torch.device) -> Any:
-    """The output of a cached collection or of torchrec's own: vectors are zeros that want a gradient."""
+    """The output of a cached or a torchrec collection: zeros that require a gradient."""
     if isinstance(collection, EmbeddingBagCollectionInterface):
         configs = collection.embedding_bag_configs()
         widths = [config.embedding_dim for config in configs for _ in config.feature_names]

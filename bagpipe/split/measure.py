@@ -28,7 +28,7 @@ from bagpipe.split.trace import device_of
 
 __all__ = ["operator_graph"]
 
-#: Repeats that are not counted: allocators, thread pools and kernels' own choices settle in them.
+#: Repeats before the measurement, in which allocators, thread pools and kernel choices settle.
 WARM_REPEATS = 3
 
 
@@ -37,8 +37,8 @@ def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), re
 
     Args:
         parts: the model.
-        examples: at least two different sizes of a micro-batch; costs are the straight line nearest to them.
-        repeats: measurements of each, of which the median is taken.
+        examples: at least two different sizes of a micro-batch, to fit a straight line to.
+        repeats: measurements per operator; their median counts.
 
     Raises:
         InputError: fewer than two sizes, a number below 1, or a parameter that two operators share.
@@ -73,7 +73,7 @@ def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), re
 
 
 def _time_operator(staged: StagedModel, number: int, examples: int, repeats: int) -> tuple[float, float, int]:
-    """Seconds of F and B, and bytes that the forward keeps."""
+    """Seconds of F and B, and bytes kept for the backward."""
     bench = _Bench(staged, number, examples)
     with torch.enable_grad():
         measured = [bench.measure() for _ in range(WARM_REPEATS + repeats)][WARM_REPEATS:]
@@ -82,7 +82,7 @@ def _time_operator(staged: StagedModel, number: int, examples: int, repeats: int
 
 
 class _Bench:
-    """One stage on random inputs, without a runtime."""
+    """One stage on random inputs."""
 
     def __init__(self, staged: StagedModel, number: int, examples: int) -> None:
         stage = staged.stages[number]
@@ -111,7 +111,7 @@ class _Bench:
         return Graph([leaf for leaf in leaves if leaf.requires_grad], roots)
 
     def measure(self) -> tuple[float, float]:
-        """Seconds of F and B, each once."""
+        """Seconds of one F and one B."""
         start_s = _now_s(self.device)
         graph = self.forward()
         turn_s = _now_s(self.device)
@@ -119,7 +119,7 @@ class _Bench:
         return turn_s - start_s, _now_s(self.device) - turn_s
 
     def kept_bytes(self) -> int:
-        """Bytes of different storages kept for the backward or sent; parameters and inputs are not counted."""
+        """Bytes of distinct storages kept for the backward or sent, without parameters and inputs."""
         held = {tensor.untyped_storage().data_ptr() for tensor in (*self.inputs, self.labels)}
         held |= {tensor.untyped_storage().data_ptr() for tensor in (*self.module.parameters(), *self.module.buffers())}
         kept: dict[int, int] = {}
@@ -138,9 +138,9 @@ class _Bench:
 
 
 def _scaled(seconds: Sequence[Sequence[float]], totals: Sequence[float]) -> list[list[float]]:
-    """Seconds by operator and size, scaled so that for every size they add up to the whole's.
+    """Seconds by operator and size, scaled to sum up to the whole model's for every size.
 
-    Alone, each operator pays for a call and a walk of autograd, which those of one stage share.
+    Measured alone, each operator pays for a call and an autograd pass, which the operators of a stage share.
     """
     sums = [sum(column) for column in zip(*seconds, strict=True)]
     return [[own * total / all_ for own, total, all_ in zip(row, totals, sums, strict=True)] for row in seconds]
@@ -151,13 +151,13 @@ def _param_bytes(module: nn.Module) -> int:
 
 
 def _output_bytes(staged: StagedModel, number: int) -> int:
-    """Per example, of what other stages take."""
+    """Bytes per example that other stages take."""
     sent = [staged.values[n] for n in staged.stages[number].outputs if staged.values[n].consumers]
     return sum(torch.Size(value.shape).numel() * value.dtype.itemsize for value in sent)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Cost:
-    """The nearest line by least squares with neither part below 0: noise makes no example pay back."""
+    """The line of least squares with both coefficients at least 0, whatever the noise."""
     slope, start = statistics.linear_regression(sizes, seconds)
     if slope <= 0:
         return Cost(fixed_s=statistics.fmean(seconds))
@@ -183,7 +183,7 @@ def _random(value: StageValue, examples: int, device: torch.device) -> Tensor:
 
 
 def _now_s(device: torch.device) -> float:
-    """The clock, when all that was asked of the device is done."""
+    """The clock after all work of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,12 +1,13 @@
-"""`ModelParts`: which nodes of a traced model belong to the source, and which operators the dense rest is made of.
+"""`ModelParts`: the embedding nodes of a traced model, and the operators of its dense part.
 
-    sparse ──collections──> reshaping, selection, concatenation ──> source values ──┐
-    dense ──────────────────────────────────────────────────────────────────────────┴──> operators ──> outputs
+    sparse ──collections──> reshaping, selection, concatenation ──> embedding values ──┐
+    dense ─────────────────────────────────────────────────────────────────────────────┴──> operators ──> outputs
 
-Rules. The *source* holds the collections and what only moves their vectors without making them larger, and whatever
-takes something that is no tensor of the examples (lists, ids, unpooled vectors). A source node has no parameters.
-An *operator* is a node with those nodes behind it that have no parameters, take nothing but its results, and are light;
-and with those before it that only move, for it alone, what others take too.
+*Embedding nodes* are the collections, nodes that move their vectors without making them larger, and every node with an
+operand that is not a tensor with a row per example (lists, ids, unpooled vectors). They have no parameters.
+
+An *operator* is a node with the light nodes behind it that have no parameters and no other operands, and with the nodes
+before it that move a shared result for it alone.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import torch
 from torch import fx, nn
 
 from bagpipe.errors import InputError
-from bagpipe.split.calls import function_name
 from bagpipe.split.shape_propagation import NodeShape, propagate_shapes, rows_of
-from bagpipe.split.trace import Traced
+from bagpipe.split.trace import Traced, function_name
 
-__all__ = ["ModelParts", "Operator", "find_model_parts", "is_glue", "named_parameters", "operands"]
+__all__ = ["ModelParts", "Operator", "classify_nodes", "is_glue", "named_parameters", "operands"]
 
-#: Functions and methods that only move elements.
+#: Functions and methods that move elements without arithmetic.
 _MOVES = frozenset(
     {
         "cat",
@@ -57,7 +57,7 @@ _MOVES = frozenset(
     }
 )
 
-#: Functions without parameters that are an operator of their own nevertheless: their cost is that of a layer.
+#: Functions without parameters that form their own operator, since they cost as much as a layer.
 _HEAVY = frozenset(
     {
         "matmul",
@@ -76,7 +76,7 @@ _HEAVY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What is placed as one.
+    """The unit of placement.
 
     Attributes:
         name: path of its first node.
@@ -91,14 +91,14 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelParts:
-    """A traced model, sorted.
+    """A traced model with its nodes classified.
 
     Attributes:
-        traced: the model; its graph holds tensors and what is made of ids only.
+        traced: the model; only tensors and values made of ids flow between its nodes.
         shapes: per node.
         dense: the node of the dense input.
-        source: nodes of the source, in order, without the inputs.
-        operators: of the dense part, in a topological order.
+        embedding_nodes: nodes of the embedding stage without the inputs, in order.
+        operators: of the dense part, in topological order.
         heads: the model's outputs.
     """
 
@@ -116,12 +116,12 @@ class ModelParts:
         return tuple(node for node in self.traced.graph.nodes if node in mine)
 
 
-def find_model_parts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> ModelParts:
-    """Sort a traced model's nodes.
+def classify_nodes(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> ModelParts:
+    """Classify the nodes of a traced model.
 
     Raises:
-        InputError: it cannot be run on a fake batch; parameters are applied to what is not pooled; an output does not
-            depend on the dense part, or is not a tensor of the examples.
+        InputError: the model fails on a fake batch; it applies parameters to unpooled vectors; an output does not
+            depend on the dense part, or does not have one row per example.
     """
     shapes = propagate_shapes(traced, num_dense=num_dense, dtype=dtype)
     dense, sparse = (node for node in traced.graph.nodes if node.op == "placeholder")
@@ -143,12 +143,12 @@ def find_model_parts(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> M
 
 
 def is_glue(node: fx.Node) -> bool:
-    """Copied to wherever it is used: parameters, buffers, numbers of examples."""
+    """Whether a node is copied into every stage that uses it: parameters, buffers, numbers of examples."""
     return node.op == "get_attr" or node.target is rows_of
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """Nodes whose results a node takes, also those it reads a number of examples off; no parameters or buffers."""
+    """Nodes whose results a node takes or reads the number of examples from, without parameters and buffers."""
     found: list[fx.Node] = []
     for source in node.all_input_nodes:
         found.extend(source.all_input_nodes if source.target is rows_of else [source])
@@ -156,7 +156,7 @@ def operands(node: fx.Node) -> list[fx.Node]:
 
 
 def named_parameters(traced: Traced, node: fx.Node) -> dict[str, nn.Parameter]:
-    """Name in the model and parameter, of all that a node applies."""
+    """Name in the model -> parameter, of all parameters that a node applies."""
     found = traced.parameters_of(node)
     for attribute in node.all_input_nodes:
         if attribute.op == "get_attr":
@@ -189,7 +189,7 @@ def _source(
 
 
 def _is_move(node: fx.Node, shapes: Mapping[fx.Node, NodeShape]) -> bool:
-    """Moves elements, makes a tensor of the examples of them, no larger than what it takes."""
+    """Whether a node only moves elements into a tensor with a row per example, no larger than its operands."""
     shape = shapes[node]
     taken = sum(shapes[n].elements for n in operands(node))
     return function_name(node) in _MOVES and shape.by_example and shape.elements <= taken
@@ -206,10 +206,10 @@ def _heads(traced: Traced) -> tuple[fx.Node, ...]:
 
 
 def _operators(traced: Traced, shapes: Mapping[fx.Node, NodeShape], outside: set[fx.Node]) -> tuple[Operator, ...]:
-    """Group dense nodes; numbers follow the order of first nodes."""
+    """Groups of dense nodes, numbered in the order of their first nodes."""
     owner: dict[fx.Node, int] = {}
     members: dict[int, list[fx.Node]] = {}
-    handed: dict[fx.Node, fx.Node] = {}  # moves that go with their user -> what they move
+    handed: dict[fx.Node, fx.Node] = {}  # moves that go with their user -> the moved node
     for node in traced.graph.nodes:
         if node in outside or node.op == "output" or is_glue(node):
             continue
@@ -229,7 +229,7 @@ def _operators(traced: Traced, shapes: Mapping[fx.Node, NodeShape], outside: set
         elif light and len(fed_by) == 1 and len(inputs) == len(taken):
             (number,) = fed_by
         else:
-            number = len(owner)  # unused so far: there are no more groups than nodes
+            number = len(owner)  # unused: there are at most as many groups as nodes
         group = [node, *_handed_to(node, handed)]
         owner.update(dict.fromkeys(group, number))
         members.setdefault(number, []).extend(group)
@@ -247,7 +247,7 @@ def _operators(traced: Traced, shapes: Mapping[fx.Node, NodeShape], outside: set
 
 
 def _goes_with_user(node: fx.Node, shapes: Mapping[fx.Node, NodeShape], outside: set[fx.Node]) -> bool:
-    """A move of what others take too, for one user: sent along with it, the same numbers would travel twice."""
+    """Whether a move of a shared result belongs to its only user: apart from it, the elements would be sent twice."""
     taken = operands(node)
     users = [user for user in node.users if user.op != "output"]
     return (
@@ -268,7 +268,7 @@ def _behind(node: fx.Node, handed: Mapping[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _handed_to(node: fx.Node, handed: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """Moves made for a node, those made for them included."""
+    """Moves that belong to a node, directly or through other moves."""
     found = [source for source in operands(node) if source in handed]
     return [*found, *(deeper for source in found for deeper in _handed_to(source, handed))]
 
@@ -280,13 +280,13 @@ def _feeding(members: Mapping[int, list[fx.Node]], owner: Mapping[fx.Node, int],
 def _topological(
     members: Mapping[int, list[fx.Node]], owner: Mapping[fx.Node, int], position: Mapping[fx.Node, int]
 ) -> list[int]:
-    """Groups by first node, each after those that feed it."""
+    """Groups in the order of their first nodes, each after the groups that feed it."""
     left = {group: _feeding(members, owner, group) for group in members}
     order: list[int] = []
     while left:
         ready = [group for group, needs in left.items() if not needs.intersection(left)]
         if not ready:
-            raise InputError("operators that share a result which is no tensor feed each other in a circle")
+            raise InputError("operators that share a result that is not a tensor feed each other in a cycle")
         first = min(ready, key=lambda group: min(position[n] for n in members[group]))
         order.append(first)
         del left[first]

@@ -1,10 +1,10 @@
-"""`propagate_shapes`: what every node of a traced model gives, found by running it on fake batches of three sizes.
+"""`propagate_shapes`: shape and kind of every node's result, from runs on fake batches of three sizes.
 
-    Traced ──run on 2, 3, 5 examples──> per node: tensor of the examples | other tensor | number | opaque (ids, lists …)
-           ──fold──> numbers become constants, or are read off a tensor of the node that uses them: `rows_of`
+    Traced ──run on 2, 3, 5 examples──> per node: tensor with a row per example | other tensor | number | opaque (ids)
+           ──fold──> numbers become constants or `rows_of` a tensor that their user takes
 
-After folding only tensors, and what is made of ids, flow between nodes. Modules run in evaluation mode, random numbers
-are put back, no row is read: nothing outside is changed.
+After folding, only tensors and values made of ids flow between nodes. Modules run in evaluation mode, the random state
+is restored, and no row is read.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from bagpipe.split.trace import Traced, device_of
 
 __all__ = ["NodeShape", "propagate_shapes", "rows_of"]
 
-#: Numbers of examples: two give a straight line, the third shows that it is one.
+#: Numbers of examples: two define a straight line, the third verifies it.
 SIZES = (2, 3, 5)
 
-#: Values of a node that may be folded into those that use it, besides sizes.
+#: Types of results that are folded into their users, besides sizes.
 _CONSTANTS = (bool, float, str, torch.dtype, torch.device, torch.layout, type(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShape:
-    """What a node gives.
+    """Shape and kind of a node's result.
 
     Attributes:
-        is_tensor: one tensor, of a shape that does not depend on ids.
-        by_example: its first dimension is the examples'.
-        shape: without that dimension; of other tensors: all of it, for the smallest batch.
-        dtype: of a tensor; None: it is none.
-        wants_grad: a tensor through which parameters or embeddings get their gradient.
+        is_tensor: a tensor whose shape does not depend on ids.
+        by_example: the first dimension counts the examples.
+        shape: without the examples' dimension; of another tensor: the whole shape for the smallest batch.
+        dtype: of a tensor; None for other results.
+        wants_grad: gradients of parameters or embeddings flow through the tensor.
     """
 
     is_tensor: bool = False
@@ -47,24 +47,24 @@ class NodeShape:
 
     @property
     def elements(self) -> int:
-        """Per example."""
+        """Elements per example."""
         return torch.Size(self.shape).numel() if self.by_example else 0
 
 
 class _Opaque:
-    """A value made of ids only: known when there is a batch."""
+    """A value made of ids, unknown without a batch."""
 
 
 _OPAQUE = _Opaque()
 
 
 def rows_of(tensor: Tensor, per_example: int, more: int) -> int:
-    """``per_example * number of examples + more``, by the first dimension of a tensor of the examples."""
+    """``per_example * number of examples + more``, where `tensor` has one row per example."""
     return per_example * tensor.size(0) + more
 
 
 def propagate_shapes(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> dict[fx.Node, NodeShape]:
-    """Facts by node; numbers in the graph are folded on the way.
+    """Shape by node. Folds the numbers in the graph.
 
     Args:
         traced: its graph is changed where numbers were used.
@@ -72,7 +72,7 @@ def propagate_shapes(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> d
         dtype: of the dense input and of embeddings.
 
     Raises:
-        InputError: the model fails on a fake batch, or computes with the number of examples.
+        InputError: the model fails on a fake batch, or the number of examples enters its arithmetic.
     """
     runs = [_run(traced, size, num_dense, dtype) for size in SIZES]
     dense = next(node for node in traced.graph.nodes if node.op == "placeholder")
@@ -84,7 +84,7 @@ def propagate_shapes(traced: Traced, *, num_dense: int, dtype: torch.dtype) -> d
 
 
 class _FakeRun(fx.Interpreter):
-    """Runs the graph without ids: collections give fake vectors."""
+    """Runs the graph without ids: collections return fake vectors."""
 
     def __init__(self, traced: Traced, num_examples: int, dtype: torch.dtype) -> None:
         super().__init__(traced.module, garbage_collect_values=False)
@@ -110,7 +110,7 @@ class _FakeRun(fx.Interpreter):
 
 
 def _run(traced: Traced, size: int, num_dense: int, dtype: torch.dtype) -> dict[fx.Node, Any]:
-    """Value of every node for a fake batch of `size` examples."""
+    """Result per node for a fake batch of `size` examples."""
     run = _FakeRun(traced, size, dtype)
     fake = torch.zeros(size, num_dense, dtype=dtype, device=run.device)
     modes = {module: module.training for module in traced.module.modules()}
@@ -142,7 +142,7 @@ def _node_shape(node: fx.Node, values: list[Any]) -> NodeShape:
 
 
 def _fold(traced: Traced, runs: list[dict[fx.Node, Any]], dense: fx.Node) -> None:
-    """Replace numbers, sizes and the like in the arguments of nodes that give something else."""
+    """Replace numbers and sizes in the arguments of all other nodes."""
     numbers = {node for node in traced.graph.nodes if node in runs[0] and _is_number([run[node] for run in runs])}
     for node in list(traced.graph.nodes):
         if node in numbers or not numbers.intersection(node.all_input_nodes):
@@ -182,7 +182,7 @@ def _folded(traced: Traced, source: fx.Node, values: list[Any], anchor: fx.Node,
 
 
 def _is_number(values: list[Any]) -> bool:
-    """Neither tensor nor made of ids: a size, a constant, or a tuple of them."""
+    """Whether the results are sizes, constants, or tuples of them."""
     first = values[0]
     if isinstance(first, (tuple, list)):
         return bool(first) and all(_is_number([item]) for item in first)

@@ -1,6 +1,6 @@
 """`split`: cuts a model into a `StagedModel`, an embedding stage and dense stages, bit for bit the same function.
 
-    model ──trace, find_model_parts──> ModelParts ──by_names or chain_names──> {node: stage} ──cut──> StagedModel
+    model ──trace, classify_nodes──> ModelParts ──stages_of_nodes or chain_stages──> {node: stage} ──cut──> StagedModel
 
 A value goes from the stage that computes it to every stage that uses it. Values of the embedding stage with the same
 consumers travel side by side in one tensor. Modules and parameters are the model's own.
@@ -17,14 +17,13 @@ from torch import fx, nn
 
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.ir.stage_graph import StageGraph
-from bagpipe.split.assignment import by_names, chain_names
-from bagpipe.split.calls import function_name, is_in_place
+from bagpipe.split.assignment import chain_stages, stages_of_nodes
 from bagpipe.split.extract import extract
-from bagpipe.split.operators import ModelParts, find_model_parts, named_parameters, operands
+from bagpipe.split.operators import ModelParts, classify_nodes, named_parameters, operands
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
-from bagpipe.split.trace import Traced, trace
+from bagpipe.split.trace import Traced, function_name, is_in_place, trace
 
-__all__ = ["cut", "find_dense_parts", "split", "split_parts"]
+__all__ = ["cut", "split", "split_parts", "trace_parts"]
 
 #: Functions that draw random numbers.
 RANDOM_FUNCTIONS = frozenset(
@@ -69,44 +68,44 @@ def split(
     dtype: torch.dtype,
     costs: Mapping[str, float] | None = None,
 ) -> StagedModel:
-    """Cut a model.
+    """Split a model.
 
     Args:
         model: called as ``model(dense, sparse)``; gives logits or a tuple of them. Its parameters are real.
-        stages: how many, as a chain of equal cost; or stage number by path of a module or operator (see `by_names`).
+        stages: a number, for a chain of equal cost; or stage numbers by path (see `stages_of_nodes`).
         num_dense: columns of the dense input.
         dtype: of the dense input, of embeddings and parameters.
         costs: per operator, for a chain (default: by shapes, the same in every process).
 
     Raises:
         InputError: the model cannot be traced; names, numbers or costs do not fit it; the stages feed each other in a
-            circle, share a parameter, or would pass on something that is no tensor of the examples.
+            cycle, share a parameter, or would exchange something that does not have one row per example.
     """
     named = () if isinstance(stages, int) else tuple(stages)
-    parts = find_dense_parts(model, num_dense=num_dense, dtype=dtype, named=named)
+    parts = trace_parts(model, num_dense=num_dense, dtype=dtype, named=named)
     return split_parts(parts, stages=stages, costs=costs)
 
 
 def split_parts(
     parts: ModelParts, *, stages: int | Mapping[str, int], costs: Mapping[str, float] | None = None
 ) -> StagedModel:
-    """`split` of a model whose parts are known, from having been measured, say.
+    """`split` of a model that is already traced.
 
     Raises:
         InputError: as for `split`.
     """
     if isinstance(stages, int):
-        names = chain_names(parts, stages, costs)
-        return cut(parts, by_names(parts, names), _chain_titles(names))
-    return cut(parts, by_names(parts, stages), _titles(stages))
+        names = chain_stages(parts, stages, costs)
+        return cut(parts, stages_of_nodes(parts, names), _chain_titles(names))
+    return cut(parts, stages_of_nodes(parts, stages), _titles(stages))
 
 
-def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, named: Sequence[str] = ()) -> ModelParts:
-    """Source and operators of a model.
+def trace_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, named: Sequence[str] = ()) -> ModelParts:
+    """Trace a model and classify its nodes.
 
     Args:
         model, num_dense, dtype: as for `split`.
-        named: paths of modules that are taken whole if the model cannot be traced otherwise.
+        named: paths of modules that become single nodes if the model cannot be traced otherwise.
 
     Raises:
         InputError: as for `split`.
@@ -117,11 +116,11 @@ def find_dense_parts(model: nn.Module, *, num_dense: int, dtype: torch.dtype, na
         if not named:
             raise
         traced = trace(model, named)
-    return find_model_parts(traced, num_dense=num_dense, dtype=dtype)
+    return classify_nodes(traced, num_dense=num_dense, dtype=dtype)
 
 
 def cut(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Sequence[str]) -> StagedModel:
-    """Modules of the stages.
+    """The stage modules.
 
     Args:
         parts: the model.
@@ -129,16 +128,17 @@ def cut(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Sequence[str
         titles: names of the stages, by number.
 
     Raises:
-        InputError: the stages feed each other in a circle, share a parameter, or pass on no tensor of the examples.
+        InputError: the stages feed each other in a cycle, share a parameter, or exchange something that does not have
+            one row per example.
     """
     _check_parameters(parts, stage_of, titles)
     _check_order(parts, stage_of, titles)
     flows = _flows(parts, stage_of, len(titles))
-    from_source = [flow.nodes for flow in flows if flow.producer == len(titles)]
+    from_embedding = [flow.nodes for flow in flows if flow.producer == len(titles)]
     _, sparse = (node for node in parts.traced.graph.nodes if node.op == "placeholder")
     return StagedModel(
         model=parts.traced.model,
-        embedding=extract(parts, "Source", parts.embedding_nodes, [(parts.dense,), (sparse,)], from_source),
+        embedding=extract(parts, "Embedding", parts.embedding_nodes, [(parts.dense,), (sparse,)], from_embedding),
         stages=tuple(_stage(parts, stage_of, flows, number, title) for number, title in enumerate(titles)),
         values=tuple(_value(parts, flow) for flow in flows),
     )
@@ -146,7 +146,7 @@ def cut(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Sequence[str
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Flow:
-    """Nodes whose results leave their stage or the embedding stage, as one value."""
+    """Nodes whose results leave their stage as one value."""
 
     nodes: tuple[fx.Node, ...]
     producer: int
@@ -154,7 +154,7 @@ class _Flow:
 
 
 def _flows(parts: ModelParts, stage_of: Mapping[fx.Node, int], num_stages: int) -> list[_Flow]:
-    """Those of the embedding stage first, then in the order of the forward."""
+    """Flows of the embedding stage first, then in forward order."""
     takers: dict[fx.Node, set[int]] = {}
     for node in parts.dense_nodes:
         for source in operands(node):
@@ -168,8 +168,8 @@ def _flows(parts: ModelParts, stage_of: Mapping[fx.Node, int], num_stages: int) 
         shape, consumers = parts.shapes[node], tuple(sorted(takers[node]))
         if not shape.by_example:
             raise InputError(
-                f"{parts.traced.paths[node]}: its result goes to stages {list(consumers)} but is no tensor "
-                "with one row per example; name its users together with it"
+                f"{parts.traced.paths[node]}: its result goes to stages {list(consumers)} but is not a "
+                "tensor with one row per example; name its users together with it"
             )
         if node in stage_of:
             made.append(_Flow(nodes=(node,), producer=stage_of[node], consumers=consumers))
@@ -224,7 +224,7 @@ def _is_random(traced: Traced, node: fx.Node) -> bool:
 
 
 def _dropout_of(module: nn.Module) -> float:
-    """That of torch's attention and recurrent modules, which is a number."""
+    """The dropout probability of torch's attention and recurrent modules."""
     found = getattr(module, "dropout", 0.0)
     return found if isinstance(found, float) else 0.0
 
@@ -263,7 +263,7 @@ def _check_order(parts: ModelParts, stage_of: Mapping[fx.Node, int], titles: Seq
 def _check_in_place(
     parts: ModelParts, stage_of: Mapping[fx.Node, int], nodes: Sequence[fx.Node], inputs: set[fx.Node], title: str
 ) -> None:
-    """A value is what it was when it was made, for all who take it."""
+    """Refuse in-place changes that another stage would see."""
     for node in nodes:
         changed = node.args[0] if node.args else None
         if not isinstance(changed, fx.Node) or not is_in_place(node, parts.traced.called(node)):
@@ -282,7 +282,7 @@ def _path(parts: ModelParts, node: fx.Node) -> str:
 
 
 def _titles(stages: Mapping[str, int]) -> list[str]:
-    """Names of one stage joined, by stage number."""
+    """Per stage, its names joined."""
     return [
         "+".join(name for name, stage in stages.items() if stage == number)
         for number in range(max(stages.values(), default=-1) + 1)
@@ -290,7 +290,7 @@ def _titles(stages: Mapping[str, int]) -> list[str]:
 
 
 def _chain_titles(stages: Mapping[str, int]) -> list[str]:
-    """First to last operator's module at the top."""
+    """Per stage, the top-level modules of its first and last operators."""
     titles = []
     for number in range(max(stages.values()) + 1):
         tops = [name.partition(".")[0] for name, stage in stages.items() if stage == number]

@@ -2,7 +2,7 @@
 
     (dense, sparse) ──embedding──> values ──stage 0, 1, …──> values ──> outputs (logits) of the stages that have a loss
 
-Rule of this file: *the first dimension of every value is the examples'*, so that a micro-batch is a slice of it.
+Invariant: the first dimension of every value counts the examples, so a micro-batch is a slice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StageValue:
     Attributes:
         name: as in the traced graph.
         producer: stage number; the number of stages for the embedding stage.
-        consumers: stages that take it, ascending; empty for a model output that nobody else takes.
+        consumers: stages that take it, ascending; empty for a model output without other users.
         shape: without the examples' dimension.
         dtype: of its elements.
         wants_grad: consumers give a gradient back.
@@ -62,7 +62,7 @@ class StageModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagedModel:
-    """A model in stages. Stage modules and source share parameters and submodules with `model`.
+    """A model in stages, which share parameters and submodules with `model`.
 
     Attributes:
         model: the whole model, called as ``model(dense, sparse)``.
@@ -78,7 +78,7 @@ class StagedModel:
 
     @property
     def embedding_values(self) -> tuple[int, ...]:
-        """Numbers of the values that the embedding stage makes."""
+        """Numbers of the embedding stage's values."""
         return tuple(n for n, value in enumerate(self.values) if value.producer == len(self.stages))
 
     @property
@@ -89,18 +89,18 @@ class StagedModel:
 
     @property
     def embedding_edges(self) -> tuple[tuple[int, bool], ...]:
-        """(stage, whether a gradient comes back) for every stage that the embedding stage feeds; losses take labels."""
+        """(stage, whether it gives a gradient back) of the stages that the embedding stage feeds, labels included."""
         fed = {c for n in self.embedding_values for c in self.values[n].consumers}
         graded = {c for n in self.embedding_values for c in self.values[n].consumers if self.values[n].wants_grad}
         with_loss = {number for number, stage in enumerate(self.stages) if stage.heads}
         return tuple((stage, stage in graded) for stage in sorted(fed | with_loss))
 
     def graph(self, microbatches: int) -> StageGraph:
-        """The stages, each with as many micro-batches.
+        """The stage graph with `microbatches` micro-batches per stage.
 
         Raises:
-            ScheduleError: the number is below 1, the stages feed each other in a circle, one has no path to a loss, or
-                takes a value that its producer does not make.
+            ScheduleError: the number is below 1, the stages feed each other in a cycle, a stage has no path to a loss,
+                or it takes a value that its producer does not make.
         """
         graph = StageGraph(
             micro_per_batch=(microbatches,) * len(self.stages),
@@ -123,6 +123,6 @@ class StagedModel:
         return graph
 
     def parameters_of(self, stage: int) -> Iterator[tuple[str, nn.Parameter]]:
-        """Name in the whole model and parameter, for the trainable parameters of a stage, in the model's order."""
+        """(name in the whole model, parameter) of the trainable parameters of a stage, in the model's order."""
         own = {id(parameter) for parameter in self.stages[stage].module.parameters()}
         return ((name, p) for name, p in self.model.named_parameters() if id(p) in own and p.requires_grad)

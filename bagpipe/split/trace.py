@@ -1,9 +1,9 @@
-"""`trace`: a model's forward as an FX graph, with embedding collections and torch's own modules as single nodes.
+"""`trace`: the FX graph of a model's forward, with embedding collections and torch modules as single nodes.
 
     model(dense, sparse) ──Tracer──> Traced: graph module, a path for every node, collections ──> shapes, operators
 
-A node's path is where it was called: the module's path for a module, the caller's path and the node's name for a
-function. Tracing patches torch's module call while it runs, so no other thread may call a module meanwhile.
+A node's path is the module's path for a module, and the caller's path plus the node's name for a function. Tracing
+patches torch's module call, so no other thread may call a module meanwhile.
 """
 
 from __future__ import annotations
@@ -20,12 +20,25 @@ import torch
 from torch import fx, nn
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.split.calls import is_in_place
 
-__all__ = ["Traced", "batch_dependent_modules", "device_of", "is_collection", "quiet", "trace"]
+__all__ = [
+    "Traced",
+    "batch_dependent_modules",
+    "device_of",
+    "function_name",
+    "is_collection",
+    "is_in_place",
+    "quiet",
+    "trace",
+]
 
-#: Modules whose output for an example depends on the other examples, by torch's class (subclasses included).
+#: Classes of modules whose output for an example depends on other examples.
 _BATCH_DEPENDENT = (nn.modules.batchnorm._NormBase,)
+
+#: Functions of module `operator` that overwrite their first argument.
+_IN_PLACE_OPERATORS = frozenset(
+    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul", "setitem"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +47,8 @@ class Traced:
 
     Attributes:
         model: as given.
-        module: the graph and all modules, parameters and buffers it names, shared with the model.
-        paths: per node but placeholders and output, its path; different for all.
+        module: the graph, with modules, parameters and buffers shared with the model.
+        paths: node -> its unique path, without placeholders and output.
         dead_paths: paths of nodes that no output depends on.
     """
 
@@ -49,7 +62,7 @@ class Traced:
         return self.module.graph
 
     def called(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls; None: it calls none."""
+        """The module that a node calls, if any."""
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def is_collection(self, node: fx.Node) -> bool:
@@ -57,7 +70,7 @@ class Traced:
         return module is not None and is_collection(module)
 
     def parameters_of(self, node: fx.Node) -> dict[str, nn.Parameter]:
-        """Name in the model and parameter, of what a node names itself; embedding rows are none."""
+        """Name in the model -> parameter, of what the node itself names, without embedding rows."""
         if node.op == "get_attr":
             value = _attribute(self.module, str(node.target))
             return {str(node.target): value} if isinstance(value, nn.Parameter) else {}
@@ -68,15 +81,15 @@ class Traced:
 
 
 def trace(model: nn.Module, whole: Collection[str] = ()) -> Traced:
-    """The forward of a model, as it is in training.
+    """Trace the forward of a model in training mode.
 
     Args:
-        model: called as ``model(dense, sparse)``. Neither it nor its mode is changed.
-        whole: paths of modules that are one node each, whatever they do inside.
+        model: called as ``model(dense, sparse)``. Neither the model nor its mode changes.
+        whole: paths of modules that become single nodes.
 
     Raises:
-        InputError: its forward cannot be followed: it looks at values, walks over what an input holds, or changes a
-            tensor in place without a use for the result.
+        InputError: the forward cannot be traced: it depends on values, iterates over an input, or changes a tensor in
+            place without using the result.
     """
     modes = {module: module.training for module in model.modules()}
     known = set(vars(model))
@@ -105,19 +118,37 @@ def trace(model: nn.Module, whole: Collection[str] = ()) -> Traced:
                 buffer.copy_(before)
         torch.set_rng_state(random)
         for name in set(vars(model)) - known:
-            delattr(model, name)  # constants made in forward: the tracer hangs them on the model
+            delattr(model, name)  # constants made in forward, which the tracer stores on the model
     dead = _remove_dead(graph, module)
     module.recompile()
     return Traced(model=model, module=module, paths=_paths(graph), dead_paths=dead)
 
 
 def is_collection(module: nn.Module) -> bool:
-    """Whether a module is an embedding collection: a cached one or torchrec's own, pooled or not."""
+    """Whether a module is an embedding collection, cached or torchrec's, pooled or not."""
     return hasattr(module, "embedding_bag_configs") or hasattr(module, "embedding_configs")
 
 
+def function_name(node: fx.Node) -> str:
+    """Name of the function or method that a node calls, or an empty string."""
+    if node.op == "call_method":
+        return str(node.target)
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def is_in_place(node: fx.Node, called: nn.Module | None) -> bool:
+    """Whether a node overwrites its first argument; `called` is the module that it calls, if any."""
+    name = function_name(node)
+    return (
+        bool(getattr(called, "inplace", False))
+        or bool(node.kwargs.get("inplace", False))
+        or (name.endswith("_") and not name.endswith("__"))
+        or (getattr(node.target, "__module__", "") == "_operator" and name in _IN_PLACE_OPERATORS)
+    )
+
+
 def batch_dependent_modules(model: nn.Module) -> tuple[str, ...]:
-    """Paths of modules that mix examples in training, which a split into micro-batches would change: batch norms."""
+    """Paths of modules that mix examples in training: batch norms, which micro-batches would change."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -142,7 +173,7 @@ class _Tracer(fx.Tracer):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what torch.fx says about names in torchrec and attributes of modules: nothing a user could change."""
+    """Silence torch.fx warnings about torchrec names and module attributes, which users cannot change."""
     logger = logging.getLogger("torch.fx._symbolic_trace")
     was_disabled = logger.disabled
     logger.disabled = True
@@ -156,7 +187,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _traceable_len(model: nn.Module) -> Iterator[None]:
-    """Record `len` of a traced value, which Python would want as an int at once, in every forward of the model."""
+    """Trace `len` of a value in every forward of the model; Python itself would need an int."""
 
     def recorded_len(value: Any) -> Any:
         if isinstance(value, fx.Proxy):
@@ -175,7 +206,7 @@ def _traceable_len(model: nn.Module) -> Iterator[None]:
 
 
 def _globals_of(module: nn.Module) -> dict[str, Any] | None:
-    """Names that a module's forward sees; None: torch's own modules are not walked into."""
+    """Globals of a module's forward; None for torch modules, which are not traced into."""
     function = inspect.unwrap(type(module).forward)
     scope = getattr(function, "__globals__", None)
     return None if scope is None or type(module).__module__.startswith("torch.nn") else scope
@@ -198,7 +229,7 @@ def _refusal(model: nn.Module, error: Exception) -> str:
 
 
 def _remove_dead(graph: fx.Graph, module: fx.GraphModule) -> tuple[str, ...]:
-    """Take out what no output depends on; returns its paths."""
+    """Remove nodes that no output depends on; returns their paths."""
     paths = _paths(graph)
     alive: set[fx.Node] = set()
     todo = [node for node in graph.nodes if node.op == "output"]
@@ -243,5 +274,5 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a model computes: its first real parameter's device."""
+    """The device of a model: that of its first real parameter."""
     return next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))

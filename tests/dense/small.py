@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.precision import Precision
-from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.model_inputs import ModelInputs
 from tests.split.whole_models import NUM_DENSE, library_model, random_batch
@@ -36,7 +36,7 @@ def inputs_of(num_examples: int, seed: int = 0) -> ModelInputs:
 def whole(model: nn.Module, precision: Precision | None = None) -> StagedModel:
     """The model as an embedding stage and one stage."""
     with (precision or Precision()).autocast():
-        parts = find_dense_parts(model, num_dense=NUM_DENSE, dtype=torch.float32)
+        parts = trace_parts(model, num_dense=NUM_DENSE, dtype=torch.float32)
     return split_parts(parts, stages=1)
 
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.split import assignment as assign
-from bagpipe.split.assignment import by_names, chain_names, covers, estimate_cost
+from bagpipe.split.assignment import chain_stages, covers, estimate_cost, stages_of_nodes
 from bagpipe.split.operators import ModelParts
-from bagpipe.split.split import find_dense_parts
+from bagpipe.split.split import trace_parts
 from tests.split.whole_models import NUM_DENSE, library_model
 
 
 @pytest.fixture(scope="module")
 def parts() -> ModelParts:
-    return find_dense_parts(library_model("towers"), num_dense=NUM_DENSE, dtype=torch.float64)
+    return trace_parts(library_model("towers"), num_dense=NUM_DENSE, dtype=torch.float64)
 
 
 @given(
@@ -40,7 +40,7 @@ def test_a_chain_is_the_best_of_all(costs: list[int], crossing: list[int], num_s
 
 def test_the_longest_name_decides_and_the_rest_goes_with_its_inputs(parts: ModelParts) -> None:
     stages = {"branches": 0, "branches.6": 1, "top": 2, "top._mlp.1": 3}
-    chosen = {parts.traced.paths[node]: stage for node, stage in by_names(parts, stages).items()}
+    chosen = {parts.traced.paths[node]: stage for node, stage in stages_of_nodes(parts, stages).items()}
     assert chosen["branches.5._mlp.0._linear"] == 0
     assert chosen["branches.6._mlp.0._linear"] == 1
     assert (chosen["top._mlp.0._linear"], chosen["top._mlp.1._linear"], chosen["head"]) == (2, 3, 3)
@@ -58,7 +58,7 @@ def test_paths_are_covered_step_by_step() -> None:
 
 
 def test_chain_stages_are_consecutive_and_balanced(parts: ModelParts) -> None:
-    names = chain_names(parts, 4)
+    names = chain_stages(parts, 4)
     assert list(names) == [item.name for item in parts.operators]
     assert list(names.values()) == sorted(names.values())
     costs = [estimate_cost(parts, item) for item in parts.operators]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.split.extract import extract
-from bagpipe.split.split import find_dense_parts
+from bagpipe.split.split import trace_parts
 
 
 class Shapes(nn.Module):
@@ -23,7 +23,7 @@ class Shapes(nn.Module):
 
 def test_bundles_come_apart_as_they_went_in() -> None:
     model = Shapes()
-    parts = find_dense_parts(model, num_dense=3, dtype=torch.float32)
+    parts = trace_parts(model, num_dense=3, dtype=torch.float32)
     nodes = {node.name: node for node in parts.dense_nodes}
     bundle = (nodes["layer"], nodes["view"], nodes["sum_1"])
     before = [node for node in parts.dense_nodes if node in bundle]

@@ -7,14 +7,14 @@ from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost
 from bagpipe.split import measure
 from bagpipe.split.measure import operator_graph
-from bagpipe.split.split import find_dense_parts
+from bagpipe.split.split import trace_parts
 from tests.split.test_split import TwoHeads
 from tests.split.whole_models import NUM_DENSE, library_model
 
 
 def test_measuring_changes_nothing() -> None:
     model = TwoHeads()
-    parts = find_dense_parts(model, num_dense=2, dtype=torch.float32)
+    parts = trace_parts(model, num_dense=2, dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
     operator_graph(parts, examples=(2, 3), repeats=1)
@@ -24,7 +24,7 @@ def test_measuring_changes_nothing() -> None:
 
 
 def test_an_operator_graph_is_that_of_the_model_with_its_bytes() -> None:
-    parts = find_dense_parts(library_model("dlrm"), num_dense=NUM_DENSE, dtype=torch.float64)
+    parts = trace_parts(library_model("dlrm"), num_dense=NUM_DENSE, dtype=torch.float64)
     graph = operator_graph(parts, examples=(2, 8), repeats=1)
     assert [item.name for item in graph.operators] == [item.name for item in parts.operators]
     assert graph.edges[:2] == (
@@ -59,7 +59,7 @@ def test_operators_alone_are_scaled_to_the_whole() -> None:
 
 
 def test_sizes_that_show_nothing_are_refused() -> None:
-    parts = find_dense_parts(TwoHeads(), num_dense=2, dtype=torch.float32)
+    parts = trace_parts(TwoHeads(), num_dense=2, dtype=torch.float32)
     with pytest.raises(InputError, match=r"at least two sizes of a micro-batch to measure, got \[4, 4\]"):
         operator_graph(parts, examples=(4, 4))
     with pytest.raises(InputError, match=r"at least 1 example and 1 repeat to measure, got \[0, 1, 10\]"):

@@ -11,7 +11,7 @@ from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import MODELS, build_model
 from bagpipe.split.operators import ModelParts
-from bagpipe.split.split import find_dense_parts
+from bagpipe.split.split import trace_parts
 from tests.split.whole_models import NUM_DENSE, library_model
 from tests.trainer.schemas import schema_of
 
@@ -20,7 +20,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection  # isort: ski
 
 
 def parts_of(model: nn.Module, num_dense: int = NUM_DENSE) -> ModelParts:
-    return find_dense_parts(model, num_dense=num_dense, dtype=torch.float64)
+    return trace_parts(model, num_dense=num_dense, dtype=torch.float64)
 
 
 def test_the_source_is_lookups_and_moves() -> None:
@@ -74,7 +74,7 @@ class Sequences(nn.Module):
 
 @pytest.mark.parametrize(("how", "last"), [("padded", "to_padded_dense"), ("segments", "segment_reduce")])
 def test_unpooled_vectors_are_pooled_in_the_source(how: str, last: str) -> None:
-    parts = find_dense_parts(Sequences(how), num_dense=2, dtype=torch.float32)
+    parts = trace_parts(Sequences(how), num_dense=2, dtype=torch.float32)
     assert parts.embedding_nodes[-1].name == last
     assert parts.shapes[parts.embedding_nodes[-1]].by_example
 
@@ -101,4 +101,4 @@ class Headless(nn.Module):
 )
 def test_what_has_no_source_or_no_outputs_is_refused(model: nn.Module, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        find_dense_parts(model, num_dense=2, dtype=torch.float32)
+        trace_parts(model, num_dense=2, dtype=torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bagpipe.errors import InputError
 from bagpipe.split.operators import ModelParts
-from bagpipe.split.split import find_dense_parts, split, split_parts
+from bagpipe.split.split import split, split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from tests.split.whole_models import (
     MODEL_NAMES,
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=MODEL_NAMES)
 def parts(request: pytest.FixtureRequest) -> ModelParts:
-    return find_dense_parts(library_model(request.param), num_dense=NUM_DENSE, dtype=torch.float64)
+    return trace_parts(library_model(request.param), num_dense=NUM_DENSE, dtype=torch.float64)
 
 
 def test_chains_of_every_length_equal_the_model_bit_for_bit(parts: ModelParts) -> None:
@@ -98,7 +98,7 @@ def test_names_of_modules_and_what_goes_with_its_inputs() -> None:
 def test_branches_become_parallel_stages() -> None:
     names = {f"branches.{n}": n for n in range(7)} | {"cat_7": 7, "top": 7, "head": 8}
     model = library_model("towers")
-    parts = find_dense_parts(model, num_dense=NUM_DENSE, dtype=torch.float64)
+    parts = trace_parts(model, num_dense=NUM_DENSE, dtype=torch.float64)
     (join,) = (item.name for item in parts.operators if len(item.inputs) == 7)
     names = {join if name == "cat_7" else name: stage for name, stage in names.items()}
     staged = staged_of(model, names)
@@ -319,13 +319,13 @@ def test_what_cannot_be_cut_is_refused(model: nn.Module, stages: object, words: 
 
 
 def test_the_source_is_no_stage() -> None:
-    with pytest.raises(InputError, match="'sparse_arch' is in the embedding source"):
+    with pytest.raises(InputError, match="'sparse_arch' belongs to the embedding stage"):
         staged_of(library_model("dlrm"), {"sparse_arch": 0, "over_arch": 1})
 
 
 def test_costs_move_the_cut() -> None:
     model = library_model("dlrm")
-    names = [item.name for item in find_dense_parts(model, num_dense=NUM_DENSE, dtype=torch.float64).operators]
+    names = [item.name for item in trace_parts(model, num_dense=NUM_DENSE, dtype=torch.float64).operators]
     costs = dict.fromkeys(names, 0.0) | {names[0]: 1.0, names[1]: 1.0}
     staged = split(model, stages=2, num_dense=NUM_DENSE, dtype=torch.float64, costs=costs)
     assert {name.partition(".weight")[0] for name, _ in staged.parameters_of(0)} >= {names[0]}

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from bagpipe.errors import InputError
-from bagpipe.split.trace import batch_dependent_modules, is_collection, trace
+from bagpipe.split.trace import batch_dependent_modules, function_name, is_collection, is_in_place, trace
 from tests.split.whole_models import library_model
 
 
@@ -142,3 +145,24 @@ def test_collections_are_known_by_their_shape() -> None:
 
     assert is_collection(Bags())
     assert not is_collection(nn.EmbeddingBag(2, 2))
+
+
+def test_names_and_in_place() -> None:
+    graph = fx.Graph()
+    taken = graph.placeholder("x")
+    nodes = {
+        graph.call_method("relu_", (taken,)): ("relu_", True),
+        graph.call_method("relu", (taken,)): ("relu", False),
+        graph.call_method("__add__", (taken, 1)): ("__add__", False),
+        graph.call_function(functional.relu, (taken,), {"inplace": True}): ("relu", True),
+        graph.call_function(functional.relu, (taken,), {"inplace": False}): ("relu", False),
+        graph.call_function(torch.relu_, (taken,)): ("relu_", True),
+        graph.call_function(operator.iadd, (taken, 1)): ("iadd", True),
+        graph.call_function(operator.add, (taken, 1)): ("add", False),
+    }
+    for node, (name, changes) in nodes.items():
+        assert (function_name(node), is_in_place(node, None)) == (name, changes)
+    called = graph.create_node("call_module", "layer", (taken,))
+    assert function_name(called) == ""
+    assert is_in_place(called, nn.ReLU(inplace=True))
+    assert not is_in_place(called, nn.ReLU())

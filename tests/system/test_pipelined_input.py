@@ -98,7 +98,7 @@ CASES = [
     ),
     case(
         "the embeddings as a stage",
-        r"stage name 'sparse_arch' is in the embedding source, which is no stage: leave it out",
+        r"stage name 'sparse_arch' belongs to the embedding stage, which has no number: leave it out",
         partition="sparse_arch=0,dense_arch=1",
     ),
     case(

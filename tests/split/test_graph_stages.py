@@ -7,9 +7,9 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import build_model, num_dense_inputs
-from bagpipe.split.balance import graph_names, shape_graph
+from bagpipe.split.assignment import graph_stages, shape_graph
 from bagpipe.split.operators import ModelParts
-from bagpipe.split.split import find_dense_parts, split_parts
+from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.types.schema import DataSchema, Feature, Table
 
 SCHEMA = DataSchema(
@@ -24,12 +24,12 @@ def parts_of(name: str) -> ModelParts:
     torch.manual_seed(0)
     config = ModelConfig(name=name, embedding_dim=4, bottom_mlp=(64, 64, 64), top_mlp=(8,))
     converted = convert(build_model(SCHEMA, config), SCHEMA)
-    return find_dense_parts(converted.model, num_dense=num_dense_inputs(SCHEMA), dtype=torch.float32)
+    return trace_parts(converted.model, num_dense=num_dense_inputs(SCHEMA), dtype=torch.float32)
 
 
 def test_branches_stand_beside_each_other() -> None:
     parts = parts_of("towers")
-    staged = split_parts(parts, stages=graph_names(parts, 4, microbatches=16))
+    staged = split_parts(parts, stages=graph_stages(parts, 4, microbatches=16))
     assert max(staged.graph(16).depths) < 4
 
 
@@ -37,7 +37,7 @@ def test_branches_stand_beside_each_other() -> None:
 @pytest.mark.parametrize("name", ["dlrm", "deepfm", "towers"])
 def test_there_are_as_many_stages_as_asked_for(name: str, num_stages: int) -> None:
     parts = parts_of(name)
-    names = graph_names(parts, num_stages, microbatches=4)
+    names = graph_stages(parts, num_stages, microbatches=4)
     assert set(names.values()) == set(range(num_stages))
     assert set(names) == {item.name for item in parts.operators}
     assert len(split_parts(parts, stages=names).stages) == num_stages
@@ -52,4 +52,4 @@ def test_too_many_stages_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"pipeline.stages must be 1 to \d+, the operators of the model's dense part, got 99"
     ):
-        graph_names(parts, 99, microbatches=2)
+        graph_stages(parts, 99, microbatches=2)
