@@ -33,7 +33,7 @@ suite: setup browser ## the test suite only (ARGS go to pytest)
 	$(PY) -m pytest -m "alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
 
 browser: setup ## a headless browser for the report's test, where the machine has none and npm can fetch one
-	@$(PY) -m tools.browser
+	@$(PY) -m tools.make_browser
 
 search: setup ## property tests on new random examples, ten times as many
 	$(PY) -m pytest --hypothesis-profile search --timeout 0 $(ARGS)
@@ -46,7 +46,7 @@ soak: setup ## one long job whose memory, descriptors and threads must stay flat
 
 # Not after `setup`: an interpreter that has torch for the card is used as it is, on a machine without the internet too.
 gpu: ## tests on a CUDA device, then benchmarks/gpu (PYTHON= an interpreter with torch; ARGS=--rehearse: on the CPU)
-	@$(or $(PYTHON),python3) tools/gpu.py $(if $(PYTHON),--this-python) $(ARGS)
+	@$(or $(PYTHON),python3) tools/run_gpu.py $(if $(PYTHON),--this-python) $(ARGS)
 
 format: setup ## format and fix what ruff can
 	$(PY) -m ruff check --fix .

@@ -10,7 +10,7 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.trace import Trace
 from benchmarks.gpu.cached import run_cached, store_makers
 from benchmarks.gpu.workload import Plan, Workload
-from tools.trace_picture import picture, read_tracks
+from tools.draw_trace import picture, read_tracks
 
 __all__ = ["run_trace"]
 

@@ -20,7 +20,7 @@ from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from tests.system.jobs import change, run_job
 from tests.system.programs import Done, await_gone, run_forked, torchrun
-from tools.trace_picture import picture, read_tracks
+from tools.draw_trace import picture, read_tracks
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 

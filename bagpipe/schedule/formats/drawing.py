@@ -1,6 +1,6 @@
 """`Drawing`: an SVG made of boxes and texts, and the colours that schedules and traces share.
 
-render.svg (simulated), tools.trace_picture (measured) ──box, text, line──> Drawing ──str──> SVG without references
+render.svg (simulated), tools.draw_trace (measured) ──box, text, line──> Drawing ──str──> SVG without references
 """
 
 from __future__ import annotations

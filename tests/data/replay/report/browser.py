@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tools import browser as tool
+from tools import make_browser as tool
 
 #: Puts the pipe's ends where the browser looks for them, then becomes the browser.
 _LAUNCH = """

@@ -10,7 +10,7 @@ import pytest
 from data.replay.report import write_report
 from tests.data.replay.report.browser import Browser
 from tests.data.replay.report.samples import ALL, FULL
-from tools.browser import find_browser
+from tools.make_browser import find_browser
 
 #: Widths in pixels.
 DESK, PHONE = 1280, 390

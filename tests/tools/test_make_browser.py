@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools import browser
+from tools import make_browser
 
 
 def test_the_machines_browser_is_preferred(tmp_path, monkeypatch):
@@ -12,8 +12,8 @@ def test_the_machines_browser_is_preferred(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert browser.find_browser() == program
-    assert "FONTCONFIG_FILE" not in browser.environment_of(program)
+    assert make_browser.find_browser() == program
+    assert "FONTCONFIG_FILE" not in make_browser.environment_of(program)
 
 
 @pytest.mark.parametrize("how", ["link", "script"])
@@ -27,23 +27,23 @@ def test_a_snap_does_not_count(tmp_path, monkeypatch, how):
     for path in (snap, program):
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(browser, "FOLDER", tmp_path / "none")
-    assert browser.find_browser() is None
+    monkeypatch.setattr(make_browser, "FOLDER", tmp_path / "none")
+    assert make_browser.find_browser() is None
 
 
 def test_the_environments_own_browser_finds_its_libraries(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(browser, "FOLDER", tmp_path)
+    monkeypatch.setattr(make_browser, "FOLDER", tmp_path)
     (tmp_path / "chromium").touch()
-    found = browser.find_browser()
+    found = make_browser.find_browser()
     assert found == tmp_path / "chromium"
-    assert browser.environment_of(found)["LD_LIBRARY_PATH"] == str(tmp_path / "lib")
+    assert make_browser.environment_of(found)["LD_LIBRARY_PATH"] == str(tmp_path / "lib")
 
 
 def test_without_npm_it_says_so_and_all_is_well(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(browser, "FOLDER", tmp_path / "browser")
-    assert browser.main() == 0
+    monkeypatch.setattr(make_browser, "FOLDER", tmp_path / "browser")
+    assert make_browser.main() == 0
     assert "its test is skipped" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -69,8 +69,8 @@ def test_a_browser_that_does_not_run_here_is_not_kept(tmp_path, monkeypatch, cap
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(browser, "NAMES", ())
-    monkeypatch.setattr(browser, "FOLDER", environment / "browser")
-    assert browser.main() == 0
+    monkeypatch.setattr(make_browser, "NAMES", ())
+    monkeypatch.setattr(make_browser, "FOLDER", environment / "browser")
+    assert make_browser.main() == 0
     assert ("its test is skipped" in capsys.readouterr().out) == (code != 0)
     assert [path.name for path in environment.iterdir()] == left

@@ -3,7 +3,7 @@
     chromium or chrome on PATH (no snap) ── else ──> .venv/browser/chromium ── else ──> make browser: npm pack ─> unpack
 
 @sparticuz/chromium holds a Chromium for machines that have nothing: compressed, with the libraries and fonts it needs.
-Run as ``python -m tools.browser``. Without npm or network, or where that Chromium does not run (it is for Linux on
+Run as ``python -m tools.make_browser``. Without npm or network, or where that Chromium does not run (it is for Linux on
 x86-64), it says so and exits 0: the test that needs it is skipped.
 """
 

@@ -1,4 +1,4 @@
-"""Draw a trace for people without a viewer: ``python -m tools.trace_picture TRACE… --from BATCH --out FILE.svg``.
+"""Draw a trace for people without a viewer: ``python -m tools.draw_trace TRACE… --from BATCH --out FILE.svg``.
 
 files of `--run.trace`, one per rank ──read_tracks──> Track per lane ──picture, cut to some batches──> SVG
 
@@ -291,7 +291,7 @@ class _Page:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.trace_picture", description="Draw some batches of a trace.")
+    parser = argparse.ArgumentParser(prog="python -m tools.draw_trace", description="Draw some batches of a trace.")
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files of --run.trace, one per rank")
     parser.add_argument("--from", dest="first", type=int, required=True, metavar="BATCH", help="first batch to show")
     parser.add_argument("--batches", type=int, default=1, metavar="N", help="how many; default: 1")

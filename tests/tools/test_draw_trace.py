@@ -14,7 +14,7 @@ from bagpipe.schedule.formats import render
 from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.prefetch import prefetch
-from tools.trace_picture import Clock, main, picture, read_tracks
+from tools.draw_trace import Clock, main, picture, read_tracks
 
 MS = 1_000_000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import gpu
-from tools.gpu import Finding
+from tools import run_gpu
+from tools.run_gpu import Finding
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,19 +23,19 @@ def finding(python: str, *, missing: tuple[str, ...] = (), sees_device: bool = F
 def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     """What interpreters have, by name, and no card to be seen."""
     known: dict[str, Finding] = {}
-    monkeypatch.setattr(gpu, "probe", known.__getitem__)
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
+    monkeypatch.setattr(run_gpu, "probe", known.__getitem__)
+    monkeypatch.setattr(run_gpu.shutil, "which", lambda name: None)
     return known
 
 
 def test_the_first_interpreter_that_sees_a_device_is_used_as_it_is(probes: dict[str, Finding]) -> None:
     probes.update(venv=finding("venv"), base=finding("base", sees_device=True))
-    assert gpu.choose(["venv", "base"], rehearse=False) == "base"
+    assert run_gpu.choose(["venv", "base"], rehearse=False) == "base"
 
 
 def test_a_rehearsal_takes_the_first_that_has_what_is_needed(probes: dict[str, Finding]) -> None:
     probes.update(bare=finding("bare", missing=("torch",)), base=finding("base"))
-    assert gpu.choose(["bare", "base"], rehearse=True) == "base"
+    assert run_gpu.choose(["bare", "base"], rehearse=True) == "base"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_missing_is_one_line(
 ) -> None:
     probes["p"] = found
     with pytest.raises(SystemExit) as end:
-        gpu.choose(["p"], rehearse=rehearse)
+        run_gpu.choose(["p"], rehearse=rehearse)
     assert end.value.code == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(line)
@@ -65,9 +65,12 @@ def test_what_is_missing_is_one_line(
 @pytest.mark.parametrize(
     ("made", "line"),
     [
-        (finding(str(gpu.VENV_PYTHON), sees_device=True), None),
-        (finding(str(gpu.VENV_PYTHON)), "gpu: there is a card, but torch does not see it"),
-        (finding(str(gpu.VENV_PYTHON), missing=("xxhash",), sees_device=True), f"gpu: {gpu.VENV_PYTHON} lacks xxhash"),
+        (finding(str(run_gpu.VENV_PYTHON), sees_device=True), None),
+        (finding(str(run_gpu.VENV_PYTHON)), "gpu: there is a card, but torch does not see it"),
+        (
+            finding(str(run_gpu.VENV_PYTHON), missing=("xxhash",), sees_device=True),
+            f"gpu: {run_gpu.VENV_PYTHON} lacks xxhash",
+        ),
     ],
 )
 def test_a_venv_that_came_out_without_torchrec_will_do(
@@ -80,27 +83,27 @@ def test_a_venv_that_came_out_without_torchrec_will_do(
     """`tools/make_venv.py` fails where a part of the trio does not load."""
     probes.update(base=finding("base"))
     probes[made.python] = made
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(gpu.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    monkeypatch.setattr(run_gpu.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(run_gpu.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
     if line is None:
-        assert gpu.choose(["base"], rehearse=False) == made.python
+        assert run_gpu.choose(["base"], rehearse=False) == made.python
         return
     with pytest.raises(SystemExit) as end:
-        gpu.choose(["base"], rehearse=False)
+        run_gpu.choose(["base"], rehearse=False)
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith(line)
 
 
 def test_flags_for_a_benchmark_that_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        gpu.main(["--rehearse", "--only", "tests", "--parts", "kernels"])
+        run_gpu.main(["--rehearse", "--only", "tests", "--parts", "kernels"])
     assert caught.value.code == 2
     assert capsys.readouterr().err == "gpu: --parts kernels: flags for the benchmark, which --only tests leaves out\n"
 
 
 def test_pytest_needs_no_plugin() -> None:
     """The folder's settings stand alone: they are collected with the plugins of the development environment off."""
-    (command,) = [found for found in gpu.pytest_commands(sys.executable) if found[-1].endswith("test_jobs.py")]
+    (command,) = [found for found in run_gpu.pytest_commands(sys.executable) if found[-1].endswith("test_jobs.py")]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "BAGPIPE_GPU_REHEARSAL": "1"}
     done = subprocess.run(
         [*command, "--collect-only", "-q"],
