@@ -1,8 +1,8 @@
 """Make the development environment: .venv with exactly one working torch/fbgemm/torchrec trio and pinned tools.
 
-    pyproject (which packages) ┐           the same as in .venv/stamp.json: done
-    tools/constraints.txt      ├─ digest ─┤
-    bagpipe/util/environment.py     ┘           else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
+    pyproject (which packages)  ┐          the same as in .venv/stamp.json: done
+    tools/constraints.txt       ├─ digest ─┤
+    bagpipe/util/environment.py ┘          else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
 
 Standard library only: it runs on the bare machine's Python. CUDA builds when ``nvidia-smi`` is there, CPU builds
 otherwise; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` decides instead. Packages come from wherever pip is configured to look;
@@ -30,7 +30,7 @@ from bagpipe.util.environment import FBGEMM_NAMES, RECOMMENDED  # noqa: E402 (af
 VENV = ROOT / ".venv"
 STAMP = VENV / "stamp.json"
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
-INPUTS = (ROOT / "pyproject.toml", CONSTRAINTS, ROOT / "bagpipe" / "environment.py", Path(__file__).resolve())
+INPUTS = (ROOT / "pyproject.toml", CONSTRAINTS, ROOT / "bagpipe" / "util" / "environment.py", Path(__file__).resolve())
 EXTRAS = ("torchrec-deps", "kernels", "store", "programs", "dev")
 
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 13)

@@ -67,3 +67,7 @@ def test_the_script_runs_on_the_standard_library_alone():
         [sys.executable, "-S", str(SCRIPT)], env={"BAGPIPE_DEVICE": "tpu"}, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (1, "make_venv: BAGPIPE_DEVICE must be cpu or cuda, got 'tpu'\n")
+
+
+def test_every_input_exists():
+    assert [path for path in make_venv.INPUTS if not path.is_file()] == []
