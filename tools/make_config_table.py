@@ -1,4 +1,4 @@
-"""Rewrite the table of keys in docs/configuration.md from the dataclasses: ``python -m tools.make_config_table``.
+"""Write the table of keys in docs/configuration.md from the dataclasses: ``python -m tools.make_config_table``.
 
 bagpipe.config.sections ──config_keys──> one row per key ──between the two markers──> docs/configuration.md
 """

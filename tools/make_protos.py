@@ -1,4 +1,4 @@
-"""Rewrite the generated code of the wire contract: ``python -m tools.make_protos``.
+"""Generate the code of the cacher's wire protocol: ``python -m tools.make_protos``.
 
 bagpipe/client/cacher.proto ──protoc──> cacher_pb2.py, cacher_pb2.pyi, cacher_pb2_grpc.py, committed beside it
 """
@@ -14,7 +14,7 @@ PROTO = Path("bagpipe/client/cacher.proto")
 
 
 def generate(out: Path) -> None:
-    """Write the generated files below a folder. Raises RuntimeError if the contract is not valid."""
+    """Write the generated files below a folder. RuntimeError: the proto file is not valid."""
     from grpc_tools import protoc
 
     arguments: Sequence[str] = (

@@ -1,12 +1,12 @@
-"""Make the development environment: .venv with exactly one working torch/fbgemm/torchrec trio and pinned tools.
+"""Make the development environment: .venv with a working torch/fbgemm/torchrec trio and pinned tools.
 
     pyproject (which packages)  ┐          the same as in .venv/stamp.json: done
     tools/constraints.txt       ├─ digest ─┤
     bagpipe/util/environment.py ┘          else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
 
-Standard library only: it runs on the bare machine's Python. CUDA builds when ``nvidia-smi`` is there, CPU builds
-otherwise; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` decides instead. Packages come from wherever pip is configured to look;
-the PyTorch index is added only when those sources have no CPU build of torch.
+Uses the standard library only, so the system's Python can run it. ``nvidia-smi`` on PATH selects CUDA builds, else CPU
+builds; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` overrides that. Packages come from pip's configured sources; the PyTorch
+index is added only when those have no CPU build of torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for bagpipe.util.environment, which needs the standard library only
+sys.path.insert(0, str(ROOT))  # for bagpipe.util.environment, which imports the standard library only
 
 from bagpipe.util.environment import FBGEMM_NAMES, RECOMMENDED  # noqa: E402 (after the path it needs)
 
@@ -36,17 +36,17 @@ EXTRAS = ("torchrec-deps", "kernels", "store", "programs", "dev")
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 13)
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-#: Seconds without a byte, and tries, before pip gives a source up: an offline machine must not hang for minutes.
+#: Short timeout and few retries: on an offline machine pip fails quickly.
 PIP_PATIENCE = ("--timeout", "20", "--retries", "2")
 
 
 class SetupError(Exception):
-    """The environment cannot be made: one line for the person at the terminal."""
+    """The environment cannot be made. The message is one line."""
 
 
 def main() -> int:
     try:
-        # Two `make` at once: the second waits, then finds the work done.
+        # Of two concurrent `make` the second waits for the first and finds the work done.
         with Path(__file__).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             device = choose_device()
@@ -72,7 +72,7 @@ def choose_device() -> str:
 
 
 def stamp_of(device: str) -> dict[str, str]:
-    """What the environment is made from; equal stamps mean equal environments."""
+    """Device and digest of all inputs. Equal stamps mean equal environments."""
     digest = hashlib.sha256()
     for path in INPUTS:
         content = path.read_bytes()
@@ -89,7 +89,7 @@ def read_stamp() -> dict[str, str] | None:
 
 
 def make_venv(device: str) -> None:
-    """Create .venv, or bring the one that is there up to date."""
+    """Create .venv, or update the existing one."""
     if not PYTHON_FROM <= sys.version_info[:2] < PYTHON_BELOW:
         raise SetupError(f"Python 3.11 or 3.12 is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12")
     STAMP.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def make_venv(device: str) -> None:
 
 
 def venv_python_fits() -> bool:
-    """Whether .venv holds a usable interpreter with pip of a supported version."""
+    """Whether .venv holds a supported Python with pip."""
     if not (VENV / "bin" / "python").exists():
         return False
     done = venv_run(["-c", "import sys, pip; print(*sys.version_info[:2])"])
@@ -123,7 +123,7 @@ def venv_python_fits() -> bool:
 
 
 def remove_other_flavour(device: str) -> None:
-    """Both fbgemm wheels, and both torch builds, write the same files: drop what the other device left."""
+    """Uninstall the other device's builds: both fbgemm wheels, and both torch builds, write the same files."""
     done = venv_run(["-m", "pip", "list", "--format", "json"])
     have = {row["name"].lower().replace("_", "-"): row["version"] for row in json.loads(done.stdout or "[]")}
     unwanted = [name for flavour, name in FBGEMM_NAMES.items() if flavour != device and name in have]
@@ -135,7 +135,7 @@ def remove_other_flavour(device: str) -> None:
 
 
 def install_torch(device: str) -> None:
-    """Install the pinned torch: from pip's configured sources, else with the PyTorch index beside them."""
+    """Install the pinned torch from pip's configured sources; if that fails, also from the PyTorch index."""
     say(f"installing torch {RECOMMENDED.torch} ({device})")
     if device == "cuda":
         return pip_install([f"torch=={RECOMMENDED.torch}"])
@@ -151,7 +151,7 @@ def install_torch(device: str) -> None:
 
 
 def requirements() -> list[str]:
-    """What pyproject.toml asks for, without torch (installed already) and without the project itself."""
+    """Requirements of pyproject.toml, without torch, which is installed separately."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted: list[str] = [item for item in project["dependencies"] if not item.startswith("torch")]
     for extra in EXTRAS:

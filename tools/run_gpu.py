@@ -1,10 +1,11 @@
-"""`make gpu`: the tests of `tests/gpu`, then `benchmarks/gpu`, by an interpreter whose torch sees a CUDA device.
+"""`make gpu`: runs tests/gpu, then benchmarks/gpu, with an interpreter whose torch sees a CUDA device.
 
-    the interpreter named by PYTHON=; else .venv's, python3's: does its torch see one? ──yes──> it, as it is
-                                                               └─ no ─> a card? ──yes──> .venv with CUDA builds
-                                                                                └─ no ─> one line, exit 2
+    PYTHON=, else .venv's, else python3: does its torch see a device? ──yes──> this interpreter, unchanged
+                                         └─ no ─> nvidia-smi on PATH? ──yes──> .venv with CUDA builds
+                                                                      └─ no ─> one line, exit 2
 
-An interpreter is used as it is: nothing is installed into it, and it needs little (`NEEDED`). Standard library only.
+Nothing is installed into an existing interpreter; it needs only the modules in `NEEDED`. This script uses the standard
+library only.
 Exit codes: 0 all passed; 1 a test or a part of the benchmark failed; 2 cannot run here (one line says why).
 """
 
@@ -25,10 +26,10 @@ __all__ = ["NEEDED", "Finding", "benchmark_command", "main", "pytest_commands"]
 ROOT = Path(__file__).resolve().parent.parent
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
 
-#: Modules without which neither tests nor benchmark run.
+#: Modules that tests and benchmark need.
 NEEDED = ("numpy", "torch", "xxhash", "safetensors", "pytest")
 
-#: For one file of tests, or the benchmark.
+#: Timeout of one test file, and of the benchmark.
 TIMEOUT_S = 1200
 
 _PROBE = f"""
@@ -45,13 +46,13 @@ print(json.dumps({{"missing": missing, "sees_device": sees_device, "fits": fits}
 
 @dataclass(frozen=True)
 class Finding:
-    """What an interpreter has.
+    """What an interpreter offers.
 
     Attributes:
         python: its path.
-        missing: of `NEEDED`.
-        sees_device: its torch sees a CUDA device.
-        fits: it is Python 3.11 or 3.12.
+        missing: modules of `NEEDED` that it lacks.
+        sees_device: whether its torch sees a CUDA device.
+        fits: whether it is Python 3.11 or 3.12.
     """
 
     python: str
@@ -60,7 +61,7 @@ class Finding:
     fits: bool
 
     def problem(self) -> str | None:
-        """Why it cannot be used, whatever the device; None: it can."""
+        """Why it cannot be used on any device. None: it can be used."""
         if not self.fits:
             return f"{self.python} is not Python 3.11 or 3.12"
         if self.missing:
@@ -70,7 +71,7 @@ class Finding:
 
 
 def probe(python: str) -> Finding:
-    """Ask an interpreter. One that cannot even answer has nothing."""
+    """Ask an interpreter. One that does not answer lacks everything."""
     done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, check=False)
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
@@ -82,10 +83,10 @@ def probe(python: str) -> Finding:
 
 
 def choose(candidates: Sequence[str], *, rehearse: bool) -> str:
-    """The first interpreter that can be used as it is; else a .venv made for the card.
+    """The first usable interpreter; else a new .venv with CUDA builds.
 
     Raises:
-        SystemExit: 2, after one line: there is none, and no card to make one for.
+        SystemExit: 2, after one line: no interpreter is usable, and there is no CUDA device to make one for.
     """
     found = [probe(python) for python in candidates]
     for finding in found:
@@ -98,14 +99,14 @@ def choose(candidates: Sequence[str], *, rehearse: bool) -> str:
         _give_up("; ".join(finding.problem() or "" for finding in found))
     if shutil.which("nvidia-smi") is None:
         _give_up("no CUDA device here (torch sees none, and there is no nvidia-smi); ARGS=--rehearse runs on the CPU")
-    return _made()
+    return _make_venv()
 
 
-def _made() -> str:
-    """A .venv with CUDA builds. It need not be whole: tests and benchmark do without torchrec and fbgemm.
+def _make_venv() -> str:
+    """A .venv with CUDA builds. It can lack torchrec and fbgemm, which tests and benchmark do not need.
 
     Raises:
-        SystemExit: 2, after one line: it cannot be used.
+        SystemExit: 2, after one line: the .venv cannot be used.
     """
     command = [sys.executable, str(ROOT / "tools" / "make_venv.py")]
     subprocess.run(command, env={**os.environ, "BAGPIPE_DEVICE": "cuda"}, check=False)
@@ -126,9 +127,9 @@ def _give_up(line: str) -> None:
 
 
 def pytest_commands(python: str) -> list[list[str]]:
-    """pytest on the folder's own settings, and without the conftest of the whole suite, which needs its packages.
+    """pytest with the settings of tests/gpu, without the suite's conftest, which needs more packages.
 
-    Each file in a process of its own: after one wrong access a process can do nothing more on its card.
+    Each file runs in a process of its own: an illegal memory access ends a process's use of the device.
     """
     folder = ROOT / "tests" / "gpu"
     settings = ["-c", str(folder / "pytest.ini"), "--rootdir", str(ROOT), "--confcutdir", str(folder)]
@@ -141,16 +142,17 @@ def benchmark_command(python: str, arguments: Sequence[str], *, rehearse: bool) 
 
 
 def environment(rehearse: bool) -> Mapping[str, str]:
-    """PYTHONPATH is kept: it may be where an interpreter that cannot be written to finds its packages.
+    """Environment variables of the commands.
 
-    cuBLAS gets a fixed workspace, as in a training job (`trainer.process.settle_device`).
+    PYTHONPATH is kept: a read-only interpreter can find its packages there. cuBLAS gets a fixed workspace, as in a
+    training job (`trainer.process.settle_device`).
     """
     workspace = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return {**workspace, **os.environ, **({"BAGPIPE_GPU_REHEARSAL": "1"} if rehearse else {})}
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Its exit code, 124 where it takes too long: a kernel that never ends must not hold up the rest."""
+    """The exit code; 124 after `TIMEOUT_S`, so that a kernel that never ends does not stop the rest."""
     try:
         return subprocess.run(command, cwd=ROOT, env=variables, check=False, timeout=TIMEOUT_S).returncode
     except subprocess.TimeoutExpired:
@@ -161,8 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make gpu", description="Tests on a CUDA device, then the benchmark. Other flags go to the benchmark."
     )
-    parser.add_argument("--this-python", action="store_true", help="use the interpreter that runs this, or none")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, tiny sizes: shows that it all runs")
+    parser.add_argument("--this-python", action="store_true", help="use only the interpreter that runs this script")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU: shows that everything runs")
     parser.add_argument("--only", choices=("tests", "benchmark"), help="one of the two")
     flags, rest = parser.parse_known_args(argv)
     if rest and flags.only == "tests":
