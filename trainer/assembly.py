@@ -1,21 +1,24 @@
 """A job's parts, from its configuration: what is trained (`Trainee`) and what trains it (`Engine`). Opens nothing.
 
 config, data schema ──build_trainee──> model, row schema, what to plan for
-                          └── store opened for the row schema ──build_engine──> Engine
+    build_cache, build_dense, build_average ──┐
+    store opened for the row schema ──────────┴──build_engine──> Engine
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.config.sections import Config
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
-from bagpipe.distributed.interface import StageLinks
+from bagpipe.distributed.interface import Peers, StageLinks
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
@@ -24,14 +27,17 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
-from bagpipe.training.engine import Engine, EngineSettings
+from bagpipe.training.dense import DensePart, GradientSum, WholeDense
+from bagpipe.training.engine import Engine, EngineSettings, WrittenRows
+from bagpipe.training.staged_dense import StagedDense
+from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, precision_of
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 from trainer.stages import StagedJob, stage_model
 
-__all__ = ["Trainee", "build_engine", "build_trainee"]
+__all__ = ["Trainee", "build_average", "build_cache", "build_dense", "build_engine", "build_trainee"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,60 +103,120 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
     return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec, dense=dense, stages=stages)
 
 
-def build_engine(
+def build_cache(trainee: Trainee) -> RowCache:
+    """An empty cache, which the model's embedding modules read from now on."""
+    config = trainee.config
+    device = torch.device(config.run.device)
+    cache = RowCache(
+        trainee.rows,
+        config.cache.rows,
+        device,
+        prefetch_depth=config.cache.prefetch_depth,
+        kernels=select_kernels(trainee.rows, device, config.run.kernels),
+    )
+    trainee.converted.bind(cache)
+    return cache
+
+
+def build_dense(
     trainee: Trainee,
-    store: Store,
-    trace: Trace | None = None,
     *,
     rank: int = 0,
     links: StageLinks | None = None,
     reduce: Callable[[int], None] | None = None,
+    replicas: GradientSum | None = None,
+) -> DensePart:
+    """The dense part, whole or in stages.
+
+    Args:
+        trainee: what is trained.
+        rank: of the job.
+        links: with stages, to the other processes of a pipeline's replica.
+        reduce: with stages, sums a stage's gradients over the ranks that hold it.
+        replicas: without stages, sums the gradients over the ranks.
+
+    Raises:
+        InputError: a growing loss scale is asked for where batches cannot be left out.
+    """
+    config, model = trainee.config, trainee.converted.model
+    optimizer = dense_optimizer(model.parameters(), config.optim)
+    if trainee.stages is None:
+        return WholeDense(
+            model=model,
+            optimizer=optimizer,
+            executor=trainee.dense,
+            skips=config.run.nonfinite == "skip",
+            replicas=replicas,
+        )
+    pipeline = DensePipeline(
+        staged=trainee.stages.staged,
+        mesh=trainee.stages.mesh,
+        rank=rank,
+        make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim),
+        dtype=TORCH_DTYPE[config.run.dtype],
+        device=torch.device(config.run.device),
+        seed=config.run.seed,
+        links=links,
+        reduce=reduce,
+    )
+    return StagedDense(
+        pipeline=pipeline,
+        optimizer=optimizer,
+        precision=trainee.dense.precision,
+        read_ahead=config.cache.read_ahead,
+    )
+
+
+def build_average(trainee: Trainee, dense: DensePart) -> WeightAverage | None:
+    """The average of the dense weights, if one is asked for; after the ranks' models have been made equal."""
+    decay = trainee.config.optim.ema_decay
+    return WeightAverage(dense, decay) if decay else None
+
+
+def build_engine(
+    trainee: Trainee,
+    store: Store,
+    *,
+    cache: RowCache | None = None,
+    dense: DensePart | None = None,
+    average: WeightAverage | None = None,
+    trace: Trace | None = None,
+    peers: Peers | None = None,
+    claim: Callable[[], bool] | None = None,
+    recorder: Recorder | None = None,
+    known: WrittenRows | None = None,
+    wake: Callable[[], object] | None = None,
 ) -> Engine:
-    """An engine with an empty cache over an open store whose schema is `trainee.rows`.
+    """An engine over an open store whose schema is `trainee.rows`.
 
     Args:
         trainee: what is trained.
         store: open.
-        trace: records every action.
-        rank: of the job.
-        links: to the other processes of a pipeline's replica.
-        reduce: sums a stage's gradients over the ranks that hold it.
+        cache, dense: of `build_cache` and `build_dense`; default: those of a job of one rank.
+        average: of `build_average`.
+        trace, peers, claim, recorder, known, wake: see `Engine`.
     """
     config = trainee.config
-    device = torch.device(config.run.device)
-    pipeline: DensePipeline | None = None
-    if trainee.stages is not None:
-        pipeline = DensePipeline(
-            staged=trainee.stages.staged,
-            mesh=trainee.stages.mesh,
-            rank=rank,
-            make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim),
-            dtype=TORCH_DTYPE[config.run.dtype],
-            device=device,
-            seed=config.run.seed,
-            links=links,
-            reduce=reduce,
-        )
-    kernels = select_kernels(trainee.rows, device, config.run.kernels)
-    cache = RowCache(
-        trainee.rows, config.cache.rows, device, prefetch_depth=config.cache.prefetch_depth, kernels=kernels
-    )
-    trainee.converted.bind(cache)
+    evaluates_averaged = average is not None and config.optim.ema_evaluate
     return Engine(
-        model=trainee.converted.model,
         layout=trainee.converted.layout,
-        cache=cache,
+        cache=build_cache(trainee) if cache is None else cache,
         store=store,
-        optimizer=dense_optimizer(trainee.converted.model.parameters(), config.optim),
+        dense=build_dense(trainee) if dense is None else dense,
         prepare=InputMaker(trainee.data),
         settings=EngineSettings(
             prefetch_depth=config.cache.prefetch_depth,
             read_ahead=config.cache.read_ahead,
             rows_lr=config.optim.rows_lr,
             eps=config.optim.eps,
-            nonfinite="skip" if config.run.nonfinite == "skip" else "stop",
+            skips_nonfinite=config.run.nonfinite == "skip",
         ),
         trace=trace,
-        pipeline=pipeline,
-        dense=trainee.dense,
+        peers=peers,
+        claim=claim,
+        recorder=recorder,
+        known=known,
+        wake=wake,
+        parts=() if average is None else (average,),
+        evaluates_with=average.swapped_in if average is not None and evaluates_averaged else nullcontext,
     )

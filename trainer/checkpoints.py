@@ -11,7 +11,7 @@ A job without `checkpoint.dir` is fenced too, and closes its logs now and then s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.dense_state import check_model, combine, load, restore_random_state
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
@@ -31,7 +32,9 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
-from bagpipe.training.engine import Engine
+from bagpipe.training.dense import DensePart
+from bagpipe.training.engine import WrittenRows
+from bagpipe.training.part import LoopPart
 from trainer.beginning import Beginning, JobFacts, begin, note, place_of
 from trainer.ranks import Ranks
 
@@ -52,18 +55,29 @@ class Checkpoints:
         ranks: its ranks.
         facts: what the checkpoints are compared with.
         store: open.
+        cache: the rows.
+        dense: the dense part; its models are equal on all ranks.
+        parts: further parts of the training loop that keep tensors.
 
     Attributes:
         beginning: where the job begins.
-        recorder: for the engine; made by `connect`.
+        recorder: for the engine.
 
     Raises:
         InputError, StoreError: see `trainer.beginning.begin`.
     """
 
-    recorder: Recorder
-
-    def __init__(self, config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> None:
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        facts: JobFacts,
+        store: Store,
+        *,
+        cache: RowCache,
+        dense: DensePart,
+        parts: Sequence[LoopPart] = (),
+    ) -> None:
         self._config = config
         self._ranks = ranks
         self._facts = facts
@@ -83,8 +97,14 @@ class Checkpoints:
         self._watch: Ledger | None = None
         self._has_claimed = False
         self._is_suspect = False
+        self._dense = dense
+        self._parts = tuple(parts)
+        self._device = cache.device
+        self.recorder = self._make_recorder(cache)
 
     def __enter__(self) -> Self:
+        self._stack.enter_context(self.recorder)
+        self._restore()
         return self
 
     def __exit__(
@@ -118,59 +138,62 @@ class Checkpoints:
         checkpoint = self.beginning.checkpoint
         return checkpoint.manifest.reader_state if checkpoint is not None else None
 
-    def connect(self, engine: Engine) -> None:
-        """Have the engine claim, record and know what exists. Opens the recorder: it lives as long as this.
-
-        Raises:
-            InputError: the model has state that no checkpoint can hold.
-        """
-        checkpoint, rank = self.beginning.checkpoint, self._ranks.rank
-        if checkpoint is None:
-            self.recorder = Recorder(rank=rank, every=_CLOSE_EVERY, on_part=self._close_logs, inspect=self._inspect)
-        else:
+    def _make_recorder(self, cache: RowCache) -> Recorder:
+        checkpoint, rank, peers = self.beginning.checkpoint, self._ranks.rank, self._ranks.peers
+        places = None
+        every, on_part = _CLOSE_EVERY, self._close_logs
+        if checkpoint is not None:
             folder, generation = self.beginning.folder, self.beginning.generation
             assert folder is not None, "there is a checkpoint"
-            check_model(engine.model)
-            self.recorder = Recorder(
-                rank=rank,
-                every=self._config.checkpoint.every,
-                first_batch=self.first_batch,
-                places=CheckpointPaths(
-                    generation=folder.generation_folder(generation),
-                    step=lambda step: folder.step_folder(generation, step),
-                ),
-                on_part=self._publish,
-                inspect=self._inspect,
-            )
+            check_model(self._dense.model)
             self._publisher = self._make_publisher(folder, checkpoint.manifest.lineage)
-        engine.claim = self.claim
-        engine.recorder = self.recorder
-        self.recorder.bind(engine)
-        engine.known = self.knows if self.beginning.parts else None
-        self._stack.enter_context(self.recorder)
+            every, on_part = self._config.checkpoint.every, self._publish
+            places = CheckpointPaths(
+                generation=folder.generation_folder(generation),
+                step=lambda step: folder.step_folder(generation, step),
+            )
+        return Recorder(
+            rank=rank,
+            every=every,
+            first_batch=self.first_batch,
+            places=places,
+            on_part=on_part,
+            inspect=self._inspect,
+            cache=cache,
+            store=self._store,
+            dense=self._dense,
+            read_ahead=self._config.cache.read_ahead,
+            report=peers.report if peers is not None else None,
+        )
 
-    def restore(self, engine: Engine) -> None:
-        """Load the dense part; after the ranks' models have been made equal.
+    @property
+    def known(self) -> WrittenRows | None:
+        """Which rows the checkpoint has, and the store must therefore have; None: everything is initial."""
+        return self._knows if self.beginning.parts else None
+
+    def _restore(self) -> None:
+        """Load the dense part, and what other parts keep.
 
         Raises:
             InputError: it is of another model, or cannot be read.
         """
-        checkpoint = self.beginning.checkpoint
+        checkpoint, dense = self.beginning.checkpoint, self._dense
         if checkpoint is None or not self.beginning.parts:
             return
         rank = self._ranks.rank
         has_own = rank < len(self.beginning.parts)
         parts = list(self.beginning.parts)
         # Where nothing was cut into stages each part is whole, and buffers may be each rank's own.
-        parts = [parts.pop(rank if has_own else 0), *(parts if engine.pipeline is not None else ())]
+        parts = [parts.pop(rank if has_own else 0), *(parts if dense.is_staged else ())]
         try:
             state = combine(load(checkpoint.folder, part.dense) for part in parts)
         except BrokenCheckpoint as error:
             raise InputError(str(error)) from None
-        pipeline = engine.pipeline
-        state.restore(engine.model, *((engine.optimizer,) if pipeline is None else pipeline.optimizers.values()))
+        state.restore(dense.model, *(piece.optimizer for piece in dense.pieces.values() if piece.optimizer is not None))
+        for part in self._parts:
+            part.load_tensors(state.of_part(part.name))
         if has_own:
-            restore_random_state(state.rng(), engine.cache.device)
+            restore_random_state(state.rng(), self._device)
 
     def carried(self) -> Mapping[str, Any]:
         """What this rank goes on counting from."""
@@ -181,7 +204,7 @@ class Checkpoints:
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
-    def knows(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _knows(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the checkpoint has each row."""
         assert self._rows is not None, "there is a checkpoint"
         return self._rows.contains(table, ids)

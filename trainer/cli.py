@@ -13,7 +13,7 @@ from bagpipe.config.load import Option, parse_config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
-from bagpipe.util.program import run_program
+from bagpipe.util.program import exiting
 from trainer.process import follow_launcher, settle_device, settle_process
 
 __all__ = ["main"]
@@ -28,8 +28,31 @@ _EXPORT = "export"
 
 def main() -> None:
     """Run the program and exit with its code."""
-    is_export = sys.argv[1:2] == [_EXPORT]
-    sys.exit(run_program(_export, sys.argv[2:]) if is_export else run_program(_train))
+    with exiting():
+        argv = sys.argv[1:]
+        if argv[:1] == [_EXPORT]:
+            _export(argv[1:])
+            return
+        options = (Option(flag="--result", help="write the result as one JSON object"),)
+        command_line = parse_config(argv, "python -m trainer", options)
+        config = command_line.config
+        # Before anything imports torchrec: with a wrong set of packages that import fails with an unreadable error.
+        check_environment(config.run.device)
+        # While batches are trained both signals ask for a clean stop (`StopOnSignals`); before and after, they unwind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _leave)
+        logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
+        settle_process()
+        place = Membership.from_environment()
+        settle_device(config.run.device, 1 if place is None else place.world_size)
+        if place is None:
+            follow_launcher()
+        from trainer.job import run_job
+
+        result = run_job(config, place=place, result_path=command_line.options["result"])
+        if place is None or place.rank == 0:
+            sys.stdout.write("\n".join(result.lines()) + "\n")
+        sys.exit(EXIT_INTERRUPTED if result.stopped else EXIT_DONE)
 
 
 def _export(argv: Sequence[str]) -> None:
@@ -38,29 +61,6 @@ def _export(argv: Sequence[str]) -> None:
     from trainer.export import export
 
     export(argv)
-
-
-def _train(argv: Sequence[str]) -> int:
-    options = (Option(flag="--result", help="write the result as one JSON object"),)
-    command_line = parse_config(argv, "python -m trainer", options)
-    config = command_line.config
-    # Before anything imports torchrec: with a wrong set of packages that import fails with an unreadable error.
-    check_environment(config.run.device)
-    # While batches are trained both signals ask for a clean stop (`StopOnSignals`); before and after, they unwind.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
-    logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
-    settle_process()
-    place = Membership.from_environment()
-    settle_device(config.run.device, 1 if place is None else place.world_size)
-    if place is None:
-        follow_launcher()
-    from trainer.job import run_job
-
-    result = run_job(config, place=place, result_path=command_line.options["result"])
-    if place is None or place.rank == 0:
-        sys.stdout.write("\n".join(result.lines()) + "\n")
-    return EXIT_INTERRUPTED if result.stopped else EXIT_DONE
 
 
 def _is_no_tracing_note(record: logging.LogRecord) -> bool:

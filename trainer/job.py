@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,15 @@ from bagpipe.distributed.membership import Membership
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.ir.loop_builder import sort_lanes
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.digest import dense_digest, embedding_digest
-from bagpipe.training.engine import Engine
+from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import PhaseResult
+from bagpipe.training.weight_average import WeightAverage
 from bagpipe.util.outputs import check_folder, check_writable
-from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.assembly import Trainee, build_average, build_cache, build_dense, build_engine, build_trainee
 from trainer.beginning import JobFacts, result_settings
 from trainer.checkpoints import Checkpoints
 from trainer.devices import (
@@ -52,11 +54,6 @@ from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["OpenJob", "open_job", "run_job"]
 
-#: Lanes of the trace from the first to touch a batch to the last: before those that compute, and after; with several
-#: ranks.
-_TRACE_LANES = (("oracle", "data", "net-in", "copy"), ("net-out",))
-_TRACE_LANES_OF_RANKS = (("oracle", "data", "net-in", "copy", "pull"), ("push", "net-out", "ack"))
-
 #: How long a job tries to reach the cacher it has started: a connection on one machine, with a busy one in mind.
 OWN_CACHER_TIMEOUT_S = 5.0
 
@@ -71,8 +68,9 @@ class OpenJob:
         store: where its rows live; its schema record has been compared.
         engine: what trains it.
         checkpoints: what it resumes from, and what it records.
-        dense: sums the dense gradients; None on one rank, and with stages.
+        replicas: sums the dense gradients; None on one rank, and with stages.
         held: the stages and who holds them; empty on one rank, and without stages.
+        average: of the dense weights; None: not asked for.
         continued: the namespace held a schema record already, so its rows are where training starts from.
     """
 
@@ -81,14 +79,26 @@ class OpenJob:
     store: Store
     engine: Engine
     checkpoints: Checkpoints
-    dense: DenseParallel | None
+    replicas: DenseParallel | None
     held: tuple[HeldStage, ...]
+    average: WeightAverage | None
     continued: bool
 
     @property
     def spec(self) -> OracleSpec:
         """What the cacher is asked to plan for."""
         return self.trainee.spec
+
+    def batches(self) -> Iterator[RankBatch]:
+        """What is to be trained, from where the job begins."""
+        checkpoints = self.checkpoints
+        return self.source.batches(
+            "train",
+            self.spec,
+            max_steps=self.trainee.config.run.steps,
+            first_batch=checkpoints.first_batch,
+            reader_state=checkpoints.reader_state,
+        )
 
 
 def run_job(config: Config, *, place: Membership | None = None, result_path: str = "") -> Result:
@@ -104,82 +114,72 @@ def run_job(config: Config, *, place: Membership | None = None, result_path: str
             batches before it are trained and written back.
         StoreError, JobError: the job failed. PeerError: another rank did.
     """
-    own = config_of_rank(config, place)
-    _check(own, place, result_path)
-    torch.set_num_threads(own.run.threads)
+    common, config = common_settings(config), config_of_rank(config, place)
+    _check(config, place, result_path)
+    torch.set_num_threads(config.run.threads)
     # torch's default, which some images change by a variable: no TF32, so that devices agree within rounding.
     torch.set_float32_matmul_precision("highest")
-    with open_ranks(place, timeout_s=own.run.peer_timeout_s, device=own.run.device) as ranks, ExitStack() as stack:
-        try:
-            check_same(ranks, common_settings(config), "configurations")
-            return _run(own, ranks, stack, result_path)
-        except BaseException as error:
-            # Before the stack unwinds: what this rank had started for others is gone then.
-            ranks.report(error)
-            raise
+    with (
+        open_ranks(place, timeout_s=config.run.peer_timeout_s, device=config.run.device) as ranks,
+        ExitStack() as stack,
+    ):
+        # Innermost: other ranks hear of an error before what this rank had started for them is gone.
+        with ranks.reporting():
+            check_same(ranks, common, "configurations")
+            job = open_job(config, ranks, stack, Trace() if config.run.trace else None)
+            start_s = time.monotonic()
+            with _shown(job, ranks) as on_batch:
+                trained = job.engine.train(
+                    job.batches(),
+                    first_batch=job.checkpoints.first_batch,
+                    carried=job.checkpoints.carried(),
+                    on_batch=on_batch,
+                )
+            return _finish(job, ranks, trained, time.monotonic() - start_s, result_path)
 
 
-def _run(config: Config, ranks: Ranks, stack: ExitStack, result_path: str) -> Result:
-    trace = Trace() if config.run.trace else None
-    parts = open_job(config, ranks, stack, trace)
-    checkpoints = parts.checkpoints
-    carried = checkpoints.carried()
-    start_s = time.monotonic()
-    label = "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})"
-    with ExitStack() as shown:
-        if ranks.is_first:
-            reporter = ProgressReporter(
-                config.run.tensorboard,
-                label,
-                shows_loss=has_losses(parts.trainee.stages, ranks.rank),
-                samples=carried.get("samples", 0),
-                streams=parts.engine.cache.streams,
-            )
-            parts.engine.on_batch = shown.enter_context(reporter)
-        trained = parts.engine.train(_batches(parts), first_batch=checkpoints.first_batch, carried=carried)
-        parts.engine.on_batch = None
-    seconds = time.monotonic() - start_s
+@contextmanager
+def _shown(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
+    """Progress on the terminal of rank 0."""
+    if not ranks.is_first:
+        yield None
+        return
+    config = job.trainee.config
+    reporter = ProgressReporter(
+        config.run.tensorboard,
+        "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})",
+        shows_loss=has_losses(job.trainee.stages, ranks.rank),
+        samples=job.checkpoints.carried().get("samples", 0),
+        streams=job.engine.cache.streams,
+    )
+    with reporter as on_batch:
+        yield on_batch
+
+
+def _finish(job: OpenJob, ranks: Ranks, trained: PhaseResult, seconds: float, result_path: str) -> Result:
+    """Everything after training: equal models on all ranks, evaluation, trace, digests, result."""
+    config, checkpoints, engine = job.trainee.config, job.checkpoints, job.engine
     _raise_input_error(trained)
     checkpoints.claim_if_resumed()
-    if parts.dense is not None:
-        parts.dense.share_buffers()
-    if parts.held and ranks.peers is not None:
-        share_stages(parts.held, parts.engine.optimizer, ranks.peers.dense, ranks.gather)
-    metrics, stopped = _evaluate(parts, ranks, trained)
-    if trace is not None:
-        path = path_of_rank(config.run.trace, ranks.rank)
-        trace.write(path, process=f"rank {ranks.rank}", lanes=_trace_lanes(parts, ranks))
-    digest = dense_digest(parts.engine.model, parts.engine.optimizer)
-    samples_before = carried.get("samples", 0)
+    if job.replicas is not None:
+        job.replicas.share_buffers()
+    if job.held and ranks.peers is not None:
+        share_stages(job.held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
+        if job.average is not None:
+            job.average.share(job.held, ranks.peers.dense)
+    metrics, stopped = _evaluate(job, ranks, trained)
+    if engine.trace is not None:
+        lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
+        engine.trace.write(path_of_rank(config.run.trace, ranks.rank), process=f"rank {ranks.rank}", lanes=lanes)
+    digest = dense_digest(engine.dense.model, engine.dense.optimizer)
+    samples_before = checkpoints.carried().get("samples", 0)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
-    result = _result(parts, ranks, totals, metrics, stopped=stopped)
+    result = _result(job, ranks, totals, metrics, stopped=stopped)
     if result_path and ranks.is_first:
         result.write(result_path)
     # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
     ranks.gather(None)
     return result
-
-
-def _batches(parts: OpenJob) -> Iterator[RankBatch]:
-    checkpoints = parts.checkpoints
-    return parts.source.batches(
-        "train",
-        parts.spec,
-        max_steps=parts.trainee.config.run.steps,
-        first_batch=checkpoints.first_batch,
-        reader_state=checkpoints.reader_state,
-    )
-
-
-def _trace_lanes(parts: OpenJob, ranks: Ranks) -> tuple[str, ...]:
-    before, after = _TRACE_LANES if ranks.peers is None else _TRACE_LANES_OF_RANKS
-    pipeline = parts.engine.pipeline
-    if pipeline is None:
-        return (*before, "compute", *after)
-    reduce = f"reduce{pipeline.process}"
-    # The held-out examples are scored by the whole model, in the lane "compute".
-    compute = (*pipeline.step.lanes_of(pipeline.process), "compute")
-    return (*before, *compute, *((reduce,) if reduce in pipeline.step.program.lanes else ()), *after)
 
 
 def _check(config: Config, place: Membership | None, result_path: str) -> None:
@@ -245,23 +245,44 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     is_there = store.check(reloads=bool(config.checkpoint.dir))
     peers = ranks.peers
     held: tuple[HeldStage, ...] = ()
-    dense = None
+    cache = build_cache(trainee)
+    replicas: DenseParallel | None = None
     if peers is None:
-        engine = build_engine(trainee, store, trace)
+        dense = build_dense(trainee)
     else:
         check_same(ranks, _shapes(trainee), "models")
+        model = trainee.converted.model
         held, links, reduce = open_stages(trainee.stages, peers)
-        engine = build_engine(trainee, store, trace, rank=ranks.rank, links=links, reduce=reduce)
         if trainee.stages is None:
-            dense = stack.enter_context(DenseParallel(engine.model, engine.optimizer, peers.dense))
-            engine.settle = dense.settle
+            replicas = stack.enter_context(DenseParallel(model, peers.dense))
         else:
-            share_model(engine.model, peers.dense)
-        engine.peers = peers
-    checkpoints = stack.enter_context(Checkpoints(config, ranks, _facts(trainee, source, ranks), store))
-    checkpoints.connect(engine)
-    checkpoints.restore(engine)
-    engine.wake = source.interrupt
+            share_model(model, peers.dense)
+        dense = build_dense(trainee, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
+    average = build_average(trainee, dense)
+    checkpoints = stack.enter_context(
+        Checkpoints(
+            config,
+            ranks,
+            _facts(trainee, source, ranks),
+            store,
+            cache=cache,
+            dense=dense,
+            parts=() if average is None else (average,),
+        )
+    )
+    engine = build_engine(
+        trainee,
+        store,
+        cache=cache,
+        dense=dense,
+        average=average,
+        trace=trace,
+        peers=peers,
+        claim=checkpoints.claim,
+        recorder=checkpoints.recorder,
+        known=checkpoints.known,
+        wake=source.interrupt,
+    )
     ranks.listen(engine.abort)
     return OpenJob(
         source=source,
@@ -269,8 +290,9 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         store=store,
         engine=engine,
         checkpoints=checkpoints,
-        dense=dense,
+        replicas=replicas,
         held=held,
+        average=average,
         continued=is_there and not config.checkpoint.dir,
     )
 
@@ -304,12 +326,12 @@ def _shapes(trainee: Trainee) -> dict[str, Any]:
     return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
 
 
-def _evaluate(parts: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
+def _evaluate(job: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
     """Metrics of all held-out examples, at rank 0, and whether the job was interrupted by then. Half is none."""
-    if trained.report.stopped or not parts.trainee.config.data.eval_fraction:
+    if trained.report.stopped or not job.trainee.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
     metrics = BinaryMetrics()
-    evaluated = parts.engine.evaluate(parts.source.batches("eval", parts.trainee.eval_spec), metrics.add)
+    evaluated = job.engine.evaluate(job.source.batches("eval", job.trainee.eval_spec), metrics.add)
     _raise_input_error(evaluated)
     if evaluated.report.stopped:
         return BinaryMetrics(), True
@@ -321,14 +343,14 @@ def _raise_input_error(phase: PhaseResult) -> None:
         raise phase.input_error
 
 
-def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics, *, stopped: bool) -> Result:
+def _result(job: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics, *, stopped: bool) -> Result:
     """The job's result, the same at every rank; rank 0 alone reads the store and knows all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     found = None
     if ranks.is_first:
         quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
-        found = {**quality, "embedding_digest": embedding_digest(parts.store)}
-        parts.checkpoints.check_rows()  # afterwards: what is gone now may have been gone for the digest
+        found = {**quality, "embedding_digest": embedding_digest(job.store)}
+        job.checkpoints.check_rows()  # afterwards: what is gone now may have been gone for the digest
     return Result(
         **ranks.share(found),
         steps=totals.steps,
@@ -344,12 +366,12 @@ def _result(parts: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetric
         step_s_p50=totals.step_s_p50,
         dense_digest=totals.dense_digest,
         peak_rss_bytes=totals.peak_rss_bytes,
-        skipped_rows=parts.source.skipped_rows(),
+        skipped_rows=job.source.skipped_rows(),
         skipped_batches=totals.skipped_batches,
         loss_scale=totals.loss_scale,
-        resumed_from=parts.checkpoints.resumed_from,
-        checkpoints=parts.checkpoints.num_published,
+        resumed_from=job.checkpoints.resumed_from,
+        checkpoints=job.checkpoints.num_published,
         checkpoint_stall_s=totals.checkpoint_stall_s,
         stopped=stopped,
-        continued=parts.continued,
+        continued=job.continued,
     )

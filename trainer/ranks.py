@@ -64,10 +64,15 @@ class Ranks:
             return values
         return torch.cat([values.new_empty(0), *self.peers.collect(values)])
 
-    def report(self, error: BaseException) -> None:
-        """Tell the others that this rank ends with `error`."""
-        if self.peers is not None:
-            self.peers.report(error)
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Tell the others of an error that leaves the block, before anything else is done about it."""
+        try:
+            yield
+        except BaseException as error:
+            if self.peers is not None:
+                self.peers.report(error)
+            raise
 
     def listen(self, on_failure: Callable[[BaseException], None]) -> None:
         """Hear of other ranks' failures, from another thread."""

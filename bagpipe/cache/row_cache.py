@@ -32,7 +32,8 @@ from bagpipe.kernels.interface import Gradients, Kernels, RowStep, RowView
 from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
-from bagpipe.pipeline.stream import Streams, open_streams
+from bagpipe.pipeline.devices import open_streams
+from bagpipe.pipeline.stream import Streams
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable
 

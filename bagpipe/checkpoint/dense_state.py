@@ -5,6 +5,7 @@ model, optimizer ──capture──> DenseCopy ──get──> DenseState ─�
 model.<name>              parameters and buffers, by the model's own names
 optim.<name>.<state>      optimizer state of a parameter; what is no tensor is in the file's metadata, as JSON
 rng.<name>                states of random number generators
+part.<part>.<name>        tensors that other parts of the loop keep (weight averages)
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
     "save_tensors",
 ]
 
-_MODEL, _OPTIM, _RNG = "model.", "optim.", "rng."
+_MODEL, _OPTIM, _RNG, _PART = "model.", "optim.", "rng.", "part."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,6 +67,11 @@ class DenseState:
     def rng(self) -> dict[str, Tensor]:
         """Random states by name, as `random_state` gave them."""
         return {name.removeprefix(_RNG): state for name, state in self.tensors.items() if name.startswith(_RNG)}
+
+    def of_part(self, part: str) -> dict[str, Tensor]:
+        """Tensors of a part of the loop, by name."""
+        prefix = f"{_PART}{part}."
+        return {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
 
     def save(self, folder: Path, rank: int) -> FileEntry:
         """Write ``dense-<rank>.safetensors``, durable. Raises OSError if the file system refuses."""
@@ -132,6 +138,7 @@ def capture(
     *optimizers: torch.optim.Optimizer,
     only: Collection[str] | None = None,
     rng: Mapping[str, Tensor] | None = None,
+    parts: Mapping[str, Tensor] | None = None,
 ) -> DenseCopy:
     """Copy the dense state to the host, as the current stream will have left it; see `copy_to_host`.
 
@@ -141,6 +148,7 @@ def capture(
         optimizers: of its parameters; each parameter's state is with one of them.
         only: names of the parameters and buffers to copy, with their optimizer state; None: all.
         rng: random states to keep with it, by name.
+        parts: tensors of other parts of the loop, by ``part.name``.
 
     Raises:
         InputError: a module has extra state of its own, which only a pickle could hold.
@@ -165,6 +173,8 @@ def capture(
                     raise InputError(f"optimizer state {state!r} of {name!r} is a {type(value).__name__}, not a tensor")
     for name, value in (rng or {}).items():
         tensors[_RNG + name] = value
+    for name, value in (parts or {}).items():
+        tensors[_PART + name] = value
     return DenseCopy(tensors=copy_to_host(streams, tensors), values=values)
 
 

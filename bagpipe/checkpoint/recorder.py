@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from bagpipe.checkpoint.recorded import RecordedDense, RecordedRun
 from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, OnPart, PendingCheckpoint, SnapshotSink
 from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.store.interface import WriteRequest
 from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.optim import Optimizer
+    from bagpipe.cache.row_cache import RowCache
+    from bagpipe.store.interface import Store
 
-    from bagpipe.cache.staging import PendingTensor
-    from bagpipe.training.engine import Engine
-
-__all__ = ["BACKLOG_BYTES", "NoRecorder", "Recorder"]
+__all__ = ["BACKLOG_BYTES", "Recorder"]
 
 #: Bytes of rows that may wait to be written before lanes wait too.
 BACKLOG_BYTES = 256 << 20
@@ -49,58 +47,8 @@ _MAX_DENSE = 2
 _INSPECT_EVERY = 50
 
 
-class NoRecorder:
-    """In the place of a recorder where there is none."""
-
-    stall_s = 0.0
-
-    def watch(self, check: Callable[[int], None]) -> None:
-        """Training begins. Before a checkpoint leaves, a thread calls ``check(step)``: it raises if a batch was bad."""
-
-    def before_forward(self, b: int, loss_sum: Tensor) -> None:
-        """Batch b is about to be computed by the whole model; `loss_sum` is that of the batches before."""
-
-    def before_instance(self, stage: int, instance: int, b: int, loss_sum: Tensor) -> None:
-        """A stage instance is about to begin batch b, in its lane; `loss_sum` is its own of the batches before."""
-
-    def before_update(self, b: int, counts: Callable[[], Mapping[str, Any]], *, drains: bool = True) -> None:
-        """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
-
-        Args:
-            b: the batch.
-            counts: of the batches before, for `Part.progress`.
-            drains: the lane is to copy some more rows for a checkpoint that is being made.
-        """
-
-    def before_write(self, epoch: int) -> None:
-        """Rows that left the cache in an epoch are about to be written, in lane net-out.
-
-        Raises:
-            StoreError: a log could not be closed, or a server is not what it was.
-        """
-
-    def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
-        """The store has acknowledged rows that left the cache in an epoch, for a batch."""
-
-    def drain(self) -> None:
-        """Training is over, rows are about to be flushed: copy what is left to copy."""
-
-    def finish(
-        self,
-        step: int,
-        counts: Callable[[], Mapping[str, Any]],
-        loss_sum: Tensor,
-        instance_sums: Mapping[int, Tensor] = MappingProxyType({}),
-    ) -> None:
-        """All rows are written back: make the last checkpoint, return when `on_part` has had it and all before.
-
-        Raises:
-            JobError: a checkpoint could not be written. StoreError: as `before_write`.
-        """
-
-
-class Recorder(NoRecorder):
-    """One rank's. Give it to one `Engine`, and enter it around that engine's training and evaluation.
+class Recorder:
+    """One rank's checkpoints. Enter it around training and evaluation; `start` binds it to one training run.
 
     Args:
         rank: this one.
@@ -112,14 +60,19 @@ class Recorder(NoRecorder):
             (`_max_parts`), then lanes wait. Its errors end the job.
         inspect: looks at the store's servers (`Ledger.inspect`); called in lane net-out every 50 write-backs. Its
             errors end the job.
+        cache: the rows.
+        store: open.
+        dense: the dense part.
+        read_ahead: batches read and not yet trained, at most.
+        report: tells other ranks that this one ends with an error; None: there are none.
 
     Attributes:
         written: rows that this process has written, the latest ones at least.
         stall_s: what it has cost the lanes so far, the last checkpoint left out.
 
-    `Part.progress` has ``steps``, ``samples``, ``skipped_batches``, ``reader_state``, ``loss_sum``,
-    `LossScale.carried`; with stages ``loss_sums`` by instance; and ``dense``: digests of parameters and optimizer state
-    by stage (or ``model``), equal on ranks that hold the same. Buffers are each rank's own.
+    `Part.progress` has ``steps``, the counters of all parts of the loop (samples, skipped batches, the reader's state,
+    the loss scale), ``loss_sum`` and ``loss_sums`` by counter; and ``dense``: digests of parameters and optimizer state
+    by piece, equal on ranks that hold the same. Buffers are left out, as each rank has its own while it trains.
     """
 
     def __init__(
@@ -131,6 +84,11 @@ class Recorder(NoRecorder):
         places: CheckpointPaths | None = None,
         on_part: OnPart,
         inspect: Callable[[], None] | None = None,
+        cache: RowCache,
+        store: Store,
+        dense: RecordedDense,
+        read_ahead: int,
+        report: Callable[[BaseException], object] | None = None,
     ) -> None:
         self.written = WrittenRows()
         self.stall_s = 0.0
@@ -139,8 +97,13 @@ class Recorder(NoRecorder):
         self._has_files = places is not None
         self._on_part = on_part
         self._inspect = inspect
-        self._engine: Engine | None = None
-        self._scribe = CheckpointWriter(rank, places, self._take_part, self._fail)
+        self._cache = cache
+        self._store = store
+        self._dense = dense
+        self._read_ahead = read_ahead
+        self._report = report
+        self._run: RecordedRun
+        self._scribe = CheckpointWriter(rank, places, cache.schema, self._take_part, self._fail)
         self._lock = threading.RLock()
         self._dense_lock = threading.Lock()
         self._makings: dict[int, PendingCheckpoint] = {}  # by epoch
@@ -148,11 +111,6 @@ class Recorder(NoRecorder):
         self._drain_slots = 0
         self._store_epoch = 1
         self._num_writes = 0
-
-    def bind(self, engine: Engine) -> None:
-        """By the engine: whose training is recorded."""
-        self._engine = engine
-        self._scribe.schema = engine.cache.schema
 
     def __enter__(self) -> Self:
         self._scribe.start()
@@ -164,7 +122,14 @@ class Recorder(NoRecorder):
         """End the thread. What is not written by then is given up; `finish` has waited for it if all went well."""
         self._scribe.close()
 
-    def watch(self, check: Callable[[int], None]) -> None:
+    def start(self, run: RecordedRun, check: Callable[[int], None]) -> None:
+        """Training begins.
+
+        Args:
+            run: the training.
+            check: before a checkpoint leaves, a thread calls ``check(step)``: it raises if a batch before was bad.
+        """
+        self._run = run
         self._scribe.check = check
 
     def due(self, b: int) -> bool:
@@ -173,23 +138,25 @@ class Recorder(NoRecorder):
 
     # ---- lanes that compute --------------------------------------------------------------------------------------
 
-    def before_forward(self, b: int, loss_sum: Tensor) -> None:
-        if self.due(b) and self._has_files:
-            with self._stall():
-                self._copy_model(self._begin(b), loss_sum)
-
-    def before_instance(self, stage: int, instance: int, b: int, loss_sum: Tensor) -> None:
+    def before_forward(self, b: int, piece: str, counter: str) -> None:
+        """Batch b is about to change buffers of a piece, and a sum of losses, in their lane."""
         if self.due(b) and self._has_files:
             with self._stall():
                 making = self._begin(b)
-                self._copy_stage(making, stage)
-                self._note_loss(making, instance, loss_sum)
+                self._copy_piece(making, piece)
+                self._note_loss(making, counter)
 
-    def before_update(self, b: int, counts: Callable[[], Mapping[str, Any]], *, drains: bool = True) -> None:
-        snapshot = self._bound.cache.snapshot
+    def before_update(self, b: int, *, drains: bool = True) -> None:
+        """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
+
+        Args:
+            b: the batch.
+            drains: the lane copies some more rows for a checkpoint that is being made.
+        """
+        snapshot = self._cache.snapshot
         if self.due(b):
             with self._stall():
-                self._begin_snapshot(b, counts)
+                self._begin_snapshot(b)
         if drains and snapshot.num_left and self._scribe.backlog_bytes < BACKLOG_BYTES:
             with self._stall():
                 snapshot.drain(self._drain_slots)
@@ -207,7 +174,7 @@ class Recorder(NoRecorder):
             making = self._at(step)
             if making is None:
                 # Its snapshot begins later; the epochs that end with checkpoints are in the order of checkpoints.
-                epoch = max([self._bound.cache.snapshot.epoch - 1, *self._makings]) + 1
+                epoch = max([self._cache.snapshot.epoch - 1, *self._makings]) + 1
                 making = self._makings[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
                 making.progress["steps"] = step
                 if self._has_files:
@@ -221,66 +188,56 @@ class Recorder(NoRecorder):
         evict for a batch that is read after C, `read_ahead` batches later at most, and have drained its rows when the
         next one begins. So lanes that wait here must be further on than that, or the ranks wait for each other.
         """
-        return 2 + -(-(self._bound.settings.read_ahead + 2) // max(self._every, 1))
+        return 2 + -(-(self._read_ahead + 2) // max(self._every, 1))
 
     def _pieces(self) -> set[str]:
         if not self._has_files:
             return {"snapshot", "log"}
-        pipeline = self._bound.pipeline
-        if pipeline is None:
-            return {"snapshot", "log", "rows", "dense model"}
-        dense = {f"dense {stage}" for stage in pipeline.stages} | {f"dense loss {n}" for n in pipeline.instances}
-        return {"snapshot", "log", "rows", *dense}
+        copies = {f"dense {piece}" for piece in self._dense.pieces}
+        return {"snapshot", "log", "rows", *copies, *(f"dense loss {name}" for name in self._dense.loss_counters)}
 
     def _at(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
             return next((making for making in self._makings.values() if making.step == step), None)
 
-    def _copy_model(self, making: PendingCheckpoint, loss_sum: Tensor) -> None:
-        making.loss_sum = self._sent(loss_sum)
-        self._copy_dense(making, "model", [self._bound.optimizer])
+    def _copy_piece(self, making: PendingCheckpoint, name: str) -> None:
+        from bagpipe.checkpoint.dense_state import capture, random_state
 
-    def _copy_stage(self, making: PendingCheckpoint, stage: int) -> None:
-        pipeline = self._bound.pipeline
-        assert pipeline is not None, "stages have a pipeline"
+        dense, cache = self._dense, self._cache
         with self._dense_lock:
-            copied = making.dense.get(str(stage))
+            copied = making.dense.get(name)
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first: this one begins when it is copied
                 return
-            optimizer = pipeline.optimizers.get(stage)
-            self._copy_dense(making, str(stage), [optimizer] if optimizer else [], pipeline.names_of(stage))
+            piece = dense.pieces[name]
+            making.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
+            making.dense[name] = capture(
+                cache.streams,
+                dense.model,
+                *(() if piece.optimizer is None else (piece.optimizer,)),
+                only=piece.tensors,
+                rng=None if making.dense else random_state(cache.device),
+                parts=self._run.tensors(name),
+            )
+            self._give(making, f"dense {name}")
+            hit("after-dense-copy")
 
-    def _copy_dense(
-        self, making: PendingCheckpoint, name: str, optimizers: Sequence[Optimizer], only: Collection[str] | None = None
-    ) -> None:
-        from bagpipe.checkpoint.dense_state import capture, random_state
-
-        engine = self._bound
-        making.unshared = frozenset(f"model.{key}" for key, _ in engine.model.named_buffers(remove_duplicate=False))
-        rng = None if making.dense else random_state(engine.cache.device)
-        making.dense[name] = capture(engine.cache.streams, engine.model, *optimizers, only=only, rng=rng)
-        self._give(making, f"dense {name}")
-        hit("after-dense-copy")
-
-    def _note_loss(self, making: PendingCheckpoint, instance: int, loss_sum: Tensor) -> None:
-        making.instance_sums[instance] = self._sent(loss_sum)
-        self._give(making, f"dense loss {instance}")
-
-    def _sent(self, loss_sum: Tensor) -> PendingTensor:
+    def _note_loss(self, making: PendingCheckpoint, counter: str) -> None:
         from bagpipe.cache.staging import to_host
 
         # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.
-        return to_host(self._bound.cache.streams, loss_sum.clone())
+        loss_sum = self._dense.loss_sums()[counter].clone()
+        making.loss_sums[counter] = to_host(self._cache.streams, loss_sum)
+        self._give(making, f"dense loss {counter}")
 
-    def _begin_snapshot(self, step: int, counts: Callable[[], Mapping[str, Any]]) -> None:
-        cache = self._bound.cache
+    def _begin_snapshot(self, step: int) -> None:
+        cache = self._cache
         with cache.snapshot.lock:
             if self._snapshot_step == step:
                 return  # the other lane that updates rows was first; the checkpoint may be done by now
             making = self._begin(step)
             # While the other lane waits: it is about to change what is counted.
-            making.progress.update(counts())
+            making.progress.update(self._run.counters())
             self.drain()
             num_bytes = cache.snapshot.begin(SnapshotSink(self._scribe, making) if self._has_files else None)
             self._snapshot_step = step
@@ -290,15 +247,20 @@ class Recorder(NoRecorder):
         self._after_drain()
 
     def _after_drain(self) -> None:
-        snapshot = self._bound.cache.snapshot
+        capture = self._cache.snapshot
         with self._lock:
-            making = self._makings.get(snapshot.epoch - 1)
-            if making is not None and "rows" in making.missing and not snapshot.num_left:
+            making = self._makings.get(capture.epoch - 1)
+            if making is not None and "rows" in making.missing and not capture.num_left:
                 self._give(making, "rows")
 
     # ---- lane net-out --------------------------------------------------------------------------------------------
 
     def before_write(self, epoch: int) -> None:
+        """Rows that left the cache in an epoch are about to be written, in lane net-out.
+
+        Raises:
+            StoreError: a log could not be closed, or a server is not what it was.
+        """
         if self._store_epoch < epoch:
             with self._stall():
                 while self._store_epoch < epoch:
@@ -309,7 +271,7 @@ class Recorder(NoRecorder):
 
     def _close_logs(self) -> None:
         """End an epoch in the store: every write-back of it has been acknowledged."""
-        num_groups = self._bound.store.rotate()
+        num_groups = self._store.rotate()
         hit("after-rotation")
         with self._lock:
             making = self._makings[self._store_epoch]
@@ -318,6 +280,7 @@ class Recorder(NoRecorder):
             self._give(making, "log")
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
+        """The store has acknowledged rows that left the cache in an epoch, for a batch."""
         if not requests:
             return
         for request in requests:
@@ -330,42 +293,35 @@ class Recorder(NoRecorder):
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        snapshot = self._bound.cache.snapshot
-        while snapshot.num_left:
+        """Training is over, rows are about to be flushed: copy what is left to copy."""
+        capture = self._cache.snapshot
+        while capture.num_left:
             self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
-            snapshot.drain(max(self._drain_slots, 1))
+            capture.drain(max(self._drain_slots, 1))
             self._after_drain()
 
-    def finish(
-        self,
-        step: int,
-        counts: Callable[[], Mapping[str, Any]],
-        loss_sum: Tensor,
-        instance_sums: Mapping[int, Tensor] = MappingProxyType({}),
-    ) -> None:
+    def finish(self, step: int) -> None:
+        """All rows are written back: make the last checkpoint; return when `on_part` has had it and all before.
+
+        Raises:
+            JobError: a checkpoint could not be written.
+            StoreError: as `before_write`.
+        """
         stall_s = self.stall_s
         if step > self._first_batch:
             making = self._begin(step)
-            pipeline = self._bound.pipeline
-            if self._has_files and pipeline is None:
-                self._copy_model(making, loss_sum)
-            elif self._has_files and pipeline is not None:
-                for stage in pipeline.stages:
-                    self._copy_stage(making, stage)
-                for instance, own_sum in instance_sums.items():
-                    self._note_loss(making, instance, own_sum)
-            self._begin_snapshot(step, counts)
+            if self._has_files:
+                for piece in self._dense.pieces:
+                    self._copy_piece(making, piece)
+                for counter in self._dense.loss_counters:
+                    self._note_loss(making, counter)
+            self._begin_snapshot(step)
             self.drain()
-            self.before_write(self._bound.cache.snapshot.epoch)
+            self.before_write(self._cache.snapshot.epoch)
         self._wait_for(self._scribe.is_idle)
         self.stall_s = stall_s
 
     # ---- helpers -------------------------------------------------------------------------------------------------
-
-    @property
-    def _bound(self) -> Engine:
-        assert self._engine is not None, "bound by its engine"
-        return self._engine
 
     @contextmanager
     def _stall(self) -> Iterator[None]:
@@ -384,8 +340,7 @@ class Recorder(NoRecorder):
                 self._scribe.complete(making)
 
     def _wait_for(self, test: Callable[[], bool]) -> None:
-        runner = self._bound.runner
-        self._scribe.wait_for(test, lambda: runner.lost() if runner is not None else None)
+        self._scribe.wait_for(test, self._run.lost)
 
     def _take_part(self, step: int, epoch: int, part: Any) -> None:
         self._on_part(step, epoch, part)
@@ -393,8 +348,7 @@ class Recorder(NoRecorder):
             del self._makings[epoch]
 
     def _fail(self, error: BaseException) -> None:
-        engine = self._bound
-        engine.abort(error)
-        if engine.peers is not None:
-            # At once: lanes of this rank may be waiting for others that wait for those that have ended here.
-            engine.peers.report(error)
+        self._run.abort(error)
+        if self._report is not None:
+            # Now: lanes of this rank can be waiting for others that wait for those that have ended here.
+            self._report(error)

@@ -54,7 +54,7 @@ class PendingCheckpoint:
         step, epoch: of the checkpoint, and of the logs that end with it.
         missing: pieces that lanes still owe.
         dense: copies by name, see `Recorder`; those that are missing are being made.
-        loss_sum: of the batches before; None: `instance_sums` are those of the instances.
+        loss_sums: by counter, of the batches before.
         unshared: names of tensors that ranks with the same dense part may hold different values of.
         names: tables and ids of dirty rows.
         num_groups: groups in this rank's logs.
@@ -66,8 +66,7 @@ class PendingCheckpoint:
     epoch: int
     missing: set[str]
     dense: dict[str, DenseCopy] = field(default_factory=dict)
-    loss_sum: PendingTensor | None = None
-    instance_sums: dict[int, PendingTensor] = field(default_factory=dict)
+    loss_sums: dict[str, PendingTensor] = field(default_factory=dict)
     unshared: frozenset[str] = frozenset()
     names: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = field(default_factory=list)
     num_groups: tuple[int, ...] = ()
@@ -76,10 +75,10 @@ class PendingCheckpoint:
 
     def losses(self) -> dict[str, Any]:
         """For `progress`. Blocks until they are on the host."""
-        if self.loss_sum is not None:
-            return {"loss_sum": self.loss_sum.get().item()}
-        sums = {instance: self.instance_sums[instance].get().item() for instance in sorted(self.instance_sums)}
-        return {"loss_sum": sum(sums.values()), "loss_sums": {str(instance): value for instance, value in sums.items()}}
+        # In the order of stage instances, so that the total is the same whichever lane was first.
+        names = sorted(self.loss_sums, key=lambda name: (len(name), name))
+        sums = {name: self.loss_sums[name].get().item() for name in names}
+        return {"loss_sum": sum(sums.values()), "loss_sums": sums}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +100,7 @@ class CheckpointWriter:
     Args:
         rank: this one.
         places: where files go; None: nowhere, parts are None.
+        schema: of the rows.
         on_part: takes the parts, in order, in the teller; may take its time.
         on_error: told of the first error, in the teller.
 
@@ -108,16 +108,21 @@ class CheckpointWriter:
         error: the first error.
         backlog_bytes: of rows that wait to be written.
         num_dense: dense parts that wait to be written.
-        check: see `Recorder.watch`.
+        check: see `Recorder.start`.
     """
 
     def __init__(
-        self, rank: int, places: CheckpointPaths | None, on_part: OnPart, on_error: Callable[[BaseException], None]
+        self,
+        rank: int,
+        places: CheckpointPaths | None,
+        schema: RowSchema,
+        on_part: OnPart,
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self.error: BaseException | None = None
         self.backlog_bytes = 0
         self.num_dense = 0
-        self.schema: RowSchema | None = None
+        self._schema = schema
         self.check: Callable[[int], None] = lambda step: None
         self._rank = rank
         self._places = places
@@ -223,8 +228,7 @@ class CheckpointWriter:
     def _write_rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, epoch: int, step: int) -> None:
         if epoch not in self._journals:
             assert self._places is not None, "rows go to files"
-            assert self.schema is not None, "known before there are rows"
-            self._journals[epoch] = RowWriter(self._places.generation, self.schema, rank=self._rank, epoch=epoch)
+            self._journals[epoch] = RowWriter(self._places.generation, self._schema, rank=self._rank, epoch=epoch)
         self._journals[epoch].append(rows(), step)
         with self._changed:
             self.backlog_bytes -= num_bytes

@@ -70,6 +70,12 @@ def _stages_problem(config: Config) -> str | None:
     return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
 
 
+def _average_problem(config: Config) -> str | None:
+    if not config.optim.ema_evaluate or config.optim.ema_decay:
+        return None
+    return "needs optim.ema_decay above 0, got 0"
+
+
 def _nonfinite_problem(config: Config) -> str | None:
     if config.run.nonfinite == "stop" or config.pipeline.schedule == "none":
         return None
@@ -136,6 +142,7 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint.resume", _resume_problem),
     Rule("pipeline.stages", _stages_problem),
     Rule("pipeline.schedule", _schedule_problem),
+    Rule("optim.ema_evaluate", _average_problem),
     Rule("run.nonfinite", _nonfinite_problem),
     Rule("run.autocast", _autocast_problem),
     Rule("run.loss_scale_growth_interval", _growth_problem),

@@ -196,6 +196,8 @@ class OptimConfig:
         dense: dense optimizer.
         dense_lr: its learning rate.
         eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
+        ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
+        ema_evaluate: evaluate with the averaged weights; needs ema_decay.
     """
 
     rows: RowOptimizer = "adagrad"
@@ -203,6 +205,8 @@ class OptimConfig:
     dense: DenseOptimizer = "adagrad"
     dense_lr: Annotated[float, ABOVE_0] = 0.02
     eps: Annotated[float, at_least(0)] = 1e-8
+    ema_decay: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.0
+    ema_evaluate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,17 @@ class Lane:
         """The thread's body."""
         try:
             with self.stream.current():
-                self._walk()
+                board, steps, turn = self._board, self._plan.steps, self._first_turn
+                while steps and turn + self._last_offset < board.end:
+                    for step in steps:
+                        batch = turn + step.offset
+                        if self._first_batch <= batch < board.end and self._ready(step, batch):
+                            # Asked after the wait: a request made meanwhile still keeps the batch from being read.
+                            if step.is_source and self._must_stop():
+                                board.finish(batch)
+                            else:
+                                self._act(step, batch)
+                    turn += 1
         except Aborted:
             pass
         except BaseException as error:
@@ -115,19 +125,6 @@ class Lane:
         return LaneReport(
             busy_s=self._busy_ns / 1e9, wait_s=sum(waits_s.values()), waits_s=waits_s, actions=self._actions
         )
-
-    def _walk(self) -> None:
-        board, steps, turn = self._board, self._plan.steps, self._first_turn
-        while steps and turn + self._last_offset < board.end:
-            for step in steps:
-                batch = turn + step.offset
-                if self._first_batch <= batch < board.end and self._ready(step, batch):
-                    # Asked after the wait, so that a request made meanwhile still keeps the batch from being read.
-                    if step.is_source and self._must_stop():
-                        board.finish(batch)
-                    else:
-                        self._act(step, batch)
-            turn += 1
 
     def _ready(self, step: Step, batch: int) -> bool:
         """Wait for everything the step needs. False if the data ends before the batch."""

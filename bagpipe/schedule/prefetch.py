@@ -1,14 +1,14 @@
-"""The prefetch pipeline: rows travel from the store to the cache ahead of their batch, and back behind it.
+"""The training loop: rows travel from the store to the cache ahead of their batch, and back behind it.
 
-    lane      op        work                    of batch b starts after
-    data      X_READ    next batch and plan     OPT(b - read_ahead)
-    net-in    X_FETCH     store -> staging        X_READ(b), X_INSERT(b - prefetch_depth), X_WRITEBACK(fetch_after(b))
-    copy      X_EVICT   slots -> staging        X_READ(b), X_WRITEBACK(b - write_depth), X_UPDATE(evict_after(b))
+    lane      op           work                    of batch b starts after
+    data      X_READ       next batch and plan     the last action of batch b - read_ahead in every compute lane
+    net-in    X_FETCH      store -> staging        X_READ(b), X_INSERT(b - prefetch_depth), X_WRITEBACK(fetch_after(b))
+    copy      X_EVICT      slots -> staging        X_READ(b), X_WRITEBACK(b - write_depth), X_UPDATE(evict_after(b))
               X_INSERT     staging -> slots        X_FETCH(b), X_EVICT(b)
-    compute   F, B      per micro-batch         X_INSERT(b)
-              X_UPDATE  once per row and batch  every B of b
-              OPT       once per batch          every B of b
-    net-out   X_WRITEBACK   staging -> store        X_EVICT(b)
+    compute   F, B         per micro-batch         X_INSERT(b)
+              X_UPDATE     once per row and batch  every B of b
+              OPT          once per batch          every B of b
+    net-out   X_WRITEBACK  staging -> store        X_EVICT(b)
 
 With several ranks a row is in the cache of its owner only, and lanes of their own carry it to the ranks that use it:
 
@@ -21,42 +21,176 @@ With several ranks a row is in the cache of its owner only, and lanes of their o
               X_UPDATE_LATE  their rows
     ack       X_ACK          all ranks' write-backs    X_WRITEBACK(b)
 
-so only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK in the place of
-X_WRITEBACK (another rank may have written the row), evictions for X_UPDATE_LATE too.
+Only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK instead of X_WRITEBACK, as
+another rank may have written the row; evictions wait for X_UPDATE_LATE too.
 
-Every lane just does its own work for batch 0, 1, 2, …; the edges below are all that orders lanes against each other.
-Evaluation changes no row, so nothing is evicted to the store: rows that leave are simply overwritten, once the last
-forward that reads them is done; and all of a batch's rows can be pulled ahead.
+With the dense part in stages, the lanes of a `StepProgram` replace F, B and OPT: the first forward that reads rows is
+X_EMBED, row gradients are complete after X_EMBED_GRAD.
+
+Every lane performs its own actions for batch 0, 1, 2, …; only the edges order lanes against each other. Evaluation
+changes no row, so nothing is evicted to the store: rows that leave are overwritten, once the last forward that reads
+them is done, and all rows of a batch can be pulled ahead.
+
+Each part of a loop (`bagpipe.training`) declares its share with one of the functions below; `prefetch` declares all of
+them, for the command line and for checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
-from bagpipe.schedule.ir.program import Edge, Resource, Stage
+from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.program import Stage
+from bagpipe.schedule.ir.step_program import StepProgram
+from bagpipe.schedule.lowering.stage_lanes import stage_lanes
 
-__all__ = ["EVICT_AFTER", "FETCH_AFTER", "prefetch"]
+__all__ = [
+    "EVICT_AFTER",
+    "FETCH_AFTER",
+    "declare_dense",
+    "declare_evaluation",
+    "declare_evaluation_exchange",
+    "declare_evaluation_rows",
+    "declare_exchange",
+    "declare_reading",
+    "declare_rows",
+    "declare_stages",
+    "declare_update",
+    "prefetch",
+]
 
 #: Hazard: the batch whose evicted rows the store must have acknowledged before the fetch is sent.
 FETCH_AFTER = "fetch_after"
-#: Hazard: the batch whose use of the leaving rows must be over before their slots are read or reused (evict_after).
+#: Hazard: the batch whose use of the leaving rows must be over before their slots are read or reused.
 EVICT_AFTER = "evict_after"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """The parameters of `prefetch`."""
+def declare_reading(loop: LoopBuilder) -> None:
+    """Batches and their plans enter."""
+    loop.lane("data", "X_READ")
+    loop.provide(Point.READ, "X_READ")
 
-    prefetch_depth: int
-    read_ahead: int
-    write_depth: int
-    microbatches: int
-    direct: bool
-    ranks: int
-    settles: bool
+
+def declare_rows(loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, direct: bool = False) -> None:
+    """Rows from the store to the cache and back, for training; for the arguments see `prefetch`."""
+    loop.lane("net-in", "X_FETCH")
+    loop.lane("copy", "X_EVICT", "X_INSERT")
+    loop.lane("net-out", "X_WRITEBACK")
+    loop.provide(Point.ROWS_READY, "X_INSERT")
+    loop.provide(Point.STORED, "X_WRITEBACK")
+    loop.edge("X_READ", "X_FETCH")
+    loop.capacity("X_INSERT", "X_FETCH", prefetch_depth)
+    # In direct mode batch b fetches the rows that batch b-1 left, and eviction b takes them out.
+    loop.hazard(Point.STORED, "X_FETCH", FETCH_AFTER, 0 if direct else None)
+    loop.edge("X_READ", "X_EVICT")
+    loop.hazard(Point.UPDATE, "X_EVICT", EVICT_AFTER, 1 if direct else None)
+    loop.capacity("X_WRITEBACK", "X_EVICT", write_depth)
+    loop.edge("X_FETCH", "X_INSERT")
+    loop.edge("X_EVICT", "X_INSERT")
+    loop.edge("X_EVICT", "X_WRITEBACK")
+
+
+def declare_update(loop: LoopBuilder) -> None:
+    """One update per row and batch, where all rows are in this rank's cache."""
+    loop.insert("X_UPDATE", after=Point.GRADIENTS)
+    loop.provide(Point.UPDATE, "X_UPDATE")
+    loop.edge(Point.GRADIENTS, "X_UPDATE")
+
+
+def declare_exchange(loop: LoopBuilder, *, skips: bool = False) -> None:
+    """Rows to the ranks that use them, gradients back to the owners, one update per row and batch there.
+
+    Args:
+        loop: the loop.
+        skips: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
+    """
+    loop.lane("pull", "X_PREPULL", "X_PULL")
+    loop.lane("push", "X_PUSH", "X_PUSH_LATE", "X_UPDATE_LATE")
+    loop.lane("ack", "X_ACK")
+    # The dense step fills the time in which the gradients travel.
+    loop.append("X_UPDATE")
+    loop.edge(loop.so_far(Point.STORED), "X_ACK")
+    loop.edge(loop.so_far(Point.ROWS_READY), "X_PREPULL")
+    loop.edge("X_UPDATE", "X_PREPULL", delay=2)
+    loop.edge("X_UPDATE_LATE", "X_PREPULL", delay=2)
+    loop.edge("X_PREPULL", "X_PULL")
+    loop.edge("X_UPDATE", "X_PULL", delay=1)
+    loop.edge(Point.GRADIENTS, "X_PUSH")
+    loop.edge(Point.GRADIENTS, "X_UPDATE")
+    loop.edge("X_PUSH", "X_UPDATE")
+    loop.edge("X_PUSH", "X_PUSH_LATE")
+    loop.edge(Point.GRADIENTS, "X_UPDATE_LATE")
+    loop.edge("X_PUSH_LATE", "X_UPDATE_LATE")
+    if skips:
+        loop.edge(Point.STEP, "X_UPDATE_LATE")
+    loop.provide(Point.ROWS_READY, "X_PULL")
+    loop.provide(Point.UPDATE, "X_UPDATE", "X_UPDATE_LATE")
+    loop.provide(Point.STORED, "X_ACK")
+
+
+def declare_dense(loop: LoopBuilder, *, microbatches: int = 1) -> None:
+    """Forward, backward and optimizer step of the whole model, in one lane.
+
+    Forwards and backwards of micro-batches alternate, so that one micro-batch's activations are alive at a time.
+    """
+    loop.stage(Stage(number=0, name="model", micro_per_batch=microbatches))
+    loop.lane("compute", *(Template(op=op, unit=unit) for unit in range(microbatches) for op in ("F", "B")), "OPT")
+    loop.edge(Point.ROWS_READY, "F")
+    loop.edge("F", "B")
+    loop.edge("B", "OPT")
+    loop.provide(Point.LOOKUP, "F")
+    loop.provide(Point.FORWARD, "F")
+    loop.provide(Point.GRADIENTS, "B")
+    loop.provide(Point.STEP, "OPT")
+
+
+def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
+    """The lanes of one process of a dense part in stages.
+
+    Args:
+        loop: the loop.
+        step: the stages of a replica.
+        process: position of the process in its replica.
+    """
+    lanes = stage_lanes(step, process)
+    loop.stage(*step.program.stages)
+    for name, templates in lanes.lanes.items():
+        loop.lane(name, *templates)
+    loop.edge(Point.ROWS_READY, lanes.embed)
+    loop.resolved(lanes.edges)
+    loop.provide(Point.LOOKUP, lanes.embed)
+    loop.provide(Point.FORWARD, *lanes.forwards)
+    loop.provide(Point.GRADIENTS, lanes.embed_grad)
+    loop.provide(Point.STEP, *lanes.steps)
+
+
+def declare_evaluation_rows(loop: LoopBuilder, *, prefetch_depth: int, direct: bool = False) -> None:
+    """Rows from the store to the cache, for evaluation."""
+    loop.lane("net-in", "X_FETCH")
+    loop.lane("copy", "X_INSERT")
+    loop.provide(Point.ROWS_READY, "X_INSERT")
+    loop.edge("X_READ", "X_FETCH")
+    loop.capacity("X_INSERT", "X_FETCH", prefetch_depth)
+    loop.edge("X_FETCH", "X_INSERT")
+    loop.hazard(Point.LOOKUP, "X_INSERT", EVICT_AFTER, 1 if direct else None)
+
+
+def declare_evaluation_exchange(loop: LoopBuilder) -> None:
+    """Rows to the ranks that use them, for evaluation."""
+    loop.lane("pull", "X_PREPULL")
+    loop.edge(loop.so_far(Point.ROWS_READY), "X_PREPULL")
+    # Rows of batch b arrive where those of b - 2 were.
+    loop.capacity(Point.LOOKUP, "X_PREPULL", 2)
+    loop.provide(Point.ROWS_READY, "X_PREPULL")
+
+
+def declare_evaluation(loop: LoopBuilder, *, microbatches: int = 1) -> None:
+    """Forward of the whole model."""
+    loop.stage(Stage(number=0, name="model", micro_per_batch=microbatches))
+    loop.lane("compute", *(Template(op="F", unit=unit) for unit in range(microbatches)))
+    loop.edge(Point.ROWS_READY, "F")
+    loop.provide(Point.LOOKUP, "F")
+    loop.provide(Point.FORWARD, "F")
 
 
 def prefetch(
@@ -68,197 +202,53 @@ def prefetch(
     train: bool = True,
     direct: bool = False,
     ranks: int = 1,
-    settles: bool = False,
+    skips: bool = False,
+    step: StepProgram | None = None,
+    process: int = 0,
 ) -> Loop:
-    """The prefetch pipeline of one rank.
+    """The loop of one rank.
 
     Args:
         prefetch_depth: batches fetched and not yet inserted, at most: number of fetch staging buffers.
         read_ahead: batches read and not yet trained, at most.
         write_depth: batches evicted and not yet stored, at most: number of write staging buffers.
-        microbatches: micro-batches per batch. Forwards and backwards alternate, so that one micro-batch's activations
-            are alive at a time.
+        microbatches: micro-batches per batch.
         train: False: evaluation, forwards only.
         direct: give the hazards the constant delays of direct mode (every row is written back and fetched again) so
             that checks and simulation see them. The runner asks the plan in any case.
         ranks: ranks of the job. With more than one, rows travel between them.
-        settles: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
+        skips: see `declare_exchange`.
+        step: the dense part in stages, trained by this process; None: the model is trained whole.
+        process: see `declare_stages`.
 
     Raises:
         ScheduleError: a depth, the number of micro-batches or of ranks is below 1.
     """
-    shape = _Shape(
-        prefetch_depth=prefetch_depth,
-        read_ahead=read_ahead,
-        write_depth=write_depth,
-        microbatches=microbatches,
-        direct=direct,
-        ranks=ranks,
-        settles=settles,
-    )
-    for name in ("prefetch_depth", "read_ahead", "write_depth", "microbatches", "ranks"):
-        if getattr(shape, name) < 1:
-            raise ScheduleError(f"{name} must be at least 1, got {getattr(shape, name)}")
-    parts = _BUILDERS[train, ranks > 1](shape)
-    return Loop(
-        lanes=parts.lanes,
-        edges=parts.edges,
-        source=(0, "X_READ"),
-        sink=(0, parts.sink),
-        stages=(Stage(number=0, name="model", micro_per_batch=microbatches),),
-        resources=tuple(resource for resource in _RESOURCES if resource.name in parts.lanes),
-    )
-
-
-_RESOURCES = (
-    Resource(name="data", kind="cpu"),
-    Resource(name="net-in", kind="nic"),
-    Resource(name="copy", kind="copy"),
-    Resource(name="pull", kind="copy"),
-    Resource(name="compute", kind="gpu"),
-    Resource(name="push", kind="copy"),
-    Resource(name="net-out", kind="nic"),
-    Resource(name="ack", kind="nic"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """Lanes and edges of a pipeline, and the op that ends a batch."""
-
-    lanes: Mapping[str, tuple[Template, ...]]
-    edges: tuple[Edge, ...]
-    sink: str
-
-
-def _lane(*ops: str) -> tuple[Template, ...]:
-    return tuple(Template(op=op) for op in ops)
-
-
-def _micro(shape: _Shape, *ops: str) -> tuple[Template, ...]:
-    return tuple(Template(op=op, unit=unit) for unit in range(shape.microbatches) for op in ops)
-
-
-def _capacity(src: str, dst: str, buffers: int) -> Edge:
-    return Edge(src=src, dst=dst, delay=buffers, kind="capacity")
-
-
-def _hazard(src: str, dst: str, name: str, direct_delay: int, shape: _Shape) -> Edge:
-    return Edge(src=src, dst=dst, delay=direct_delay if shape.direct else None, kind="hazard", hazard=name)
-
-
-def _row_edges(shape: _Shape, acknowledged: str, updates: tuple[str, ...]) -> tuple[Edge, ...]:
-    """Store to cache and back, whoever trains."""
-    return (
-        Edge(src="X_READ", dst="X_FETCH"),
-        _capacity("X_INSERT", "X_FETCH", shape.prefetch_depth),
-        # In direct mode the rows batch b fetches are those batch b-1 left, and eviction b takes them out.
-        _hazard(acknowledged, "X_FETCH", FETCH_AFTER, 0, shape),
-        Edge(src="X_READ", dst="X_EVICT"),
-        *(_hazard(update, "X_EVICT", EVICT_AFTER, 1, shape) for update in updates),
-        _capacity("X_WRITEBACK", "X_EVICT", shape.write_depth),
-        Edge(src="X_FETCH", dst="X_INSERT"),
-        Edge(src="X_EVICT", dst="X_INSERT"),
-        Edge(src="X_EVICT", dst="X_WRITEBACK"),
-    )
-
-
-def _training(shape: _Shape) -> _Parts:
-    lanes = {
-        "data": _lane("X_READ"),
-        "net-in": _lane("X_FETCH"),
-        "copy": _lane("X_EVICT", "X_INSERT"),
-        "compute": (*_micro(shape, "F", "B"), *_lane("X_UPDATE", "OPT")),
-        "net-out": _lane("X_WRITEBACK"),
+    counts = {
+        "prefetch_depth": prefetch_depth,
+        "read_ahead": read_ahead,
+        "write_depth": write_depth,
+        "microbatches": microbatches,
+        "ranks": ranks,
     }
-    edges = (
-        *_row_edges(shape, "X_WRITEBACK", ("X_UPDATE",)),
-        Edge(src="X_INSERT", dst="F"),
-        Edge(src="F", dst="B"),
-        Edge(src="B", dst="X_UPDATE"),
-        Edge(src="B", dst="OPT"),
-        _capacity("OPT", "X_READ", shape.read_ahead),
-    )
-    return _Parts(lanes=lanes, edges=edges, sink="OPT")
-
-
-def _training_of_ranks(shape: _Shape) -> _Parts:
-    lanes = {
-        "data": _lane("X_READ"),
-        "net-in": _lane("X_FETCH"),
-        "copy": _lane("X_EVICT", "X_INSERT"),
-        "pull": _lane("X_PREPULL", "X_PULL"),
-        # The dense step fills the time the gradients travel.
-        "compute": (*_micro(shape, "F", "B"), *_lane("OPT", "X_UPDATE")),
-        "push": _lane("X_PUSH", "X_PUSH_LATE", "X_UPDATE_LATE"),
-        "net-out": _lane("X_WRITEBACK"),
-        "ack": _lane("X_ACK"),
-    }
-    edges = (
-        *_row_edges(shape, "X_ACK", ("X_UPDATE", "X_UPDATE_LATE")),
-        Edge(src="X_WRITEBACK", dst="X_ACK"),
-        Edge(src="X_INSERT", dst="X_PREPULL"),
-        Edge(src="X_UPDATE", dst="X_PREPULL", delay=2),
-        Edge(src="X_UPDATE_LATE", dst="X_PREPULL", delay=2),
-        Edge(src="X_PREPULL", dst="X_PULL"),
-        Edge(src="X_UPDATE", dst="X_PULL", delay=1),
-        Edge(src="X_PULL", dst="F"),
-        Edge(src="F", dst="B"),
-        Edge(src="B", dst="OPT"),
-        Edge(src="B", dst="X_PUSH"),
-        Edge(src="B", dst="X_UPDATE"),
-        Edge(src="X_PUSH", dst="X_UPDATE"),
-        Edge(src="X_PUSH", dst="X_PUSH_LATE"),
-        Edge(src="B", dst="X_UPDATE_LATE"),
-        Edge(src="X_PUSH_LATE", dst="X_UPDATE_LATE"),
-        *((Edge(src="OPT", dst="X_UPDATE_LATE"),) if shape.settles else ()),
-        _capacity("X_UPDATE", "X_READ", shape.read_ahead),
-    )
-    return _Parts(lanes=lanes, edges=edges, sink="X_UPDATE")
-
-
-def _evaluation_edges(shape: _Shape, ready: str) -> tuple[Edge, ...]:
-    return (
-        Edge(src="X_READ", dst="X_FETCH"),
-        _capacity("X_INSERT", "X_FETCH", shape.prefetch_depth),
-        Edge(src="X_FETCH", dst="X_INSERT"),
-        _hazard("F", "X_INSERT", EVICT_AFTER, 1, shape),
-        Edge(src=ready, dst="F"),
-        _capacity("F", "X_READ", shape.read_ahead),
-    )
-
-
-def _evaluation(shape: _Shape) -> _Parts:
-    lanes = {
-        "data": _lane("X_READ"),
-        "net-in": _lane("X_FETCH"),
-        "copy": _lane("X_INSERT"),
-        "compute": _micro(shape, "F"),
-    }
-    return _Parts(lanes=lanes, edges=_evaluation_edges(shape, "X_INSERT"), sink="F")
-
-
-def _evaluation_of_ranks(shape: _Shape) -> _Parts:
-    lanes = {
-        "data": _lane("X_READ"),
-        "net-in": _lane("X_FETCH"),
-        "copy": _lane("X_INSERT"),
-        "pull": _lane("X_PREPULL"),
-        "compute": _micro(shape, "F"),
-    }
-    edges = (
-        *_evaluation_edges(shape, "X_PREPULL"),
-        Edge(src="X_INSERT", dst="X_PREPULL"),
-        # Rows of batch b arrive where those of b - 2 were.
-        _capacity("F", "X_PREPULL", 2),
-    )
-    return _Parts(lanes=lanes, edges=edges, sink="F")
-
-
-#: (training, several ranks) -> builder.
-_BUILDERS: Mapping[tuple[bool, bool], Callable[[_Shape], _Parts]] = {
-    (True, False): _training,
-    (True, True): _training_of_ranks,
-    (False, False): _evaluation,
-    (False, True): _evaluation_of_ranks,
-}
+    for name, count in counts.items():
+        if count < 1:
+            raise ScheduleError(f"{name} must be at least 1, got {count}")
+    loop = LoopBuilder(read_ahead=read_ahead)
+    declare_reading(loop)
+    if not train:
+        declare_evaluation_rows(loop, prefetch_depth=prefetch_depth, direct=direct)
+        if ranks > 1:
+            declare_evaluation_exchange(loop)
+        declare_evaluation(loop, microbatches=microbatches)
+        return loop.build().loop
+    declare_rows(loop, prefetch_depth=prefetch_depth, write_depth=write_depth, direct=direct)
+    if ranks > 1:
+        declare_exchange(loop, skips=skips)
+    else:
+        declare_update(loop)
+    if step is None:
+        declare_dense(loop, microbatches=microbatches)
+    else:
+        declare_stages(loop, step, process)
+    return loop.build().loop

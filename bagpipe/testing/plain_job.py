@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.embedding.plain_bags import CachedBags, PlainInputs
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
@@ -26,8 +28,9 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
+from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.digest import dense_digest, embedding_digest
-from bagpipe.training.engine import Engine, EngineSettings, Progress
+from bagpipe.training.engine import Engine, EngineSettings, OnBatch
 from bagpipe.training.progress import PhaseResult
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
@@ -89,12 +92,13 @@ class PlainJob:
         settings: what is trained.
         make_store: opens a store for the rows' schema; default: memory of this process.
         trace: records every action.
-        on_batch: see `Engine`.
+        on_batch: see `Engine.train`.
 
     Attributes:
         spec: what the batches must be planned for.
         rows: the rows' schema.
-        store, engine, model: its parts; `engine` may be changed before `train`.
+        store, cache, model: its parts.
+        engine: trains it; another one of `make_engine` can take its place before `train`.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class PlainJob:
         *,
         make_store: Callable[[RowSchema], Store] = MemoryStore,
         trace: Trace | None = None,
-        on_batch: Callable[[Callable[[], Progress]], None] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> None:
         device = torch.device(settings.device)
         torch.manual_seed(settings.seed)
@@ -127,21 +131,48 @@ class PlainJob:
             rounding="stochastic" if ROW_TYPES[row_dtype].is_half else "nearest",
         )
         self.spec = bags.spec(num_slots=settings.cache_rows, lookahead=settings.lookahead)
-        cache = RowCache(
+        self.cache = RowCache(
             self.rows,
             settings.cache_rows,
             device,
             prefetch_depth=settings.prefetch_depth,
             kernels=select_kernels(self.rows, device, settings.kernels),
         )
-        bags.bind(cache)
+        bags.bind(self.cache)
         self.store = make_store(self.rows)
-        self.engine = Engine(
-            model=self.model,
-            layout=bags.layout,
-            cache=cache,
+        self._settings = settings
+        self._layout = bags.layout
+        self._trace = trace
+        self._on_batch = on_batch
+        self.engine = self.make_engine()
+
+    def make_dense(
+        self,
+        *,
+        optimizer: Optimizer | None = None,
+        executor: DenseExecutor | None = None,
+        replicas: GradientSum | None = None,
+    ) -> DensePart:
+        """A dense part over the model of this job.
+
+        Args:
+            optimizer: default: SGD with `dense_lr`.
+            executor: computes it; default: operator by operator.
+            replicas: sums its gradients over ranks.
+        """
+        if optimizer is None:
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=self._settings.dense_lr)
+        executor = EagerExecutor(self.model) if executor is None else executor
+        return WholeDense(model=self.model, optimizer=optimizer, executor=executor, replicas=replicas)
+
+    def make_engine(self, dense: DensePart | None = None, **more: Any) -> Engine:
+        """An engine over the parts of this job; `more` as in `Engine`."""
+        settings = self._settings
+        return Engine(
+            layout=self._layout,
+            cache=self.cache,
             store=self.store,
-            optimizer=torch.optim.SGD(self.model.parameters(), lr=settings.dense_lr),
+            dense=self.make_dense() if dense is None else dense,
             prepare=PlainInputs(settings.schema),
             settings=EngineSettings(
                 prefetch_depth=settings.prefetch_depth,
@@ -149,8 +180,8 @@ class PlainJob:
                 rows_lr=settings.rows_lr,
                 eps=settings.eps,
             ),
-            trace=trace,
-            on_batch=on_batch,
+            trace=self._trace,
+            **more,
         )
 
     def __enter__(self) -> Self:
@@ -164,7 +195,7 @@ class PlainJob:
 
     def train(self, batches: Iterable[Batch]) -> PhaseResult:
         """Plan and train the batches; at the end all rows are in the store."""
-        return self.engine.train(plan_rank_batches(batches, self.spec))
+        return self.engine.train(plan_rank_batches(batches, self.spec), on_batch=self._on_batch)
 
     def score(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Logits and labels ``[num_examples]`` of the batches, on the host."""
@@ -177,4 +208,4 @@ class PlainJob:
 
     def digests(self) -> tuple[str, str]:
         """Of the dense part and of the rows in the store, after `train`."""
-        return dense_digest(self.model, self.engine.optimizer), embedding_digest(self.store)
+        return dense_digest(self.model, self.engine.dense.optimizer), embedding_digest(self.store)

@@ -1,45 +1,57 @@
-"""`Engine`: trains and evaluates a model on planned batches. Its parts are made by the caller; the work is `Phase`'s.
+"""`Engine`: trains and evaluates one model on planned batches. A run is a sum of parts, composed here.
 
-batches ──Training──> updated model, rows, store          batches ──Evaluation──> logits and labels
+train     Reading + Rows + (LocalUpdate | ExchangedRows) + DensePart + NonfiniteGuard + Checkpointing + … + Totals
+evaluate  Reading + EvaluationRows + (LocalUpdate | EvaluationExchange) + Scoring + Totals
+
+parts ──declare──> one checked Loop ──Runner──> one thread per lane
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.upload import Uploader
-from bagpipe.dense.executor import DenseExecutor, EagerExecutor
+from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.distributed.interface import Peers
+from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.runner import Runner
-from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.signals import StopOnSignals
 from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.ir.loop_builder import LoopBuilder
 from bagpipe.store.interface import Store
-from bagpipe.training.evaluation import Evaluation, EvaluationOfRanks
-from bagpipe.training.nonfinite import NonFinite
-from bagpipe.training.pipelined import PipelinedTraining, PipelinedTrainingOfRanks
+from bagpipe.training.checkpointing import Checkpointing
+from bagpipe.training.dense import DensePart
+from bagpipe.training.evaluation import OnScores, Scoring
+from bagpipe.training.nonfinite import NonfiniteGuard
+from bagpipe.training.part import LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import PhaseResult, Progress
-from bagpipe.training.training import Training, TrainingOfRanks
+from bagpipe.training.reading import Reading
+from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
+from bagpipe.training.rows import EvaluationRows, KnownRows, LocalUpdate, Rows
+from bagpipe.training.totals import Totals
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+__all__ = ["Engine", "EngineSettings", "OnBatch", "WrittenRows"]
 
-    from bagpipe.checkpoint.recorder import Recorder
+#: How long lanes can stay inside a handler after an error: the store's default deadline of 30 s, and as much again.
+_GRACE_S = 60.0
 
-    #: (table number, ids int64 ``[n]``) -> bool ``[n]``: the row was written before, so the store must have it.
-    KnownRows = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
+#: (table number, ids int64 ``[n]``) -> bool ``[n]``: the row was written before, so the store must have it.
+WrittenRows: TypeAlias = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
 
-__all__ = ["Engine", "EngineSettings", "PhaseResult", "Progress"]
+#: Called after every batch, in the compute lane, with a function that gives the totals so far.
+OnBatch: TypeAlias = Callable[[Callable[[], Progress]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,104 +62,96 @@ class EngineSettings:
         prefetch_depth: batches fetched ahead.
         read_ahead: batches read and not yet trained, at most.
         rows_lr, eps: of the row optimizer.
-        nonfinite: what a loss or gradient that is NaN or infinite does: it stops the job before anything is changed by
-            it, or its batch is left out (skip; not with stages).
+        skips_nonfinite: a batch whose loss or a gradient is not finite is left out; otherwise it ends the job. Either
+            way it changes nothing that is stored.
     """
 
     prefetch_depth: int
     read_ahead: int
     rows_lr: float
     eps: float
-    nonfinite: NonFinite = "stop"
-
-
-#: (dense part in stages, several ranks) -> phase.
-_TRAINING: Mapping[tuple[bool, bool], type[Training]] = {
-    (False, False): Training,
-    (False, True): TrainingOfRanks,
-    (True, False): PipelinedTraining,
-    (True, True): PipelinedTrainingOfRanks,
-}
+    skips_nonfinite: bool = False
 
 
 class Engine:
-    """Runs phases of batches over one model, cache and store, all made by the caller and owned by it.
+    """Runs training and evaluation over one model, cache and store; the caller makes, enters and owns them all.
 
     Args:
-        model: called as ``model(dense, sparse)``; its embedding modules read from `cache`.
-        layout: how a batch is read (`Converted.layout`).
+        layout: how a batch is looked up (`Converted.layout`).
         cache: the rows; its streams are those of the lanes.
         store: open, its schema checked.
-        optimizer: of the dense part.
+        dense: the dense part of the model, whose embedding modules read from `cache`.
         prepare: makes a batch's model inputs of what it uploads; called in the data lane.
         settings: numbers.
         trace: records every action.
-        on_batch: called after every batch, in the compute lane, with a function that gives the totals so far.
         peers: the other ranks; None: there are none.
-        pipeline: this rank's part of the dense stages; None: the model is trained whole.
         claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
             Called in the data lane. Default: the store's own.
-        recorder: makes checkpoints of what is trained, and guards what is written; see `Recorder`.
-        known: rows that a checkpoint holds, which the store must therefore have: one that is not found is a
-            `LostRowError`. Rows that this process wrote are known without.
-        settle: with several ranks that skip batches (`EngineSettings.nonfinite`): makes the dense gradients the sums
-            over all ranks, and says whether any rank's batch is bad (`DenseParallel.settle`).
-        wake: called when a phase has failed: ends the wait for a batch that may never come (`RemoteBatches.interrupt`).
-        dense: how forward and backward of the dense part are done; with a `pipeline`, which has its own way, only its
-            precision counts. Default: the model's own forward, as it is.
+        recorder: makes checkpoints of what is trained, and guards what is written.
+        known: rows that a checkpoint holds, which the store must therefore have: a missing one is a `LostRowError`.
+            Rows that this process wrote are known without.
+        wake: called when a run has failed: ends the wait for a batch that never comes (`RemoteBatches.interrupt`).
+        parts: further parts of the training loop, such as `WeightAverage`.
+        evaluates_with: context of every evaluation, such as `WeightAverage.swapped_in`.
     """
 
     def __init__(
         self,
         *,
-        model: nn.Module,
         layout: LookupLayout,
         cache: RowCache,
         store: Store,
-        optimizer: torch.optim.Optimizer,
+        dense: DensePart,
         prepare: Callable[[Batch, Uploader], ModelInputs],
         settings: EngineSettings,
         trace: Trace | None = None,
-        on_batch: Callable[[Callable[[], Progress]], None] | None = None,
         peers: Peers | None = None,
-        pipeline: DensePipeline | None = None,
         claim: Callable[[], bool] | None = None,
         recorder: Recorder | None = None,
-        known: KnownRows | None = None,
-        settle: Callable[[bool], bool] | None = None,
+        known: WrittenRows | None = None,
         wake: Callable[[], object] | None = None,
-        dense: DenseExecutor | None = None,
+        parts: Sequence[LoopPart] = (),
+        evaluates_with: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.model = model
-        self.layout = layout
         self.cache = cache
         self.store = store
-        self.optimizer = optimizer
-        self.prepare = prepare
+        self.dense = dense
         self.settings = settings
         self.trace = trace
-        self.on_batch = on_batch
+        self.layout = layout
+        self.prepare = prepare
         self.peers = peers
-        self.pipeline = pipeline
-        self.claim = claim if claim is not None else store.claim
+        self._wake = wake
         self.recorder = recorder
+        self.parts = tuple(parts)
+        self._evaluates_with = evaluates_with
+        self._claim = store.claim if claim is None else claim
+        self._known: list[KnownRows] = []
+        if known is not None:
+            self._known.append(lambda batch, table, ids: known(table, ids))
         if recorder is not None:
-            recorder.bind(self)
-        self.known = known
-        self.settle = settle
-        self.wake = wake
-        self.dense: DenseExecutor = dense if dense is not None else EagerExecutor(model)
-        #: Of the phase under way.
-        self.runner: Runner | None = None
+            self._known.append(lambda batch, table, ids: recorder.written.contains(table, ids))
+        self._run: LoopRun | None = None  # the one under way
 
     def abort(self, error: BaseException) -> None:
-        """End the phase under way, if there is one, with this error. From any thread."""
-        runner = self.runner
-        if runner is not None:
-            runner.abort(error)
+        """End the run under way, if there is one, with this error. From any thread."""
+        run = self._run
+        if run is not None:
+            run.abort(error)
+
+    def request_stop(self) -> None:
+        """Finish the batches that the run under way has read, and end it; a second request aborts. From any thread."""
+        run = self._run
+        if run is not None and run.runner is not None:
+            run.runner.request_stop()
 
     def train(
-        self, batches: Iterator[RankBatch], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
+        self,
+        batches: Iterator[RankBatch],
+        *,
+        first_batch: int = 0,
+        carried: Mapping[str, Any] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> PhaseResult:
         """Train on the batches and write every updated row back; then the recorder's last checkpoint.
 
@@ -160,30 +164,138 @@ class Engine:
             carried: this rank's `Part.progress` of the checkpoint that is resumed from: samples, losses and skipped
                 batches go on from there, so that `PhaseResult.progress` counts the whole job (rows and times: this
                 process).
+            on_batch: called after every batch.
 
         Raises:
             StoreError: the store failed; rows not acknowledged are still dirty in the cache.
             LostRowError: a row that was written is not in the store. Nothing was trained on its loss.
             JobError: a checkpoint could not be written, or a loss or gradient is not finite.
         """
-        self.model.train()
-        phase = _TRAINING[self.pipeline is not None, self.peers is not None]
-        result = phase(self, batches, first_batch=first_batch, carried=carried or {}).run()
-        self.cache.clear()
-        if self.pipeline is not None:
-            self.pipeline.adopt(self.optimizer)
-        return result
+        settings, cache, peers = self.settings, self.cache, self.peers
+        self.dense.model.train()
+        reading = self._reading()
+        guard = NonfiniteGuard(
+            cache.streams, self.dense, rank=None if peers is None else peers.rank, skips=settings.skips_nonfinite
+        )
+        known = list(self._known)
+        update: LoopPart
+        if peers is None:
+            update = LocalUpdate(cache, self._row_step)
+        else:
+            update = exchanged = ExchangedRows(cache, peers, row_step=self._row_step, guard=guard)
+            if self.recorder is not None:
+                known.append(exchanged.was_written)
+        rows = Rows(
+            cache=cache, store=self.store, prefetch_depth=settings.prefetch_depth, known=known, claim=self._claim
+        )
+        totals = Totals(rows, self.dense.loss_sums, lambda: self.dense.loss_scale.value)
+        recording: list[LoopPart] = []
+        if self.recorder is not None:
+            recording.append(Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals))
+        run = LoopRun(
+            batches=batches,
+            parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *recording),
+            first_batch=first_batch,
+            carried=carried or {},
+        )
+        with self._running(run, reading, totals, on_batch) as runner:
+            runner.run()
+            return self._end(run, reading, totals)
 
-    def evaluate(self, batches: Iterator[RankBatch], on_scores: Callable[[Tensor, Tensor], None]) -> PhaseResult:
+    def evaluate(
+        self, batches: Iterator[RankBatch], on_scores: OnScores, *, on_batch: OnBatch | None = None
+    ) -> PhaseResult:
         """Score the batches; changes neither model nor rows nor store.
 
         Args:
             batches: what to score.
             on_scores: called with logits and labels ``[num_examples]`` of every batch, on the host, in order: in the
                 compute lane when they have come there, the last ones by the caller.
+            on_batch: called after every batch.
         """
-        self.model.eval()
-        phase = Evaluation if self.peers is None else EvaluationOfRanks
-        result = phase(self, batches, on_scores).run()
+        cache, peers = self.cache, self.peers
+        self.dense.model.eval()
+        reading = self._reading()
+        rows = EvaluationRows(
+            cache=cache, store=self.store, prefetch_depth=self.settings.prefetch_depth, known=self._known
+        )
+        lookups = LocalUpdate(cache) if peers is None else EvaluationExchange(cache, peers)
+        scoring = Scoring(self.dense.model, cache.streams, on_scores)
+        totals = Totals(rows, scoring.loss_sums)
+        run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
+        with self._evaluates_with(), self._running(run, reading, totals, on_batch) as runner:
+            runner.run()
+            return self._end(run, reading, totals)
+
+    def _reading(self) -> Reading:
+        return Reading(
+            layout=self.layout,
+            cache=self.cache,
+            prepare=self.prepare,
+            read_ahead=self.settings.read_ahead,
+            peers=self.peers,
+            trace=self.trace,
+        )
+
+    def _row_step(self, b: int) -> RowStep:
+        return RowStep(lr=self.settings.rows_lr, eps=self.settings.eps, step=b + 1)
+
+    @contextmanager
+    def _running(self, run: LoopRun, reading: Reading, totals: Totals, on_batch: OnBatch | None) -> Iterator[Runner]:
+        """The runner of a run, stopped by signals; composed of the run's parts."""
+        peers = self.peers
+
+        def finish_batch(b: int) -> None:
+            for part in run.parts:
+                part.finish_batch(b)
+            if on_batch is not None:
+                on_batch(totals.progress)
+
+        for part in run.parts:
+            part.start(run)
+        builder = LoopBuilder(read_ahead=self.settings.read_ahead)
+        for part in run.parts:
+            part.declare(builder)
+        composition = builder.build()
+        run.runner = runner = Runner(
+            composition.loop,
+            handlers_of(run.parts, composition),
+            {name: hazard for part in run.parts for name, hazard in part.hazards().items()},
+            streams=self.cache.streams,
+            trace=self.trace,
+            on_batch=finish_batch,
+            agree=reading.agree if peers is not None else None,
+            # Now: the others are waiting for this rank's part of an exchange.
+            on_error=peers.report if peers is not None else None,
+            wake=self._wake,
+            grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
+            first_batch=run.first_batch,
+        )
+        self._run = run
+        try:
+            # Until the last write-back: a signal during it must not lose it.
+            with _stop_on_signals(runner):
+                yield runner
+        finally:
+            self._run = None
+
+    def _end(self, run: LoopRun, reading: Reading, totals: Totals) -> PhaseResult:
+        """All lanes have ended: write back what is dirty, end the parts, and agree with the other ranks on the end."""
+        assert run.runner is not None, "it has run"
+        for part in run.parts:
+            part.end()
+        report = reading.agree_on_end(run.runner.snapshot(), totals.num_batches)
         self.cache.clear()
-        return result
+        return PhaseResult(
+            progress=totals.progress(),
+            report=report,
+            input_error=reading.input_error,
+            checkpoint_stall_s=0.0 if self.recorder is None else self.recorder.stall_s,
+        )
+
+
+def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:
+    """Signals reach the main thread only; a run in another thread is stopped by its caller."""
+    if threading.current_thread() is threading.main_thread():
+        return StopOnSignals(runner.request_stop)
+    return nullcontext()

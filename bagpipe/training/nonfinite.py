@@ -1,19 +1,20 @@
 """`NonfiniteGuard`: a loss or gradient that is not finite changes no parameter and no row.
 
-    end of B(b): loss, gradients of parameters, gradients of rows ──one number each──> finite? ──no──> stop, or skip b
+    end of the backward of b: loss, gradients of parameters, gradients of rows ──sum──> finite? ──no──> stop, or skip b
 
-Sums tell: a NaN or an infinity among the terms makes a sum NaN or infinite. Only a sum that is not finite is looked at
-more closely, as finite terms may overflow. On CUDA it is the largest magnitudes, which cannot, and which two launches
-find for all tensors of a model.
+A NaN or an infinity among the terms makes a sum NaN or infinite, so one number per batch tells. A sum that is not
+finite is examined more closely, as finite terms can overflow. On CUDA the number is the sum of the largest magnitudes:
+it cannot overflow, and two launches compute it for all tensors of a model.
 
-On a device the numbers are looked at when they have come to the host, so that no lane waits for them, and always before
-what came after them is written to the store (`check`), or has become a checkpoint (`check_before`). So the step that
-goes wrong may be done on the device, and is lost with the job. Another rank may have the rows' gradients by then: what
-ranks send is looked at by who gets it, too (`watch`). To skip a batch its numbers must be waited for.
+On a device the number is examined when it has come to the host, so that no lane waits for it, and always before
+results of its batch are written to the store (`check`) or become a checkpoint (`check_before`). The bad step is done
+on the device by then, and lost with the job. Other ranks can have received the rows' gradients, so a rank examines
+what it receives too (`watch`). To skip a batch, the lane waits for its number.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,10 @@ from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import Streams
+from bagpipe.schedule.ir.loop_builder import Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.training.dense import DensePart
+from bagpipe.training.part import Hook, LoopPart, LoopRun
 
 __all__ = ["NonFinite", "NonfiniteGuard"]
 
@@ -62,23 +67,49 @@ class _Verdict:
     total: PendingTensor
 
 
-class NonfiniteGuard:
+class NonfiniteGuard(LoopPart):
     """One rank's.
 
     Args:
         streams: of the model's device.
+        dense: the dense part whose gradients are examined.
         rank: of this process, for messages; None: there is only one.
         skips: a bad batch is left out; otherwise the job ends.
-        hint: what else may help, for messages.
     """
 
-    def __init__(self, streams: Streams, *, rank: int | None = None, skips: bool = False, hint: str = "") -> None:
+    def __init__(self, streams: Streams, dense: DensePart, *, rank: int | None = None, skips: bool = False) -> None:
         self.skips = skips
         self._streams = streams
-        self._hint = hint
+        self._dense = dense
+        self._hint = dense.precision.loss_scale.hint
+        self._run: LoopRun
         self._place = "" if rank is None else f" of rank {rank}"
         self._verdicts: list[_Verdict] = []
         self._lock = threading.Lock()
+
+    def hooks(self) -> Iterable[Hook]:
+        for point in self._dense.check_points:
+            when: Literal["before", "after"] = "after" if point is Point.GRADIENTS else "before"
+            yield Hook(at=point, when=when, call=functools.partial(self._examine, point))
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+        self._verdicts = []
+
+    def before_write(self, epoch: int) -> None:
+        self.check()
+
+    def before_flush(self) -> None:
+        self.check()
+
+    def _examine(self, point: Point, key: OpKey, b: int) -> None:
+        batch = self._run.in_flight[b]
+        parameters = self._dense.checked_parameters(point, key)
+        if point is Point.GRADIENTS:
+            loss, batch.loss = batch.loss, None
+            batch.is_skipped = self.is_bad(b, loss=loss, parameters=parameters, groups=batch.groups)
+        else:
+            self.is_bad(b, parameters=parameters)
 
     def is_bad(
         self,

@@ -1,15 +1,25 @@
-"""`run_program`: the outermost frame of every program. It turns errors into one line on stderr and an exit code."""
+"""`exiting`, `run_program`: the outermost frame of every program. Errors become one line on stderr and an exit code."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from bagpipe.errors import EXIT_DONE, InputError, JobError, StoreError, exit_code
 
-__all__ = ["run_program"]
+__all__ = ["exiting", "run_program"]
+
+
+@contextmanager
+def exiting() -> Iterator[None]:
+    """Turn an error that leaves the block into ``SystemExit`` with its exit code; see `run_program`."""
+    try:
+        yield
+    except (KeyboardInterrupt, Exception) as error:
+        raise SystemExit(_report(error)) from None
 
 
 def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
@@ -20,14 +30,18 @@ def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
     """
     try:
         return main(sys.argv[1:] if argv is None else argv) or EXIT_DONE
-    except (InputError, StoreError, JobError) as error:
+    except (KeyboardInterrupt, Exception) as error:
+        return _report(error)
+
+
+def _report(error: BaseException) -> int:
+    """Print the error; returns its exit code."""
+    if isinstance(error, (InputError, StoreError, JobError)):
         if os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0"):
             traceback.print_exc()
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return exit_code(error)
-    except KeyboardInterrupt as error:
+    elif isinstance(error, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
-        return exit_code(error)
-    except Exception as error:
+    else:
         traceback.print_exc()
-        return exit_code(error)
+    return exit_code(error)

@@ -79,8 +79,8 @@ def _ours(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
             _loss(job.model, batch.inputs.dense, batch.inputs.sparse, batch.inputs.labels).backward()  # type: ignore[no-untyped-call]
             settings = engine.settings
             cache.update(batch.context, RowStep(lr=settings.rows_lr, eps=settings.eps, step=number + 1))
-            engine.optimizer.step()
-            engine.optimizer.zero_grad(set_to_none=True)
+            engine.dense.optimizer.step()
+            engine.dense.optimizer.zero_grad(set_to_none=True)
 
         yield train
         if device.type == "cuda":

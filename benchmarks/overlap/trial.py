@@ -21,7 +21,7 @@ from bagpipe.kernels.initialization import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore
-from bagpipe.training.engine import Progress
+from bagpipe.training.progress import Progress
 from bagpipe.types.schema import RowSchema
 from benchmarks.harness.processor_use import ProcessorUse
 from benchmarks.harness.shaped_link import ShapedServer
@@ -139,9 +139,8 @@ def run_trial(
         if refill:
             fill_store(server, trainee.rows, config.store.namespace)
         store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
-        engine = build_engine(trainee, store, trace)
-        engine.on_batch = recorder
-        engine.train(source.batches("train", trainee.spec, max_steps=config.run.steps))
+        engine = build_engine(trainee, store, trace=trace)
+        engine.train(source.batches("train", trainee.spec, max_steps=config.run.steps), on_batch=recorder)
         if trace is not None:
             trace.write(trace_path)
     return _trial(config, recorder, warmup_steps, last_step)

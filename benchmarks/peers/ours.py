@@ -52,9 +52,7 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
         _fill(fill_url, trainee.rows, config.store.namespace, sample)
         store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
         engine = build_engine(trainee, store)
-        engine.on_batch = on_batch
-        progress = engine.train(source.batches("train", trainee.spec)).progress
-        engine.on_batch = None
+        progress = engine.train(source.batches("train", trainee.spec), on_batch=on_batch).progress
         metrics = BinaryMetrics()
         engine.evaluate(source.batches("eval", trainee.eval_spec), metrics.add)
         assert cacher.pid is not None, "the cacher runs"

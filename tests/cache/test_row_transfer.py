@@ -10,8 +10,9 @@ from bagpipe.cache.row_transfer import RowTransfer
 from bagpipe.cache.slots import Slab
 from bagpipe.kernels.select import select_kernels
 from bagpipe.oracle.plan import RowList
-from bagpipe.pipeline.stream import NullStreams, RecordingStreams, Streams
+from bagpipe.pipeline.stream import NullStreams, Streams
 from bagpipe.store.interface import ReadResult
+from bagpipe.testing.recording_streams import RecordingStreams
 from bagpipe.types.schema import RowSchema, RowTable
 
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bagpipe.cache.staging import ALIGN_BYTES, HostCopy, Scratch, StagingRing, copy_to_host, empty_view, to_host
 from bagpipe.kernels.torch_kernels import gather
-from bagpipe.pipeline.stream import HostStream, NullStreams, RecordingStreams
+from bagpipe.pipeline.stream import HostStream, NullStreams
+from bagpipe.testing.recording_streams import RecordingStreams
 
 
 @dataclass(eq=False)

@@ -14,7 +14,8 @@ from bagpipe.cache.staging import ALIGN_BYTES
 from bagpipe.cache.upload import DirectUploads, StagedUploader, StagedUploads, Uploader, open_uploads
 from bagpipe.kernels.segment_sum import HostSegmentSum
 from bagpipe.oracle.plan import RowList
-from bagpipe.pipeline.stream import NullStreams, RecordingStreams
+from bagpipe.pipeline.stream import NullStreams
+from bagpipe.testing.recording_streams import RecordingStreams
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from bagpipe.checkpoint.dense_state import capture, combine, load, random_state,
 from bagpipe.checkpoint.files import check
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stream import RecordingStreams
+from bagpipe.testing.recording_streams import RecordingStreams
 from bagpipe.training.digest import dense_digest
 from tests.checkpoint.samples import captured, model_and_optimizer
 

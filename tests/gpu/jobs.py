@@ -132,12 +132,14 @@ def recorded(job: PlainJob, folder: Path, every: int) -> Iterator[dict[int, Part
         every=every,
         places=CheckpointPaths(generation=folder, step=place),
         on_part=lambda step, epoch, part: parts.__setitem__(step, part),
+        cache=job.cache,
+        store=job.store,
+        dense=job.engine.dense,
+        read_ahead=job.engine.settings.read_ahead,
     )
     job.store.claim()
     take_over(job.store)
-    job.engine.claim = lambda: False
-    job.engine.recorder = recorder
-    recorder.bind(job.engine)
+    job.engine = job.make_engine(job.engine.dense, claim=lambda: False, recorder=recorder)
     with recorder:
         yield parts
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bagpipe.pipeline.cuda_stream import CudaStreams
+from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.runner import Runner
-from bagpipe.pipeline.stream import open_streams
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.program import Resource
 from bagpipe.schedule.prefetch import prefetch

@@ -106,7 +106,7 @@ def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_row
             autocast_dtype=dtype,
             loss_scale=LossScale(value=4096 if dtype == torch.float16 else scale),
         )
-        job.engine.dense = way(job.model, precision)
+        job.engine = job.make_engine(job.make_dense(executor=way(job.model, precision)))
         result = job.train(batches_of(SHAPE))
         return job.digests(), float(result.progress.loss_sum)
 

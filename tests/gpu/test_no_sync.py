@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool, 
         cache_rows=2 * smallest_cache(shape) if cached else 0,
     )  # fmt: skip
     try:
-        with PlainJob(settings, on_batch=on_batch) as job, recorded(job, tmp_path, every=5) as parts:
-            job.engine.optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
+        with ExitStack() as stack:
+            job = stack.enter_context(PlainJob(settings, on_batch=on_batch))
+            job.engine = job.make_engine(job.make_dense(optimizer=torch.optim.Adam(job.model.parameters(), lr=0.01)))
+            parts = stack.enter_context(recorded(job, tmp_path, every=5))
             result = job.train(batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from bagpipe.pipeline.runner import Runner
-from bagpipe.pipeline.stream import RecordingStreams
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.lowering.pipelined import pipelined
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.prefetch import prefetch
+from bagpipe.testing.recording_streams import RecordingStreams
 
 NUM_BATCHES = 12
 
@@ -29,8 +28,7 @@ HAZARDS: Mapping[str, Callable[[int], int]] = {
 
 def _staged(ranks: int) -> Loop:
     step = step_program(chain(2, 4), [(0, True), (1, False)], "1f1b", num_processes=2 if ranks > 1 else 1)
-    frame = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=ranks)
-    return pipelined(frame, step, 0, read_ahead=4)
+    return prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=ranks, step=step)
 
 
 LOOPS: Mapping[str, Callable[[], Loop]] = {
@@ -38,9 +36,7 @@ LOOPS: Mapping[str, Callable[[], Loop]] = {
     "training in micro-batches": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, microbatches=2),
     "evaluation": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, train=False),
     "training of ranks": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2),
-    "training of ranks that settle": lambda: prefetch(
-        prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2, settles=True
-    ),
+    "training of ranks that skip": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2, skips=True),
     "evaluation of ranks": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2, train=False),
     "stages": lambda: _staged(1),
     "stages of a process": lambda: _staged(2),

@@ -9,10 +9,12 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.pipeline.cuda_stream import CudaStreams
+from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.runner import Runner
-from bagpipe.pipeline.stream import NullStreams, RecordingStreams, keep_for_current_stream, open_streams
+from bagpipe.pipeline.stream import NullStreams, keep_for_current_stream
 from bagpipe.schedule.ir.program import Resource
 from bagpipe.schedule.prefetch import prefetch
+from bagpipe.testing.recording_streams import RecordingStreams
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 

@@ -109,21 +109,20 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
         )
         store.check()
         engine = build_engine(trainee, store if wrap is None else wrap(store))
-        engine.on_batch = losses = _Losses()
+        losses = _Losses()
         # The steps' owner closes them: a job that fails leaves them half read.
         with closing(source.batches("train", trainee.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
-            trained = engine.train(steps)
-        engine.on_batch = None
+            trained = engine.train(steps, on_batch=losses)
         metrics = BinaryMetrics()
         if config.data.eval_fraction:
             engine.evaluate(source.batches("eval", trainee.spec), metrics.add)
         return JobEnd(
-            dense_digest=dense_digest(engine.model, engine.optimizer),
+            dense_digest=dense_digest(engine.dense.model, engine.dense.optimizer),
             embedding_digest=embedding_digest(store),
             losses=losses.means(),
             rows=dict(_rows(store)),
-            dense={name: value.detach().clone() for name, value in engine.model.state_dict().items()},
-            state=engine.optimizer.state_dict()["state"],
+            dense={name: value.detach().clone() for name, value in engine.dense.model.state_dict().items()},
+            state=engine.dense.optimizer.state_dict()["state"],
             trained=trained,
             trainee=trainee,
             auc=metrics.auc(),

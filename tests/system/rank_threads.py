@@ -27,15 +27,16 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
+from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
 from bagpipe.training.progress import PhaseResult
 from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
-from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.assembly import Trainee, build_dense, build_engine, build_trainee
 
-__all__ = ["RankOrderSum", "RanksEnd", "engine_of_rank", "run_ranks", "steps_of_rank"]
+__all__ = ["RankOrderSum", "RanksEnd", "dense_of_rank", "engine_of_rank", "run_ranks", "steps_of_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,42 +65,34 @@ class RanksEnd:
 
 
 class RankOrderSum:
-    """A dense optimizer whose step first sums the gradients of all ranks, in rank order."""
+    """`GradientSum` of ranks that are threads: adds up the gradients of all ranks, in rank order."""
 
-    def __init__(self, inner: torch.optim.Optimizer, all_ranks: list[RankOrderSum], barrier: threading.Barrier) -> None:
-        self.inner = inner
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], all_ranks: list[RankOrderSum], barrier: threading.Barrier
+    ) -> None:
+        self.parameters = parameters
         self.is_bad = False
         self._all_ranks = all_ranks
         self._barrier = barrier
         all_ranks.append(self)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
-
-    def settle(self, is_bad: bool) -> bool:
-        """As `DenseParallel.settle`, but the sums come with the step."""
-        self.is_bad = is_bad
+    def reduce(self, *, is_bad: bool | None = None) -> bool:
+        self.is_bad = bool(is_bad)
         self._barrier.wait()
-        is_bad = any(optimizer.is_bad for optimizer in self._all_ranks)
-        self._barrier.wait()
-        return is_bad
-
-    def step(self) -> None:
-        self._barrier.wait()
+        if any(rank.is_bad for rank in self._all_ranks):
+            self._barrier.wait()
+            return True
         sums = []
-        for same in zip(*(optimizer.parameters() for optimizer in self._all_ranks), strict=True):
+        for same in zip(*(rank.parameters for rank in self._all_ranks), strict=True):
             total = torch.zeros_like(same[0])
             for parameter in same:
                 if parameter.grad is not None:
                     total = total + parameter.grad
             sums.append(total)
         self._barrier.wait()
-        for parameter, total in zip(self.parameters(), sums, strict=True):
+        for parameter, total in zip(self.parameters, sums, strict=True):
             parameter.grad = total
-        self.inner.step()
+        return False
 
 
 def steps_of_rank(
@@ -129,7 +122,7 @@ def run_ranks(
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
     barrier = threading.Barrier(world_size, timeout=60)
-    optimizers: list[RankOrderSum] = []
+    sums: list[RankOrderSum] = []
     name = f"ranks-{uuid.uuid4().hex}"
     schema = PlannedData(config.data, config.run.seed).schema
     with ExitStack() as stack:
@@ -137,12 +130,7 @@ def run_ranks(
         for peer in peers:
             trainee = build_trainee(config, schema, world_size)
             store = stack.enter_context(MemoryStore(trainee.rows, name=name, num_buckets=8))
-            engine = engine_of_rank(trainee, store, peer)
-            engine.peers = peer
-            engine.claim = _claim(peer, store)
-            if trainee.stages is None:
-                engine.optimizer = sums = RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
-                engine.settle = sums.settle
+            engine = engine_of_rank(trainee, store, peer, sums, barrier, claim=_claim(peer, store))
             jobs.append((peer, engine, trainee))
         results: list[PhaseResult | BaseException | None] = [None] * world_size
         scores: list[list[float]] = [[] for _ in peers]
@@ -154,7 +142,7 @@ def run_ranks(
                     results[peer.rank] = engine.train(spoil(peer.rank, steps))
                 if trainee.stages is not None:
                     held = held_stages(trainee.stages.staged, trainee.stages.mesh)
-                    share_stages(held, engine.optimizer, peer.dense, peer.gather)
+                    share_stages(held, engine.dense.optimizer, peer.dense, peer.gather)
                 if config.data.eval_fraction:
                     with closing(steps_of_rank(config, trainee.eval_spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
                         engine.evaluate(steps, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))
@@ -172,7 +160,7 @@ def run_ranks(
         if errors:
             raise next((error for error in errors if type(error) is JobError), errors[0])
         engines = [engine for _, engine, _ in jobs]
-        digests = {dense_digest(engine.model, engine.optimizer) for engine in engines}
+        digests = {dense_digest(engine.dense.model, engine.dense.optimizer) for engine in engines}
         assert len(digests) == 1, "the ranks' dense parts differ"
         store = engines[0].store
         return RanksEnd(
@@ -183,21 +171,38 @@ def run_ranks(
                 for number, table in enumerate(store.schema.tables)
                 for ids in [store.ids(number)]
             },
-            dense={name: value.detach().clone() for name, value in engines[0].model.state_dict().items()},
+            dense={name: value.detach().clone() for name, value in engines[0].dense.model.state_dict().items()},
             results=tuple(result for result in results if isinstance(result, PhaseResult)),
             rows_sent=sum(sum(peer.rows_sent.values()) for peer in peers),
             scores=tuple(tuple(row) for row in scores),
         )
 
 
-def engine_of_rank(trainee: Trainee, store: MemoryStore, peer: LocalPeers) -> Engine:
+def engine_of_rank(
+    trainee: Trainee,
+    store: MemoryStore,
+    peer: LocalPeers,
+    all_ranks: list[RankOrderSum],
+    barrier: threading.Barrier,
+    **more: Any,
+) -> Engine:
+    """The engine of a rank that is a thread; `more` as in `build_engine`."""
+    dense = dense_of_rank(trainee, peer, all_ranks, barrier)
+    return build_engine(trainee, store, dense=dense, peers=peer, **more)
+
+
+def dense_of_rank(
+    trainee: Trainee, peer: LocalPeers, all_ranks: list[RankOrderSum], barrier: threading.Barrier
+) -> DensePart:
+    """Its dense part, whose gradients are summed over all ranks, or over the holders of each stage."""
     if trainee.stages is None:
-        return build_engine(trainee, store)
+        parameters = list(trainee.converted.model.parameters())
+        return build_dense(trainee, replicas=RankOrderSum(parameters, all_ranks, barrier))
     mesh = trainee.stages.mesh
     held = held_stages(trainee.stages.staged, mesh)
     sums = StageSums(held, peer.open_stage_groups([stage.holders for stage in held]), rank=peer.rank)
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
-    return build_engine(trainee, store, rank=peer.rank, links=links, reduce=sums.reduce)
+    return build_dense(trainee, rank=peer.rank, links=links, reduce=sums.reduce)
 
 
 def _claim(peer: LocalPeers, store: MemoryStore) -> Callable[[], bool]:

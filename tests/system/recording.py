@@ -31,12 +31,14 @@ from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
+from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
-from bagpipe.training.engine import Engine
+from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import PhaseResult, Progress
+from bagpipe.training.weight_average import WeightAverage
 from cacher.planning import PlannedData
-from tests.system.rank_threads import RankOrderSum, engine_of_rank, steps_of_rank
-from trainer.assembly import Trainee, build_engine, build_trainee
+from tests.system.rank_threads import RankOrderSum, dense_of_rank, steps_of_rank
+from trainer.assembly import Trainee, build_average, build_cache, build_dense, build_engine, build_trainee
 
 __all__ = ["Crash", "Recorded", "RecordedEnd", "recorded"]
 
@@ -72,7 +74,7 @@ class Recorded:
         every: batches between checkpoints.
         world_size: ranks.
         rows_only: no files: checkpoints only close logs.
-        prepare: called with every engine before it trains.
+        prepare: called with every engine before it trains; may give an `on_batch` (see `Engine.train`).
         spoil: what a rank gets in the place of its steps.
         on_folder: called with the step of a checkpoint before its folder is given out.
     """
@@ -83,7 +85,7 @@ class Recorded:
     every: int
     world_size: int = 1
     rows_only: bool = False
-    prepare: Callable[[Engine], None] = lambda engine: None
+    prepare: Callable[[Engine], OnBatch | None] = lambda engine: None
     spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, steps: steps
     on_folder: Callable[[int], None] = lambda step: None
     stores: list[MemoryStore] = field(default_factory=list)
@@ -113,7 +115,7 @@ class Recorded:
                 rows=rows,
                 num_writers=self.world_size,
             )
-            optimizers: list[RankOrderSum] = []
+            sums: list[RankOrderSum] = []
             ranks: list[_Rank] = []
             for peer, trainee, store in zip(peers, trainees, stores, strict=True):
                 store.fence(Fence(token=token, writer=peer.rank, epoch=1))
@@ -128,18 +130,49 @@ class Recorded:
                     full_every=3,
                     timeout_s=60.0,
                 )
-                recorder = self._recorder(peer.rank, folder, generation, beginning.manifest.step, publisher)
-                engine = self._engine(trainee, store, peer, recorder, optimizers, barrier)
-                engine.known = rows.contains
-                _restore(engine, beginning, peer.rank)
-                self.prepare(engine)
-                ranks.append(_Rank(peer=peer, trainee=trainee, engine=engine, recorder=recorder, publisher=publisher))
-            if crash_at is not None:
-                ranks[crash_rank].engine.on_batch = _Fuse(beginning.manifest.step + crash_at)
+                cache, dense = build_cache(trainee), self._dense(trainee, peer, sums, barrier)
+                average = build_average(trainee, dense)
+                recorder = self._recorder(
+                    folder,
+                    generation,
+                    beginning.manifest.step,
+                    publisher,
+                    rank=peer.rank,
+                    cache=cache,
+                    store=store,
+                    dense=dense,
+                    read_ahead=self.config.cache.read_ahead,
+                    report=(lambda error, peer=peer: peer.report(error)) if self.world_size > 1 else None,
+                )
+                engine = build_engine(
+                    trainee,
+                    store,
+                    cache=cache,
+                    dense=dense,
+                    average=average,
+                    peers=peer if self.world_size > 1 else None,
+                    claim=lambda: False,
+                    recorder=recorder,
+                    known=rows.contains,
+                )
+                _restore(dense, average, beginning, peer.rank)
+                on_batch = self.prepare(engine)
+                if crash_at is not None and peer.rank == crash_rank:
+                    on_batch = _Fuse(beginning.manifest.step + crash_at)
+                ranks.append(
+                    _Rank(
+                        peer=peer,
+                        trainee=trainee,
+                        engine=engine,
+                        recorder=recorder,
+                        publisher=publisher,
+                        on_batch=on_batch,
+                    )
+                )
             results = _together(ranks, barrier, lambda rank: self._train(rank, beginning))
             return RecordedEnd(
                 digests=(
-                    dense_digest(ranks[0].engine.model, ranks[0].engine.optimizer),
+                    dense_digest(ranks[0].engine.dense.model, ranks[0].engine.dense.optimizer),
                     embedding_digest(stores[0]),
                 ),
                 results=tuple(results),
@@ -150,7 +183,7 @@ class Recorded:
         return MemoryStore(trainee.rows, name=self.name, num_buckets=8)
 
     def _recorder(
-        self, rank: int, folder: CheckpointFolder, generation: int, first_batch: int, publisher: Publisher
+        self, folder: CheckpointFolder, generation: int, first_batch: int, publisher: Publisher, **more: Any
     ) -> Recorder:
         def publish(step: int, epoch: int, part: Part | None) -> None:
             if part is not None:
@@ -162,34 +195,17 @@ class Recorded:
 
         places = CheckpointPaths(generation=folder.generation_folder(generation), step=step_folder)
         return Recorder(
-            rank=rank,
             every=self.every,
             first_batch=first_batch,
             places=None if self.rows_only else places,
             on_part=publish,
+            **more,
         )
 
-    def _engine(
-        self,
-        trainee: Trainee,
-        store: MemoryStore,
-        peer: LocalPeers,
-        recorder: Recorder,
-        optimizers: list[RankOrderSum],
-        barrier: threading.Barrier,
-    ) -> Engine:
-        if self.world_size == 1:
-            engine = build_engine(trainee, store)
-        else:
-            engine = engine_of_rank(trainee, store, peer)
-            engine.peers = peer
-            if trainee.stages is None:
-                engine.optimizer = sums = RankOrderSum(engine.optimizer, optimizers, barrier)  # type: ignore[assignment]
-                engine.settle = sums.settle
-        engine.claim = lambda: False
-        engine.recorder = recorder
-        recorder.bind(engine)
-        return engine
+    def _dense(
+        self, trainee: Trainee, peer: LocalPeers, sums: list[RankOrderSum], barrier: threading.Barrier
+    ) -> DensePart:
+        return build_dense(trainee) if self.world_size == 1 else dense_of_rank(trainee, peer, sums, barrier)
 
     def _train(self, rank: _Rank, beginning: Checkpoint) -> PhaseResult:
         first_batch, parts = beginning.manifest.step, beginning.manifest.parts
@@ -199,10 +215,10 @@ class Recorded:
             stack.callback(rank.publisher.close)
             steps = stack.enter_context(closing(self._steps(rank, first_batch)))
             spoilt = self.spoil(rank.peer.rank, steps)
-            result = rank.engine.train(spoilt, first_batch=first_batch, carried=carried)
+            result = rank.engine.train(spoilt, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
         if rank.trainee.stages is not None and self.world_size > 1:
             held = held_stages(rank.trainee.stages.staged, rank.trainee.stages.mesh)
-            share_stages(held, rank.engine.optimizer, rank.peer.dense, rank.peer.gather)
+            share_stages(held, rank.engine.dense.optimizer, rank.peer.dense, rank.peer.gather)
         return result
 
     def _steps(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
@@ -225,11 +241,12 @@ class _Rank:
     engine: Engine
     recorder: Recorder
     publisher: Publisher
+    on_batch: OnBatch | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Fuse:
-    """`Engine.on_batch` that ends the job."""
+    """An `on_batch` that ends the job."""
 
     at: int
 
@@ -265,17 +282,15 @@ def _together(
     return [results[number] for number in range(len(ranks))]
 
 
-def _restore(engine: Engine, beginning: Checkpoint, rank: int) -> None:
+def _restore(dense: DensePart, average: WeightAverage | None, beginning: Checkpoint, rank: int) -> None:
     parts = list(beginning.manifest.parts)
     if not parts:
         return
     own = load(beginning.folder, parts[rank].dense)
-    state = own if engine.pipeline is None else combine(load(beginning.folder, part.dense) for part in parts)
-    if engine.pipeline is None:
-        optimizer: Any = engine.optimizer
-        state.restore(engine.model, getattr(optimizer, "inner", optimizer))
-    else:
-        state.restore(engine.model, *engine.pipeline.optimizers.values())
+    state = combine(load(beginning.folder, part.dense) for part in parts) if dense.is_staged else own
+    state.restore(dense.model, *(piece.optimizer for piece in dense.pieces.values() if piece.optimizer is not None))
+    if average is not None:
+        average.load_tensors(state.of_part(average.name))
     restore_random_state(own.rng(), torch.device("cpu"))
 
 

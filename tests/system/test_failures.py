@@ -144,10 +144,9 @@ def test_the_trainer_s_memory_does_not_grow_with_the_vocabulary(clicks: MakeConf
     with MemoryStore(trainee.rows, num_buckets=8) as inner:
         store = ForgetfulStore(inner)
         engine = build_engine(trainee, store)
-        engine.on_batch = note
         unbounded = dataclasses.replace(trainee.spec, table_rows=(None,) * len(trainee.spec.table_rows))
         batches = fresh_batches(count, num_examples=num_examples, num_features=num_features, num_dense=3)
-        result = engine.train(plan_rank_batches(batches, unbounded))
+        result = engine.train(plan_rank_batches(batches, unbounded), on_batch=note)
     assert result.progress.rows_unique == count * num_examples * num_features
     assert store.rows_written == count * num_examples * num_features
     grown = max(marks[-20:]) - max(marks[warmup - 20 : warmup])

@@ -15,7 +15,7 @@ from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.config.sections import Config
 from bagpipe.errors import JobError
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.pipeline import stream
+from bagpipe.pipeline import devices
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.memory.store import MemoryStore
@@ -29,6 +29,7 @@ from tests.system.lagging import LaggingStreams
 from tests.system.rank_threads import run_ranks
 from tests.system.recording import Recorded
 from tests.system.staging import staged
+from tests.training.small import guard_of
 from trainer.assembly import build_engine, build_trainee
 
 MakeConfig = Callable[..., Config]
@@ -60,11 +61,11 @@ class Small:
         return self.data.batches("train", self.trainee.spec)
 
     def digests(self) -> tuple[str, str]:
-        return dense_digest(self.engine.model, self.engine.optimizer), embedding_digest(self.store)
+        return dense_digest(self.engine.dense.model, self.engine.dense.optimizer), embedding_digest(self.store)
 
     def is_finite(self) -> bool:
         rows = [self.store.read(table, self.store.ids(table)).rows for table in range(len(self.trainee.rows.tables))]
-        dense = [parameter.detach().numpy() for parameter in self.engine.model.parameters()]
+        dense = [parameter.detach().numpy() for parameter in self.engine.dense.model.parameters()]
         return all(bool(np.isfinite(values).all()) for values in (*rows, *dense))
 
 
@@ -148,7 +149,7 @@ def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> No
 
 def test_only_terms_count() -> None:
     """A sum of finite terms may overflow."""
-    guard = NonfiniteGuard(NullStreams())
+    guard = guard_of(NullStreams())
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.full((2,), 3e38)
     assert not guard.is_bad(0, parameters=[("weight", parameter)])
@@ -171,7 +172,7 @@ def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], tor
 
 def test_nothing_to_look_at() -> None:
     groups: tuple[ActiveTableGroup, ...] = ()
-    guard = NonfiniteGuard(NullStreams(), rank=2, skips=True)
+    guard = guard_of(NullStreams(), rank=2, skips=True)
     assert not guard.is_bad(0, groups=groups)
     assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])
 
@@ -179,7 +180,7 @@ def test_nothing_to_look_at() -> None:
 def test_what_a_rank_sends_is_looked_at_where_it_arrives(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device the sender does not know yet that it is bad; here it never will."""
     is_bad, write = NonfiniteGuard.is_bad, MemoryStore.write_many
-    monkeypatch.setitem(stream._BY_DEVICE, "cpu", lambda device: LaggingStreams())
+    monkeypatch.setitem(devices.STREAMS, "cpu", lambda device: LaggingStreams())
     monkeypatch.setattr(
         NonfiniteGuard, "is_bad", lambda guard, batch, arrived=(), **_: is_bad(guard, batch, arrived=arrived) and False
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.errors import JobError
-from bagpipe.pipeline import stream
+from bagpipe.pipeline import devices
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.progress import Progress
 from bagpipe.types.batch import Batch
 from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 from tests.system.lagging import LaggingStreams
+from tests.training.small import guard_of
 from trainer.progress import ProgressReporter
 
 #: Batches until rings, scratch memory and the optimizer's state are there, and the first batch's ids are checked.
@@ -31,7 +33,7 @@ WARM_UP = 3
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> LaggingStreams:
     streams = LaggingStreams()
-    monkeypatch.setitem(stream._BY_DEVICE, "cpu", lambda device: streams)
+    monkeypatch.setitem(devices.STREAMS, "cpu", lambda device: streams)
     return streams
 
 
@@ -60,9 +62,11 @@ def test_training_waits_where_the_schedule_says_and_nowhere_else(
 ) -> None:
     """Checkpoints included. Who writes them waits, and after that a lane need not: so not in all cases."""
     settings = {"rows": rows, "cache_rows": smallest_cache(shape) if cached else 0}
-    with job_of(shape, streams, **settings) as job, recorded(job, tmp_path, every=every) as parts:
+    with ExitStack() as stack:
+        job = stack.enter_context(job_of(shape, streams, **settings))
         optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
-        job.engine.optimizer = optimizer
+        job.engine = job.make_engine(job.make_dense(optimizer=optimizer))
+        parts = stack.enter_context(recorded(job, tmp_path, every=every))
         streams._allowed = lambda: [state["step"] for state in optimizer.state.values()]
         result = job.train(batches_of(shape))
         job.score(batches_of(shape))
@@ -109,7 +113,7 @@ def test_a_bad_batch_is_in_no_checkpoint(
 
 
 def test_a_bad_batch_is_told_to_all_who_ask(streams: LaggingStreams) -> None:
-    guard = NonfiniteGuard(streams)
+    guard = guard_of(streams)
     assert not guard.is_bad(3, loss=torch.tensor(float("nan")))
     guard.check()  # too early
     guard.check_before(3)  # what a checkpoint before it holds is good

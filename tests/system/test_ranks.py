@@ -53,7 +53,7 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
         parts = open_job(config, ranks, stack)
         trained = parts.engine.train(parts.source.batches("train", parts.spec))
         ranks.gather(None)
-        dense = {name: value.numpy() for name, value in parts.engine.model.state_dict().items()}
+        dense = {name: value.numpy() for name, value in parts.engine.dense.model.state_dict().items()}
         return {"dense": dense, "samples": trained.progress.samples, "seed": torch.initial_seed()}
 
 

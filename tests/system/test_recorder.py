@@ -18,7 +18,7 @@ from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.config.sections import Config
 from bagpipe.errors import JobError, LostRowError
 from bagpipe.pipeline.runner import Interrupted
-from bagpipe.training.engine import Engine
+from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import Progress
 from tests.system.jobs import change, largest_batch
 from tests.system.recording import Crash, RecordedEnd, recorded
@@ -186,10 +186,9 @@ def test_a_second_request_to_stop_does_not_wait_for_the_last_checkpoint(clicks: 
     ended = threading.Event()
 
     def stop_twice(step: int) -> None:
-        runner = engines[0].runner
-        if step == NUM_BATCHES and runner is not None:
-            runner.request_stop()
-            runner.request_stop()
+        if step == NUM_BATCHES:
+            engines[0].request_stop()
+            engines[0].request_stop()
             assert ended.wait(30)
 
     def watch(engine: Engine) -> None:
@@ -226,7 +225,7 @@ def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) 
         job.spoil = lambda rank, steps: steps
     before = {"batch": -1}
 
-    def lose(engine: Engine) -> None:
+    def lose(engine: Engine) -> OnBatch:
         """After some batches, or before the first, the rows of one table are gone."""
 
         def forget(totals: Callable[[], Progress] | None = None) -> None:
@@ -236,9 +235,9 @@ def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) 
                     ids = engine.store.ids(0)
                     ledger.delete(np.zeros(len(ids), np.uint32), ids)
 
-        engine.on_batch = forget
         if resumes:
             forget()
+        return forget
 
     job.prepare = lose
     with pytest.raises(LostRowError, match=r"table \w+ id -?\d+ was written, but is not in the store any more"):
@@ -263,7 +262,7 @@ def test_a_row_that_another_rank_wrote(clicks: MakeConfig, tmp_path: Path, loses
     config = change(clicks(), data__schema=str(schema))
     job = recorded(change(config, cache__rows=largest_batch(config) // 2 + 5), tmp_path, world_size=2)
 
-    def lose(engine: Engine) -> None:
+    def lose(engine: Engine) -> OnBatch:
         def forget(totals: Callable[[], Progress]) -> None:
             assert engine.peers is not None
             if engine.peers.rank == 0 and totals().steps == 12:
@@ -275,7 +274,7 @@ def test_a_row_that_another_rank_wrote(clicks: MakeConfig, tmp_path: Path, loses
             assert engine.recorder is not None
             engine.recorder.written = WrittenRows()
 
-        engine.on_batch = forget
+        return forget
 
     if not loses:
         job.run()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import Config
 from bagpipe.errors import RolledBackError
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
 from tests.trainer.test_beginning import FACTS, ROWS
+from tests.training.small import small_dense
 from trainer.checkpoints import Checkpoints
 from trainer.ranks import Ranks
+
+
+def trained() -> dict[str, Any]:
+    return {"cache": RowCache(ROWS, 10), "dense": small_dense()}
 
 
 def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
@@ -24,7 +31,7 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
     with (
         MemoryStore(ROWS, name=name) as own,
         MemoryStore(ROWS, name=name) as other,
-        Checkpoints(Config(), ranks, FACTS, own) as checkpoints,
+        Checkpoints(Config(), ranks, FACTS, own, **trained()) as checkpoints,
     ):
         checkpoints.claim()
         other.fence(Fence(token=checkpoints.beginning.token, writer=1, epoch=1))
@@ -41,7 +48,10 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
 
 def test_rows_that_are_gone_when_all_is_trained_are_no_result() -> None:
     """Without files nothing says which rows there were; the store still says whose it is."""
-    with MemoryStore(ROWS, name=uuid.uuid4().hex) as store, Checkpoints(Config(), Ranks(), FACTS, store) as checkpoints:
+    with (
+        MemoryStore(ROWS, name=uuid.uuid4().hex) as store,
+        Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
+    ):
         checkpoints.check_rows()  # nothing was claimed, nothing trained
         checkpoints.claim()
         checkpoints.check_rows()

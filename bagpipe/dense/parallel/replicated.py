@@ -2,9 +2,9 @@
 
     backward: a bucket's last gradient is there ─> bucket filled ─┐ in the buckets' order, on a thread or stream
         exchanged: the sums over all ranks (`bagpipe.dense.parallel.buckets`) <┘
-    optimizer step: the last bucket, with a word on the batch; wait for the buckets, copy them back, step
+    reduce: the last bucket, marked if this rank's batch is bad; wait for the buckets, copy them back
 
-The last bucket waits for the step, so that a rank whose batch is bad keeps the others from theirs by just not coming.
+A rank with non-finite gradients blocks the last all-reduce: it never calls `reduce`, so no other rank steps.
 
 Why not torch's DistributedDataParallel: docs/decisions/0007.
 """
@@ -38,7 +38,7 @@ class _Awaited:
 
 
 class DenseParallel:
-    """Sums a model's gradients over the ranks before every step of its optimizer. Use as a context manager.
+    """Sums a model's gradients over the ranks. Use as a context manager; call `reduce` before every optimizer step.
 
     Entering gives all ranks rank 0's parameters and buffers. A parameter that has a gradient on no rank keeps none, and
     the optimizer leaves it alone, as on one rank. A rank that ran no backward takes part all the same.
@@ -49,7 +49,6 @@ class DenseParallel:
 
     Args:
         model: the same parameters in the same order on every rank.
-        optimizer: of its parameters; its step waits for the sums.
         group: the dense lane.
         bucket_bytes: gradients that travel together, at most (one parameter at least).
         backwards_per_step: micro-batches: a bucket travels when so many backwards have reached all of its parameters,
@@ -58,20 +57,18 @@ class DenseParallel:
     Raises:
         InputError: in backward, a parameter has a sparse gradient.
         JobError: in backward, it is one more than those of the step.
-        PeerError: in the optimizer's step, a peer is gone or silent.
+        PeerError: in `reduce`, a peer is gone or silent.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
         group: RankGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
         backwards_per_step: int = 1,
     ) -> None:
         self._model = model
-        self._optimizer = optimizer
         self._group = group
         self._backwards_per_step = backwards_per_step
         self._buckets = [
@@ -79,7 +76,7 @@ class DenseParallel:
             for number, bucket in enumerate(make_buckets(model.named_parameters(), bucket_bytes, group.world_size))
         ]
         self._launched = 0
-        self._is_bad = self._is_settled = False
+        self._is_bad = False
         self._handles: list[Any] = []
         device = next(model.parameters(), torch.empty(0)).device
         self._stream: Any = None
@@ -96,7 +93,6 @@ class DenseParallel:
             for name, parameter in zip(awaited.bucket.names, awaited.bucket.parameters, strict=True):
                 handle = parameter.register_post_accumulate_grad_hook(self._hook(awaited, name))  # type: ignore[no-untyped-call]
                 self._handles.append(handle)
-        self._handles.append(self._optimizer.register_step_pre_hook(lambda *_: self.finish()))
         self._worker.start()
         return self
 
@@ -117,11 +113,16 @@ class DenseParallel:
         for buffer in self._model.buffers():
             self._group.broadcast(buffer)
 
-    def finish(self) -> None:
-        """Wait until the step's gradients are the sums over all ranks."""
-        if self._is_settled:
-            self._is_settled = False
-            return
+    def reduce(self, *, is_bad: bool | None = None) -> bool:
+        """Make the gradients the sums over all ranks; by all ranks, once per step.
+
+        Args:
+            is_bad: this rank's batch is not finite; None: batches are not skipped, so ranks do not tell each other.
+
+        Returns:
+            Whether any rank's batch is bad; False for None.
+        """
+        self._is_bad = bool(is_bad)
         while self._launched < len(self._buckets):
             self._launch()
         self._launched = 0
@@ -133,18 +134,8 @@ class DenseParallel:
                     raise error
         for awaited in self._buckets:
             awaited.bucket.copy_back()
-
-    def settle(self, is_bad: bool) -> bool:
-        """`finish`, and whether any rank's batch is bad; called in the place of a step that may be left out.
-
-        The optimizer's step, if it comes, does not sum again.
-
-        Args:
-            is_bad: this rank's is.
-        """
-        self._is_bad, self._is_settled = is_bad, False
-        self.finish()
-        self._is_settled = True
+        if is_bad is None:
+            return False
         if self._buckets:
             return self._buckets[-1].bucket.is_marked()
         marks = torch.zeros(self._group.world_size)

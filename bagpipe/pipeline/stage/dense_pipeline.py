@@ -20,7 +20,6 @@ from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
 from bagpipe.pipeline.stage.batches import StageBatch
-from bagpipe.pipeline.stage.instance import BeforeBatch
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StepProgram
@@ -184,7 +183,6 @@ class DensePipeline:
         batch: Callable[[int], StageBatch],
         loss: Callable[[int, Tensor, Tensor], Tensor],
         *,
-        before_batch: BeforeBatch | None = None,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         loss_scale: float = 1.0,
     ) -> StageRuntime:
@@ -199,7 +197,6 @@ class DensePipeline:
             dtype=self._dtype,
             device=self._device,
             seed=self._seed,
-            before_batch=before_batch,
             loss_sums=loss_sums,
             loss_scale=loss_scale,
         )

@@ -27,15 +27,12 @@ from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
-__all__ = ["BeforeBatch", "LossSum", "StageRunner", "Wiring"]
+__all__ = ["LossSum", "StageRunner", "Wiring"]
 
 T = TypeVar("T")
 
 #: (head, logits, labels) -> sum of the losses of the examples.
 LossSum = Callable[[int, Tensor, Tensor], Tensor]
-
-#: (instance, batch, its sum of losses of the batches before).
-BeforeBatch = Callable[[StageInstance, int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,6 @@ class StageRunner:
         batches: of the process.
         loss: of a head.
         device, seed: of its random numbers.
-        before_batch: called before the first forward of every batch, which alone may change buffers.
         loss_scale: what every gradient is multiplied by: where the backward of a loss begins.
 
     Attributes:
@@ -102,7 +98,6 @@ class StageRunner:
         loss: LossSum,
         device: torch.device,
         seed: int,
-        before_batch: BeforeBatch | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         self.instance = instance
@@ -119,9 +114,7 @@ class StageRunner:
         self._loss = loss
         self._device = device
         self._seed = seed
-        self._before_batch = before_batch
         self._loss_scale = loss_scale
-        self._batch = -1
         self._live: dict[int, _Live] = {}
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
@@ -131,10 +124,6 @@ class StageRunner:
 
     def forward(self, index: int) -> None:
         batch, unit = divmod(index, self._units)
-        if batch != self._batch:
-            self._batch = batch
-            if self._before_batch is not None:
-                self._before_batch(self.instance, batch, self.loss_sum)
         given, shares = self._batches.get(batch)
         starts = shares.instances[self.instance.number]
         if starts[unit] == starts[unit + 1]:

@@ -24,7 +24,7 @@ from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
-from bagpipe.pipeline.stage.instance import BeforeBatch, LossSum, StageRunner, Wiring
+from bagpipe.pipeline.stage.instance import LossSum, StageRunner, Wiring
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.graph import partner
@@ -57,7 +57,6 @@ class StageRuntime:
         dtype, label_shape: of the labels; the shape without the examples' dimension.
         device: of all tensors.
         seed: of the stages' random numbers.
-        before_batch: see `StageRunner`; called in the instances' lanes.
         loss_sums: by instance, what to go on counting from.
         loss_scale: what every gradient is multiplied by.
 
@@ -77,7 +76,6 @@ class StageRuntime:
         dtype: torch.dtype,
         device: torch.device | str,
         seed: int,
-        before_batch: BeforeBatch | None = None,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
@@ -125,7 +123,6 @@ class StageRuntime:
                     loss=loss,
                     device=self._device,
                     seed=seed,
-                    before_batch=before_batch,
                     loss_scale=loss_scale,
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)

@@ -58,7 +58,13 @@ def make_model(seed: int, dtype: torch.dtype) -> Model:
         return Model().to(dtype)
 
 
-def train(model: Model, optimizer: torch.optim.Optimizer, mine: slice, dtype: torch.dtype) -> list[Any]:
+def train(
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    mine: slice,
+    dtype: torch.dtype,
+    parallel: DenseParallel | None = None,
+) -> list[Any]:
     """Gradients of every step, by parameter name. Without examples: no backward."""
     gradients = []
     for step in range(NUM_STEPS):
@@ -67,6 +73,8 @@ def train(model: Model, optimizer: torch.optim.Optimizer, mine: slice, dtype: to
         if len(labels):
             loss = nn.functional.binary_cross_entropy_with_logits(model(dense, None), labels, reduction="sum")
             (loss / NUM_EXAMPLES).backward()  # type: ignore[no-untyped-call]
+        if parallel is not None:
+            assert parallel.reduce() is False, "nobody asked whether a batch is bad"
         optimizer.step()
         gradients.append(
             {name: None if p.grad is None else p.grad.clone().numpy() for name, p in model.named_parameters()}
@@ -90,8 +98,8 @@ def train_together(peers: TorchPeers, dtype: torch.dtype, empty_rank: int, sizes
     for size in sizes:
         model = make_model(7 + peers.rank, dtype)  # rank 0's values are everybody's
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-        with DenseParallel(model, optimizer, peers.dense, bucket_bytes=size):
-            gradients = train(model, optimizer, mine_of(peers, empty_rank), dtype)
+        with DenseParallel(model, peers.dense, bucket_bytes=size) as parallel:
+            gradients = train(model, optimizer, mine_of(peers, empty_rank), dtype, parallel)
         parameters = {name: value.numpy() for name, value in model.state_dict().items()}
         ends.append((gradients, parameters, len(optimizer.state)))
     return ends
@@ -132,10 +140,10 @@ def test_sums_equal_one_process_and_do_not_depend_on_buckets(
 def fail_in_midst(peers: TorchPeers) -> None:
     model = make_model(1, torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with DenseParallel(model, optimizer, peers.dense):
+    with DenseParallel(model, peers.dense) as parallel:
         if peers.rank == 1:
             raise ValueError("one rank is broken")
-        train(model, optimizer, slice(None), torch.float32)
+        train(model, optimizer, slice(None), torch.float32, parallel)
 
 
 def test_a_lost_peer_is_the_steps_error() -> None:
@@ -155,8 +163,7 @@ def sparse_gradient(peers: TorchPeers) -> None:
             return total
 
     model = Sparse()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with DenseParallel(model, optimizer, peers.dense):
+    with DenseParallel(model, peers.dense):
         model(torch.ones(1), None).backward()
 
 
@@ -171,8 +178,9 @@ def nothing_to_train(peers: TorchPeers) -> list[float]:
     model = nn.Bilinear(1, 1, 1).requires_grad_(False)
     parameter = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    with DenseParallel(model, optimizer, peers.dense):
+    with DenseParallel(model, peers.dense) as parallel:
         parameter.grad = torch.ones(1)
+        assert [parallel.reduce(is_bad=bad) for bad in (None, False, peers.rank == 1)] == [False, False, True]
         optimizer.step()
     return [float(parameter)]
 
@@ -188,9 +196,10 @@ def normalise(peers: TorchPeers) -> list[dict[str, Any]]:
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Flatten(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ends = []
-    with DenseParallel(model, optimizer, peers.dense) as parallel:
+    with DenseParallel(model, peers.dense) as parallel:
         dense, labels = (part[peers.rank :: 2] for part in batch(0, torch.float32))
         nn.functional.binary_cross_entropy_with_logits(model(dense), labels).backward()  # type: ignore[no-untyped-call]
+        parallel.reduce()
         optimizer.step()
         for share in (lambda: None, parallel.share_buffers):
             share()
@@ -210,7 +219,7 @@ def train_in_parts(peers: Any, declared: int) -> tuple[list[Any], int]:
     model = make_model(7, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gradients, early = [], 0
-    with DenseParallel(model, optimizer, peers.dense, bucket_bytes=1, backwards_per_step=declared) as parallel:
+    with DenseParallel(model, peers.dense, bucket_bytes=1, backwards_per_step=declared) as parallel:
         for step in range(NUM_STEPS):
             model.turn = step
             # The last step is ragged: one rank has fewer micro-batches than were declared.
@@ -221,6 +230,7 @@ def train_in_parts(peers: Any, declared: int) -> tuple[list[Any], int]:
                 loss = nn.functional.binary_cross_entropy_with_logits(model(dense, None), labels, reduction="sum")
                 (loss / NUM_EXAMPLES).backward()  # type: ignore[no-untyped-call]
             early += parallel._launched
+            parallel.reduce()
             optimizer.step()
             gradients.append(
                 {name: p.grad.numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
@@ -262,19 +272,18 @@ class _GoneGroup:
 
 def test_after_the_first_error_no_bucket_waits_for_another(no_leaks: None) -> None:
     model, group = make_model(1, torch.float32), _GoneGroup()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with DenseParallel(model, optimizer, group, bucket_bytes=1):  # type: ignore[arg-type]
+    with DenseParallel(model, group, bucket_bytes=1) as parallel:  # type: ignore[arg-type]
         for _ in range(2):
             with pytest.raises(PeerError, match="call 1"):
-                optimizer.step()
+                parallel.reduce()
 
 
-def settle(peers: Any, bucket_bytes: int) -> list[bool]:
+def train_good_batches(peers: Any, bucket_bytes: int) -> list[bool]:
     """Steps of which rank 1 finds some bad; those are left out on all ranks."""
     model = make_model(3, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     left_out = []
-    with DenseParallel(model, optimizer, peers.dense, bucket_bytes=bucket_bytes) as parallel:
+    with DenseParallel(model, peers.dense, bucket_bytes=bucket_bytes) as parallel:
         for step in range(NUM_STEPS):
             dense, labels = batch(step, torch.float64)
             before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -283,11 +292,10 @@ def settle(peers: Any, bucket_bytes: int) -> list[bool]:
             gradient = model.last.weight.grad
             assert gradient is not None
             own = gradient.clone()
-            left_out.append(parallel.settle(is_bad))
-            assert torch.equal(gradient, own * peers.world_size), "settled: the sums are there"
+            left_out.append(parallel.reduce(is_bad=is_bad))
+            assert torch.equal(gradient, own * peers.world_size), "the sums are there"
             if not left_out[-1]:
                 optimizer.step()
-                assert torch.equal(gradient, own * peers.world_size), "summed once"
             else:
                 assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
             optimizer.zero_grad(set_to_none=True)
@@ -296,6 +304,6 @@ def settle(peers: Any, bucket_bytes: int) -> list[bool]:
 
 @pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
 def test_all_ranks_leave_out_the_same_step(bucket_bytes: int) -> None:
-    ends = run_threads(2, settle, bucket_bytes)
+    ends = run_threads(2, train_good_batches, bucket_bytes)
     assert [end.error for end in ends] == [None, None]
     assert [end.value for end in ends] == [[True, False, True, False]] * 2

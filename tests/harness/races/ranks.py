@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -25,25 +24,22 @@ __all__ = ["run_two_ranks"]
 WORLD_SIZE = 2
 
 
-class _SummedStep:
-    """A dense optimizer whose step first sums the gradients of all ranks, in rank order."""
+class _RankSum:
+    """Sums the gradients of all ranks, in rank order."""
 
-    def __init__(self, inner: torch.optim.Optimizer, peer: LocalPeers) -> None:
-        self._inner = inner
+    def __init__(self, parameters: list[torch.nn.Parameter], peer: LocalPeers) -> None:
+        self._parameters = parameters
         self._peer = peer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def step(self) -> None:
-        parameters = [parameter for group in self._inner.param_groups for parameter in group["params"]]
-        own = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
+    def reduce(self, *, is_bad: bool | None = None) -> bool:
+        parameters = self._parameters
+        own = torch.cat([parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None])
         gathered = own.new_empty(WORLD_SIZE * len(own))
         self._peer.dense.all_gather(gathered, own)
         parts = torch.split(gathered.view(WORLD_SIZE, -1).sum(0), [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view(parameter.shape)
-        self._inner.step()
+        return False
 
 
 def run_two_ranks(
@@ -69,9 +65,8 @@ def run_two_ranks(
             job = PlainJob(settings, make_store=lambda rows: MemoryStore(rows, name=name, num_buckets=8))
             stack.enter_context(job)
             job.spec = replace(job.spec, world_size=WORLD_SIZE)
-            job.engine.peers = peer
-            job.engine.claim = _claim(job, peer)
-            job.engine.optimizer = _SummedStep(job.engine.optimizer, peer)  # type: ignore[assignment]
+            dense = job.make_dense(replicas=_RankSum(list(job.model.parameters()), peer))
+            job.engine = job.make_engine(dense, peers=peer, claim=_claim(job, peer))
             jobs.append((job, peer))
 
         def work(job: PlainJob, peer: LocalPeers) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bagpipe.cache import snapshot
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.staging import Area, StagingRing
 from bagpipe.dense.parallel.replicated import DenseParallel
@@ -27,8 +28,9 @@ from bagpipe.pipeline import stream
 from bagpipe.testing.local_peers import local_peers
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine
-from bagpipe.training.evaluation import Evaluation
-from bagpipe.training.training import Training
+from bagpipe.training.evaluation import Scoring
+from bagpipe.training.reading import Reading
+from bagpipe.training.rows import LocalUpdate
 from tests.harness.races.device import ModelledStream
 from tests.harness.races.jobs import Deaf, batches, settings
 from tests.harness.races.ranks import run_two_ranks
@@ -230,21 +232,23 @@ def test_one_buffer_for_all_that_leaves() -> None:
 
 def test_a_batch_is_dropped_while_the_device_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory belongs to the data lane's stream, whose next batch may get it."""
-    score, read = Evaluation.score, Evaluation.read
+    score, read = Scoring.forward, Reading.read
     enqueued = threading.Semaphore(1)
 
-    def read_next(phase: Evaluation, b: int) -> None:
+    def read_next(part: Reading, b: int) -> None:
         assert enqueued.acquire(timeout=30)  # after the batch before was dropped, by the host's order
-        read(phase, b)
+        read(part, b)
 
-    def score_and_drop(phase: Evaluation, b: int) -> None:
-        score(phase, b)
-        flight: Any = phase.in_flight[b]
-        flight.context = flight.inputs = flight.loss_sum = phase.cache.current = None
+    def score_and_drop(part: Scoring, b: int) -> None:
+        score(part, b)
+        batch: Any = part._run.in_flight[b]
+        lookups: Any = next(other for other in part._run.parts if isinstance(other, LocalUpdate))
+        batch.context = batch.inputs = lookups._cache.current = None
+        batch.groups = ()
         enqueued.release()
 
-    monkeypatch.setattr(Evaluation, "read", read_next)
-    monkeypatch.setattr(Evaluation, "score", score_and_drop)
+    monkeypatch.setattr(Reading, "read", read_next)
+    monkeypatch.setattr(Scoring, "forward", score_and_drop)
     assert {race.actions for race in scored().races if race.is_reuse} == {("0F", "0X_READ")}
 
 
@@ -264,11 +268,12 @@ def test_dense_gradients_are_summed_beside_the_backward(waits: bool, monkeypatch
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch() as found:
-        sums = DenseParallel(model, optimizer, local_peers(1)[0].dense)
+        sums = DenseParallel(model, local_peers(1)[0].dense)
         sums._stream = found.cuda.Stream()
         with found.cuda.stream(found.cuda.Stream()), sums:
             for _ in range(3):
                 model(torch.ones(2, 3)).sum().backward()
+                sums.reduce()
                 optimizer.step()
                 optimizer.zero_grad()
     assert bool(found.races) is not waits
@@ -281,13 +286,13 @@ def test_a_lane_waits_for_its_device() -> None:
     """PR 6192: one number taken from the device, and no work is enqueued ahead any more."""
 
     def change(engine: Engine) -> None:
-        inner = engine.optimizer.step
+        inner = engine.dense.optimizer.step
 
         def step() -> None:
             inner()
-            assert float(sum(parameter.detach().sum() for parameter in engine.model.parameters())) < 1e9
+            assert float(sum(parameter.detach().sum() for parameter in engine.dense.model.parameters())) < 1e9
 
-        engine.optimizer.step = step  # type: ignore[assignment, method-assign]
+        engine.dense.optimizer.step = step  # type: ignore[assignment, method-assign]
 
     waits = trained(change).history.host_waits
     assert [(name, place.action) for name, place in waits] == [
@@ -312,27 +317,27 @@ def test_a_forward_without_a_backward_leaves_nothing() -> None:
 def test_batches_in_memory_are_bounded_by_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrec PR 1859: prefetching held eight to nine times the input."""
     flights: list[int] = []
-    read = Training.read
+    read = Reading.read
 
-    def count(phase: Training, b: int) -> None:
-        read(phase, b)
-        flights.append(len(phase.in_flight))
+    def count(part: Reading, b: int) -> None:
+        read(part, b)
+        flights.append(len(part._run.in_flight))
 
-    monkeypatch.setattr(Training, "read", count)
+    monkeypatch.setattr(Reading, "read", count)
     trained()
     assert max(flights) <= settings().read_ahead + 1 + 4  # and those that are written back, `WRITE_DEPTH` at most
 
 
 def test_the_context_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrec PR 3870: trained with what belongs to another batch, and no worse sign of it than the loss."""
-    begin = Training.begin
+    begin = RowCache.begin
     before: list[Any] = []
 
-    def late(phase: Training, context: Any) -> None:
+    def late(cache: RowCache, context: Any, weights: Any = None) -> None:
         before.append(context)
-        begin(phase, before[max(0, len(before) - 2)])
+        begin(cache, before[max(0, len(before) - 2)], weights)
 
-    monkeypatch.setattr(Training, "begin", late)
+    monkeypatch.setattr(RowCache, "begin", late)
     keeps_all = settings(cache_rows=200)
     with PlainJob(keeps_all) as job, pytest.raises(JobError, match="update of batch 1, but the batch begun is 0"):
         job.train(batches(NUM_BATCHES, one_hot=True))  # so that one batch's ids fit another's context

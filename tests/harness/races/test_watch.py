@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.staging import HostCopies
-from bagpipe.pipeline.stream import NullStreams, Streams, open_streams
+from bagpipe.pipeline.devices import open_streams
+from bagpipe.pipeline.stream import NullStreams, Streams
 from bagpipe.testing.plain_job import PlainJob
 from tests.gpu.jobs import recorded
 from tests.harness.races.jobs import batches, settings

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.staging import Area, HostCopies, HostCopy, StagingRing
-from bagpipe.pipeline import stream
+from bagpipe.pipeline import devices, stream
 from bagpipe.pipeline.cuda_stream import CudaStreams
 from tests.harness.races.device import ModelledCuda
 from tests.harness.races.history import History
@@ -65,7 +65,7 @@ def watch() -> Iterator[Watch]:
             stack.enter_context(patch.object(torch.cuda, name, getattr(found.cuda, name)))
         stack.enter_context(
             patch.dict(
-                stream._BY_DEVICE,
+                devices.STREAMS,
                 cpu=lambda device: WatchedStreams(CudaStreams("cuda"), found.cuda.empty_pinned, found.history),
             )
         )

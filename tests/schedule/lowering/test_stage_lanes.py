@@ -7,7 +7,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.lowering.pipelined import lane_templates, pipelined
+from bagpipe.schedule.lowering.stage_lanes import lane_templates
 from bagpipe.schedule.lowering.step import step_program
 from bagpipe.schedule.prefetch import prefetch
 from bagpipe.schedule.registry import DENSE_SCHEDULES
@@ -22,8 +22,7 @@ def loop_of(name: str, *, ranks: int, process: int = 0) -> Loop:
         num_processes=num_ranks if ranks > 1 else 1,
         replicas=max(1, ranks // num_ranks),
     )
-    frame = prefetch(prefetch_depth=3, read_ahead=5, write_depth=2, ranks=ranks)
-    return pipelined(frame, step, process, read_ahead=5)
+    return prefetch(prefetch_depth=3, read_ahead=5, write_depth=2, ranks=ranks, step=step, process=process)
 
 
 def edges_of(loop: Loop, op: str) -> set[str]:
@@ -55,7 +54,7 @@ def test_a_process_without_examples_exchanges_rows_all_the_same() -> None:
 def test_reading_waits_for_every_lane_that_uses_a_batch() -> None:
     loop = loop_of("1f1b", ranks=1)
     assert edges_of(loop, "X_READ") >= {
-        "0X_READ(b) <- 0X_UPDATE(b-5) capacity",
+        "0X_READ(b) <- 0OPT(b-5) capacity",
         "0X_READ(b) <- 1OPT(b-5) capacity",
         "0X_READ(b) <- 2OPT(b-5) capacity",
         "0X_READ(b) <- 3OPT(b-5) capacity",

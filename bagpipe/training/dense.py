@@ -1,0 +1,225 @@
+"""The dense part of a loop: forward, backward, reduce, step, state behind one interface, `DensePart`.
+
+    WholeDense    F  B  OPT of the whole model, computed by a `DenseExecutor` (plain, compiled, captured)
+    StagedDense   the lanes of a `StepProgram`                                   (`bagpipe.training.staged_dense`)
+
+Other parts see *pieces*: the whole model, or the stages that this process holds. A piece is what an optimizer step
+changes, what a checkpoint copies before its first forward, and what an average is kept of.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bagpipe.dense.executor import DenseExecutor
+from bagpipe.dense.loss_scale import LossScale
+from bagpipe.dense.precision import Precision
+from bagpipe.errors import InputError
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.schedule.prefetch import declare_dense
+from bagpipe.training.part import LoopPart, LoopRun
+
+__all__ = ["DensePart", "DensePiece", "GradientSum", "WholeDense"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DensePiece:
+    """What one optimizer steps.
+
+    Attributes:
+        name: ``model``, or the stage's number.
+        parameters: trainable, with their names in the whole model.
+        tensors: names of its parameters and buffers in the whole model; None: all there are.
+        optimizer: of the parameters; None if it has none.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, nn.Parameter], ...]
+    tensors: frozenset[str] | None
+    optimizer: Optimizer | None
+
+
+class GradientSum(Protocol):
+    """Sums the gradients of a model over the ranks that train it."""
+
+    def reduce(self, *, is_bad: bool | None = None) -> bool:
+        """Make the gradients the sums over all ranks; by all ranks, once per batch.
+
+        Args:
+            is_bad: this rank's batch is not finite; None: batches are not skipped, so nothing is said about them.
+
+        Returns:
+            Whether any rank's batch is bad; False for None.
+        """
+        ...
+
+
+class DensePart(LoopPart):
+    """Trains the dense part of one model.
+
+    Attributes:
+        model: the whole model.
+        optimizer: of all its parameters. With stages it has the state of those held here after a run.
+        precision: what is computed in which dtype, and the loss scale of the first batch.
+        loss_scale: of the batch that is computed.
+        pieces: by name.
+        check_points: where gradients of parameters are complete, for the check that they are finite.
+        is_staged: the pieces are stages, of which other ranks hold others.
+    """
+
+    name = "dense"
+    check_points: tuple[Point, ...]
+    is_staged: bool = False
+
+    def __init__(self, *, model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.precision = precision
+        self.loss_scale: LossScale = precision.loss_scale
+        self.pieces: Mapping[str, DensePiece] = {}
+        self._run: LoopRun
+
+    @property
+    @abstractmethod
+    def loss_counters(self) -> tuple[str, ...]:
+        """Names of the sums of losses that are counted here."""
+
+    @abstractmethod
+    def loss_sums(self) -> Mapping[str, Tensor]:
+        """Counter -> float64 scalar on the device: the sum of the losses of all examples counted there so far."""
+
+    @abstractmethod
+    def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
+        """(piece, loss counter, batch) if a forward's action is its operation's first of a batch, else None."""
+
+    @abstractmethod
+    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+        """Parameters whose gradients are complete at an operation of a check point, with their names."""
+
+    @abstractmethod
+    def piece_of(self, key: OpKey) -> DensePiece | None:
+        """The piece that an operation of `Point.STEP` steps; None if it has no parameters."""
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+        self.loss_scale = self.precision.loss_scale.resumed(run.carried)
+
+    def finish_batch(self, b: int) -> None:
+        # Not with the step: a checkpoint before b keeps what is counted when rows change, which on ranks is later.
+        self.loss_scale = self.loss_scale.after(is_finite=not self._run.in_flight[b].is_skipped)
+
+    def counters(self) -> Mapping[str, Any]:
+        return self.loss_scale.carried()
+
+
+class WholeDense(DensePart):
+    """The whole model in one lane.
+
+    Args:
+        model: called as ``model(dense, sparse)``.
+        optimizer: of its parameters.
+        executor: computes forward and backward.
+        skips: a batch that is not finite is left out.
+        replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
+    """
+
+    check_points = (Point.GRADIENTS,)
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        executor: DenseExecutor,
+        skips: bool = False,
+        replicas: GradientSum | None = None,
+    ) -> None:
+        super().__init__(model=model, optimizer=optimizer, precision=executor.precision)
+        if self.loss_scale.growth_interval and not skips:
+            raise InputError("a loss scale that grows needs batches that can be left out")
+        parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        self.pieces = {"model": DensePiece(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
+        self._executor = executor
+        self._skips = skips
+        self._replicas = replicas
+        self._buffers: dict[str, Tensor] = {}
+        self._loss_sum: Tensor
+
+    @property
+    def loss_counters(self) -> tuple[str, ...]:
+        return ("model",)
+
+    def declare(self, loop: LoopBuilder) -> None:
+        declare_dense(loop)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"F": self.forward, "B": self.backward, "OPT": self.step}
+
+    def start(self, run: LoopRun) -> None:
+        super().start(run)
+        device = next(self.model.parameters(), torch.empty(0)).device
+        self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=device)
+        self._buffers = {}
+
+    def forward(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        if self._skips:
+            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        if batch.inputs is not None:  # few models take an empty batch
+            num_examples = batch.rank_batch.num_global_examples
+            batch.dense_pass = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
+            batch.loss_sum = batch.dense_pass.loss_sum
+
+    def backward(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        if batch.dense_pass is not None:
+            batch.dense_pass.backward()
+            batch.loss = batch.dense_pass.loss.detach()
+            batch.dense_pass = None
+        self.loss_scale.unscale_rows(batch.groups)
+        if not self._skips:
+            self._count(b)
+
+    def step(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        if self._replicas is not None:
+            is_bad = self._replicas.reduce(is_bad=batch.is_skipped if self._skips else None)
+            batch.is_skipped = batch.is_skipped or is_bad
+        if batch.is_skipped:
+            with torch.no_grad():
+                for name, buffer in self.model.named_buffers():
+                    buffer.copy_(self._buffers[name])
+        else:
+            self.loss_scale.unscale_parameters(self.model.parameters())
+            self.optimizer.step()
+        self._buffers = {}
+        if self._skips and not batch.is_skipped:
+            self._count(b)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def loss_sums(self) -> Mapping[str, Tensor]:
+        return {"model": self._loss_sum}
+
+    def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
+        return ("model", "model", index)
+
+    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+        return self.model.named_parameters()
+
+    def piece_of(self, key: OpKey) -> DensePiece | None:
+        return self.pieces["model"]
+
+    def _count(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        if batch.loss_sum is not None:
+            self._loss_sum += batch.loss_sum
+            batch.loss_sum = None

@@ -1,0 +1,211 @@
+"""`LoopPart`: one summand of a loop; and how the summands become one loop with one handler per action.
+
+    parts ──declare──> LoopBuilder ──build──> Composition: the loop, checked as one program
+      └────handlers, hooks, hazards──> handlers_of(parts, composition) ──> Runner
+
+A part contributes lanes and edges of its own (`declare`, with a handler for each of its operations), or work before and
+after another part's operations (`hooks`, at a `Point`), or both. It needs no knowledge of the other parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bagpipe.cache.batch_context import BatchContext
+from bagpipe.cache.lookup import ActiveTableGroup
+from bagpipe.cache.row_transfer import CopiedRows, FetchRequests
+from bagpipe.dense.executor import DensePass
+from bagpipe.errors import ScheduleError
+from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.runner import Runner
+from bagpipe.schedule.ir.loop_builder import Composition, LoopBuilder, Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.types.model_inputs import ModelInputs
+
+__all__ = ["Hook", "InFlightBatch", "LoopPart", "LoopRun", "handlers_of"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InFlightBatch:
+    """One batch between its reading and its write-back. Parts pass their results on through it.
+
+    Attributes:
+        rank_batch: the batch and its plan.
+        context: its index tensors.
+        inputs: None if this rank has none of its examples.
+        requests, results: what is read from the store for it, from the fetch to the insert.
+        writes: gives the rows to write back, once they have come from the device.
+        epoch: of the logs that its write-back belongs to.
+        groups: its table groups, from the first lookup on; with their gradients after the backward.
+        dense_pass: between forward and backward of a whole model.
+        loss: scalar without history, the mean over the global batch of these examples; None without examples.
+        loss_sum: scalar, the sum over these examples, until it is counted.
+        is_skipped: its loss or gradients are not finite, on some rank, so it changes nothing.
+    """
+
+    rank_batch: RankBatch
+    context: BatchContext
+    inputs: ModelInputs | None
+    requests: FetchRequests | None = None
+    results: list[ReadResult] = field(default_factory=list)
+    writes: CopiedRows = list
+    epoch: int = 0
+    groups: tuple[ActiveTableGroup, ...] = ()
+    dense_pass: DensePass | None = None
+    loss: Tensor | None = None
+    loss_sum: Tensor | None = None
+    is_skipped: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LoopRun:
+    """One run of a loop over some batches, as its parts see it.
+
+    Attributes:
+        batches: what is still to be read.
+        parts: all parts of the loop, in their order.
+        first_batch: number of the first batch.
+        carried: counters of the checkpoint that is resumed from; empty at the beginning of a job.
+        in_flight: the batches under way, by number.
+        runner: walks the loop; set once, before the first handler is called.
+    """
+
+    batches: Iterator[RankBatch]
+    parts: Sequence[LoopPart]
+    first_batch: int = 0
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
+    runner: Runner | None = None
+
+    def abort(self, error: BaseException) -> None:
+        """End the run with this error, unless it has one. From any thread."""
+        if self.runner is not None:
+            self.runner.abort(error)
+
+    def lost(self) -> BaseException | None:
+        """The run's first error."""
+        return None if self.runner is None else self.runner.lost()
+
+    def counters(self) -> Mapping[str, Any]:
+        """The counters of all parts."""
+        return {name: value for part in self.parts for name, value in part.counters().items()}
+
+    def tensors(self, piece: str) -> Mapping[str, Tensor]:
+        """The tensors that parts keep beside a piece of the dense part, by ``part.name``."""
+        return {f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(piece).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """Work in the action of another part.
+
+    Attributes:
+        at: the point whose operations are extended.
+        when: before or after what is done there already; hooks of a part listed later come later.
+        call: ``call((stage, op), index)``, with the operation's name in the program and the action's index.
+    """
+
+    at: Point
+    when: Literal["before", "after"]
+    call: Callable[[OpKey, int], None]
+
+
+class LoopPart:
+    """One summand of a loop. Every method does nothing here; a part overrides what it needs.
+
+    Order of the calls: `declare`, `handlers`, `hazards` and `hooks` when the loop is composed; `start` when a run
+    begins; handlers and hooks in the lanes, `finish_batch` in the lane of the loop's sink, `before_write` and
+    `after_write` around every write-back; when all lanes have ended `before_flush`, the write-backs of what is still
+    dirty, and `end`.
+    """
+
+    #: Names the part's state in checkpoints.
+    name: str = ""
+    #: Operations that bring rows late if the compute lane waits for them: the time is counted as exposed.
+    row_waits: tuple[str, ...] = ()
+
+    def declare(self, loop: LoopBuilder) -> None:
+        """Contribute lanes, edges and points."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """``X_READ`` or ``0X_READ`` -> function of the action's index, for the part's own operations."""
+        return {}
+
+    def hazards(self) -> Mapping[str, Callable[[int], int]]:
+        """Hazard -> function of the waiting batch giving the batch to wait for, -1 for none."""
+        return {}
+
+    def hooks(self) -> Iterable[Hook]:
+        """Work in the actions of other parts."""
+        return ()
+
+    def start(self, run: LoopRun) -> None:
+        """A run begins: forget the one before."""
+
+    def finish_batch(self, b: int) -> None:
+        """The last action of batch b in the main compute lane is done."""
+
+    def before_write(self, epoch: int) -> None:
+        """Rows that left the cache in an epoch are about to be written; in lane net-out, or at the end."""
+
+    def after_write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
+        """The store has acknowledged rows that left the cache in an epoch, for batch b."""
+
+    def before_flush(self) -> None:
+        """All lanes have ended; the dirty rows are about to be written."""
+
+    def end(self) -> None:
+        """Everything is done but what the parts listed later do here."""
+
+    def counters(self) -> Mapping[str, Any]:
+        """Numbers of the batches done, JSON-able, that a checkpoint keeps: `LoopRun.carried` of a resumed job."""
+        return {}
+
+    def tensors(self, piece: str) -> Mapping[str, Tensor]:
+        """Tensors that a checkpoint keeps beside a piece of the dense part (`DensePart.pieces`), by name."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back the tensors of all pieces, on the host, as a checkpoint kept them.
+
+        Raises:
+            InputError: they do not fit.
+        """
+
+
+def handlers_of(parts: Sequence[LoopPart], composition: Composition) -> Mapping[str, Handler]:
+    """One handler per operation of a composed loop: the hooks before it, its part's own, the hooks after it.
+
+    Raises:
+        ScheduleError: two parts handle one operation, or a hook is at a point that no part provides.
+    """
+    own: dict[str, Handler] = {}
+    for part in parts:
+        for text, handler in part.handlers().items():
+            if text in own:
+                raise ScheduleError(f"two parts of the loop handle {text}")
+            own[text] = handler
+    calls: dict[str, tuple[list[Handler], list[Handler]]] = {}
+    for hook in (hook for part in parts for hook in part.hooks()):
+        for key in composition.operations(hook.at):
+            text = f"{key[0]}{key[1]}"
+            before, after = calls.setdefault(text if text in own else key[1], ([], []))
+            (before if hook.when == "before" else after).append(partial(hook.call, key))
+    for text, (before, after) in calls.items():
+        own[text] = _chain((*before, own[text], *after))
+    return own
+
+
+def _chain(calls: tuple[Handler, ...]) -> Handler:
+    def handler(index: int) -> None:
+        for call in calls:
+            call(index)
+
+    return handler

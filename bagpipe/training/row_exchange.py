@@ -1,0 +1,130 @@
+"""The exchange of rows and row gradients between ranks: `ExchangedRows` for training, `EvaluationExchange`.
+
+X_PREPULL, X_PULL                    rows from their owners               lane pull
+X_PUSH, X_PUSH_LATE, X_UPDATE_LATE   row gradients to their owners        lane push
+X_UPDATE                             rows that the next batch uses        lane compute
+X_ACK                                every rank has written back          lane ack
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.cache.row_exchange import RowExchange
+from bagpipe.distributed.interface import Peers
+from bagpipe.oracle.handles import dense_sizes
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.schedule.prefetch import declare_evaluation_exchange, declare_exchange
+from bagpipe.training.nonfinite import NonfiniteGuard
+from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
+from bagpipe.training.rows import RowOptimizer
+
+__all__ = ["EvaluationExchange", "ExchangedRows"]
+
+
+class EvaluationExchange(LoopPart):
+    """Rows travel to the ranks that use them. Nothing changes them, so all rows of a batch travel ahead.
+
+    Args:
+        cache: the rows that this rank owns.
+        peers: the other ranks.
+    """
+
+    row_waits: tuple[str, ...] = ("0X_PREPULL",)
+
+    def __init__(self, cache: RowCache, peers: Peers) -> None:
+        self._cache = cache
+        self._peers = peers
+        self._run: LoopRun
+
+    def declare(self, loop: LoopBuilder) -> None:
+        declare_evaluation_exchange(loop)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"X_PREPULL": self.pull_all}
+
+    def hooks(self) -> Iterable[Hook]:
+        yield Hook(at=Point.LOOKUP, when="before", call=self._begin)
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+        self._exchange = RowExchange(self._cache, self._peers)
+
+    def pull_all(self, b: int) -> None:
+        context = self._run.in_flight[b].context
+        self._exchange.early(context)
+        self._exchange.pull(context)
+
+    def _begin(self, key: OpKey, b: int) -> None:
+        batch = self._run.in_flight[b]
+        self._exchange.begin(batch.context)
+        assert self._cache.current is not None, "just begun"
+        batch.groups = self._cache.current.groups
+
+
+class ExchangedRows(EvaluationExchange):
+    """Rows travel to the ranks that use them, their gradients to the owners, which update each row once.
+
+    Args:
+        cache: the rows that this rank owns.
+        peers: the other ranks.
+        row_step: settings of a batch's updates.
+        guard: looks at the gradients that other ranks have sent.
+    """
+
+    row_waits = ("0X_PULL", "0X_PUSH")
+
+    def __init__(self, cache: RowCache, peers: Peers, *, row_step: RowOptimizer, guard: NonfiniteGuard) -> None:
+        super().__init__(cache, peers)
+        self._row_step = row_step
+        self._guard = guard
+        # For unbounded tables a planner keeps hashes of ids, or nothing: it can take a new row for an old one.
+        is_remembered = dense_sizes([table.rows for table in cache.schema.tables]) is not None
+        self._plan_is_exact = is_remembered and not guard.skips
+
+    def declare(self, loop: LoopBuilder) -> None:
+        declare_exchange(loop, skips=self._guard.skips)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "X_PREPULL": lambda b: self._exchange.early(self._run.in_flight[b].context),
+            "X_PULL": lambda b: self._exchange.pull(self._run.in_flight[b].context),
+            "X_PUSH": self.push,
+            "X_UPDATE": self.update,
+            "X_PUSH_LATE": lambda b: self._exchange.push_late(self._run.in_flight[b].groups),
+            "X_UPDATE_LATE": self.update_late,
+            "X_ACK": lambda b: self._peers.acknowledge(),
+        }
+
+    def push(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        batch.groups = self._exchange.push(batch.context)
+
+    def update(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        if not batch.is_skipped:
+            self._guard.watch(b, self._exchange.arrived())
+            self._exchange.update(batch.context, self._row_step(b))
+
+    def update_late(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        if not batch.is_skipped:
+            self._guard.watch(b, self._exchange.arrived_late())
+            self._exchange.update_late(batch.context, self._row_step(b))
+
+    def was_written(self, batch: InFlightBatch, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows were written, maybe by another rank: the plan tells, where it knows exactly what came before.
+
+        A row that is planned is updated, so it is written when it leaves, unless its batch is skipped.
+        """
+        owner = batch.rank_batch.owner
+        if not self._plan_is_exact:
+            return np.zeros(len(ids), dtype=np.bool_)
+        rows = slice(int(owner.fetch.table_offsets[table]), int(owner.fetch.table_offsets[table + 1]))
+        return np.isin(ids, owner.fetch.ids[rows][owner.fetch_new[rows]], invert=True)

@@ -1,0 +1,237 @@
+"""The embedding rows of a loop: `Rows` for training, `EvaluationRows`, and `LocalUpdate` where one rank has all rows.
+
+X_FETCH   read the batch's missing rows from the store              lane net-in
+X_EVICT   copy the leaving rows out of their slots                  lane copy
+X_INSERT  put the fetched rows into their slots                     lane copy
+X_UPDATE  one row-optimizer step per row of the batch               lane compute
+X_WRITEBACK  write the rows that left                               lane net-out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.cache.lookup import ActiveTableGroup
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.cache.row_transfer import WRITE_DEPTH, FetchRequests
+from bagpipe.errors import LostRowError
+from bagpipe.kernels.interface import RowStep
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.schedule.prefetch import (
+    EVICT_AFTER,
+    FETCH_AFTER,
+    declare_evaluation_rows,
+    declare_rows,
+    declare_update,
+)
+from bagpipe.store.interface import Store, WriteRequest
+from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
+from bagpipe.util.failpoints import hit
+
+__all__ = ["EvaluationRows", "KnownRows", "LocalUpdate", "RowOptimizer", "Rows"]
+
+#: (batch, table number, ids int64 ``[n]`` that it fetches) -> bool ``[n]``: the store must have the row.
+KnownRows: TypeAlias = Callable[[InFlightBatch, int, NDArray[np.int64]], NDArray[np.bool_]]
+
+#: Batch number -> settings of its row updates.
+RowOptimizer: TypeAlias = Callable[[int], RowStep]
+
+
+class EvaluationRows(LoopPart):
+    """Rows from the store to their slots. They stay clean, so rows that leave are forgotten.
+
+    Args:
+        cache: the slots.
+        store: open.
+        prefetch_depth: batches fetched and not yet inserted, at most.
+        known: which rows the store must have; a row is known if any of these knows it.
+
+    Attributes:
+        rows_fetched, rows_written: in this run.
+    """
+
+    row_waits = ("0X_INSERT",)
+
+    def __init__(self, *, cache: RowCache, store: Store, prefetch_depth: int, known: Sequence[KnownRows]) -> None:
+        self.rows_fetched = self.rows_written = 0
+        self._cache = cache
+        self._store = store
+        self._prefetch_depth = prefetch_depth
+        self._known = tuple(known)
+        self._skip_new = False
+        self._run: LoopRun
+
+    def declare(self, loop: LoopBuilder) -> None:
+        declare_evaluation_rows(loop, prefetch_depth=self._prefetch_depth)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"X_FETCH": self.fetch, "X_INSERT": self.replace}
+
+    def hazards(self) -> Mapping[str, Callable[[int], int]]:
+        return {EVICT_AFTER: lambda b: self._run.in_flight[b].rank_batch.owner.evict_after}
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+        self.rows_fetched = self.rows_written = 0
+        self._skip_new = False
+
+    def fetch(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        batch.requests = requests = FetchRequests.of(batch.rank_batch.owner, skip_new=self._skip_new)
+        batch.results = self._store.read_many(requests.reads)
+        hit("after-fetch")
+        self._check_found(batch, requests.reads)
+        self.rows_fetched += requests.num_rows
+
+    def insert(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        assert batch.requests is not None, "fetched before"
+        self._cache.insert(batch.rank_batch.owner, batch.requests, batch.results)
+        self._cache.check(batch.context)
+        batch.requests, batch.results = None, []
+
+    def replace(self, b: int) -> None:
+        self._cache.evict(self._run.in_flight[b].rank_batch.owner)
+        self.insert(b)
+
+    def _check_found(self, batch: InFlightBatch, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
+        """Raise LostRowError if a row that was written before is not in the store: names the first one."""
+        for (table, ids), result in zip(requests, batch.results, strict=True):
+            if result.found.all():
+                continue
+            missing = ids[~result.found]
+            is_lost = np.zeros(len(missing), dtype=np.bool_)
+            # The writers are asked, not the plan: a row that was planned but never updated was not written.
+            for known in self._known:
+                is_lost |= known(batch, table, missing)
+            if is_lost.any():
+                name = self._cache.schema.tables[table].name
+                raise LostRowError(
+                    f"table {name} id {int(missing[np.argmax(is_lost)])} was written, but is not in the store any more "
+                    f"({int(np.count_nonzero(is_lost))} such rows in one batch)"
+                )
+
+
+class Rows(EvaluationRows):
+    """Rows from the store to their slots and back.
+
+    Args:
+        cache, store, prefetch_depth, known: as in `EvaluationRows`.
+        claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
+            Called in the data lane.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache: RowCache,
+        store: Store,
+        prefetch_depth: int,
+        known: Sequence[KnownRows],
+        claim: Callable[[], bool],
+    ) -> None:
+        super().__init__(cache=cache, store=store, prefetch_depth=prefetch_depth, known=known)
+        self._claim = claim
+
+    def declare(self, loop: LoopBuilder) -> None:
+        declare_rows(loop, prefetch_depth=self._prefetch_depth, write_depth=WRITE_DEPTH)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "X_FETCH": self.fetch,
+            "X_EVICT": self.evict,
+            "X_INSERT": self.insert,
+            "X_WRITEBACK": self.write_back,
+        }
+
+    def hazards(self) -> Mapping[str, Callable[[int], int]]:
+        return {**super().hazards(), FETCH_AFTER: lambda b: self._run.in_flight[b].rank_batch.owner.fetch_after}
+
+    def hooks(self) -> Iterable[Hook]:
+        yield Hook(at=Point.READ, when="after", call=self._claim_first)
+
+    def evict(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        batch.writes, batch.epoch = self._cache.evict_in_epoch(batch.rank_batch.owner)
+
+    def write_back(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        # On a device the lane has waited for the eviction by now, so the rows are here.
+        self._write(batch.writes(), batch.epoch, b)
+        batch.writes = list
+
+    def end(self) -> None:
+        """Write back what is still dirty."""
+        run = self._run
+        for part in run.parts:
+            part.before_flush()
+        num_batches = run.first_batch + (0 if run.runner is None else run.runner.snapshot().batches)
+        for requests in self._cache.flush():
+            self._write(requests, self._cache.snapshot.epoch, num_batches)
+
+    def _write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
+        for part in self._run.parts:
+            part.before_write(epoch)
+        self._store.write_many(requests)
+        for part in self._run.parts:
+            part.after_write(requests, epoch, b)
+        self.rows_written += sum(len(request.ids) for request in requests)
+
+    def _claim_first(self, key: OpKey, b: int) -> None:
+        if b == self._run.first_batch:
+            # Only now: bad input must leave the store untouched. A namespace made by this job holds no rows yet.
+            # Direct mode reads every row, new or not.
+            self._skip_new = self._claim() and self._cache.is_fixed
+
+
+class LocalUpdate(LoopPart):
+    """Lookups and row updates of a rank whose cache holds all rows.
+
+    Args:
+        cache: the rows.
+        row_step: settings of a batch's updates; None: evaluation, nothing is updated.
+    """
+
+    def __init__(self, cache: RowCache, row_step: RowOptimizer | None = None) -> None:
+        self._cache = cache
+        self._row_step = row_step
+        self._run: LoopRun
+
+    def declare(self, loop: LoopBuilder) -> None:
+        if self._row_step is not None:
+            declare_update(loop)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {} if self._row_step is None else {"X_UPDATE": self.update}
+
+    def hooks(self) -> Iterable[Hook]:
+        yield Hook(at=Point.LOOKUP, when="before", call=self._begin)
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+
+    def update(self, b: int) -> None:
+        assert self._row_step is not None, "declared for training only"
+        batch = self._run.in_flight[b]
+        if batch.is_skipped:
+            drop_gradients(self._cache.end(batch.context))
+        else:
+            self._cache.update(batch.context, self._row_step(b))
+
+    def _begin(self, key: OpKey, b: int) -> None:
+        batch = self._run.in_flight[b]
+        self._cache.begin(batch.context)
+        assert self._cache.current is not None, "just begun"
+        batch.groups = self._cache.current.groups
+
+
+def drop_gradients(groups: Sequence[ActiveTableGroup]) -> None:
+    """Forget the gradients of a batch that is skipped."""
+    for group in groups:
+        group.gradients.clear()

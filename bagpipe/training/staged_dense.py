@@ -1,0 +1,156 @@
+"""`StagedDense`: the dense part in stages, walked action by action.
+
+DensePipeline, StepProgram ──declare_stages──> lanes compute<k>, reduce<p>
+StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD        REDUCE_GRAD, OPT per stage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bagpipe.cache.row_transfer import WRITE_DEPTH
+from bagpipe.dense.loss import summed_loss
+from bagpipe.dense.precision import Precision
+from bagpipe.errors import InputError
+from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stage.batches import StageBatch
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.runtime import StageRuntime
+from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.schedule.prefetch import declare_stages
+from bagpipe.training.dense import DensePart, DensePiece
+from bagpipe.training.part import Hook, LoopRun
+
+__all__ = ["StagedDense"]
+
+
+class StagedDense(DensePart):
+    """The stages of this process.
+
+    Args:
+        pipeline: what this process runs, with its optimizers.
+        optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
+        precision: as the stages were prepared.
+        read_ahead: batches read and not yet trained, at most.
+
+    Raises:
+        InputError: the loss scale grows.
+    """
+
+    check_points = (Point.GRADIENTS, Point.STEP)
+    is_staged = True
+
+    def __init__(
+        self, *, pipeline: DensePipeline, optimizer: torch.optim.Optimizer, precision: Precision, read_ahead: int
+    ) -> None:
+        super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision)
+        if self.loss_scale.growth_interval:
+            raise InputError("a loss scale that grows is not possible with stages")
+        self.pipeline = pipeline
+        self.pieces = {
+            str(stage): DensePiece(
+                name=str(stage),
+                parameters=tuple(pipeline.staged.parameters_of(stage)),
+                tensors=pipeline.names_of(stage),
+                optimizer=pipeline.optimizers.get(stage),
+            )
+            for stage in pipeline.stages
+        }
+        step, process = pipeline.step, pipeline.process
+        self._embedding = step.embedding_stages[process].number
+        self._stage_of = {instance.number: instance.stage for instance in step.instances}
+        self._units = step.program.micro_per_batch
+        self._read_ahead = read_ahead
+        self._batches: dict[int, StageBatch] = {}
+        self._runtime: StageRuntime
+        self._loss_before: float = 0.0
+
+    @property
+    def loss_counters(self) -> tuple[str, ...]:
+        return tuple(str(number) for number in self.pipeline.instances)
+
+    def declare(self, loop: LoopBuilder) -> None:
+        declare_stages(loop, self.pipeline.step, self.pipeline.process)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        step, process = self.pipeline.step, self.pipeline.process
+        own: dict[int, int] = {}
+        for instance in step.instances:
+            if instance.process == process:
+                own.setdefault(instance.stage, instance.number)
+        reduces = {action.stage for action in step.program.lanes.get(f"reduce{process}", ())}
+        return {
+            **self._runtime.handlers(),
+            f"{self._embedding}X_EMBED": partial(self._runtime.pool, self._embedding),
+            f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
+            **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
+            **{f"{n}REDUCE_GRAD": partial(self.reduce, stage) for stage, n in own.items() if n in reduces},
+        }
+
+    def hooks(self) -> Iterable[Hook]:
+        yield Hook(at=Point.READ, when="after", call=self._read)
+
+    def start(self, run: LoopRun) -> None:
+        super().start(run)
+        self._batches = {}
+        sums = {int(number): value for number, value in run.carried.get("loss_sums", {}).items() if number.isdecimal()}
+        # The stages go on with their own sums where the checkpoint's job had the same ones, else rank 0 has them all.
+        is_same = sums.keys() == set(self.pipeline.instances)
+        self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
+        self._runtime = self.pipeline.runtime(
+            self._batches.__getitem__,
+            _head_loss,
+            loss_sums=sums if is_same else {},
+            loss_scale=self.loss_scale.value,
+        )
+
+    def backward_rows(self, b: int) -> None:
+        """The gradients of all micro-batches reach the rows."""
+        self._runtime.unpool(self._embedding, b)
+        self.loss_scale.unscale_rows(self._run.in_flight[b].groups)
+
+    def reduce(self, stage: int, b: int) -> None:
+        """The stage's gradients become those of the whole global batch."""
+        self._runtime.sum_pipes(stage)
+        if self.pipeline.reduce is not None:
+            self.pipeline.reduce(stage)
+
+    def step(self, stage: int, b: int) -> None:
+        self.loss_scale.unscale_parameters(parameter for _, parameter in self.pieces[str(stage)].parameters)
+        self.pipeline.optimize(stage)
+
+    def loss_sums(self) -> Mapping[str, Tensor]:
+        sums = {str(number): value for number, value in self._runtime.loss_sums().items()}
+        if self._loss_before:
+            first = next(iter(sums))
+            sums[first] = sums[first] + self._loss_before
+        return sums
+
+    def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
+        number = key[0]
+        b, unit = divmod(index, self._units[number])
+        return None if unit else (str(self._stage_of[number]), str(number), b)
+
+    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+        return () if point is Point.GRADIENTS else self.pieces[str(self._stage_of[key[0]])].parameters
+
+    def piece_of(self, key: OpKey) -> DensePiece | None:
+        return self.pieces[str(self._stage_of[key[0]])]
+
+    def end(self) -> None:
+        self.pipeline.adopt(self.optimizer)
+
+    def _read(self, key: OpKey, b: int) -> None:
+        self._batches.pop(b - self._read_ahead - WRITE_DEPTH - 1, None)
+        batch = self._run.in_flight[b]
+        self._batches[b] = self.pipeline.batch(batch.inputs, batch.rank_batch.num_global_examples)
+
+
+def _head_loss(head: int, logits: Tensor, labels: Tensor) -> Tensor:
+    """Every output of the model is taken for logits of the labels."""
+    return summed_loss(logits.reshape(-1), labels)

@@ -1,0 +1,95 @@
+"""`WeightAverage`: an exponential moving average of the dense weights, kept while they train.
+
+    after the optimizer step of a piece:  average = decay * average + (1 - decay) * weight       lane compute
+
+Checkpoints keep the averages; evaluation uses them if asked. Averages begin as the initial weights, in their dtype.
+The rule is that of ``torch.optim.swa_utils.get_ema_multi_avg_fn``; buffers (running means) are not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.distributed.interface import RankGroup
+from bagpipe.errors import InputError
+from bagpipe.schedule.ir.loop_builder import Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.training.dense import DensePart
+from bagpipe.training.part import Hook, LoopPart, LoopRun
+
+__all__ = ["WeightAverage"]
+
+
+class WeightAverage(LoopPart):
+    """Averages of the trainable parameters of one model.
+
+    Args:
+        dense: the dense part, its weights initial.
+        decay: weight of the average before, in [0, 1).
+
+    Attributes:
+        averages: by parameter name. With stages on several ranks only those of the pieces held here are current,
+            until `share`.
+    """
+
+    name = "average"
+
+    def __init__(self, dense: DensePart, decay: float) -> None:
+        self._dense = dense
+        self._decay = decay
+        self._weights = {name: p for name, p in dense.model.named_parameters() if p.requires_grad}
+        self.averages: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self._weights.items()}
+        self._run: LoopRun
+
+    def hooks(self) -> Iterable[Hook]:
+        yield Hook(at=Point.STEP, when="after", call=self._update)
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+
+    def tensors(self, piece: str) -> Mapping[str, Tensor]:
+        return {name: self.averages[name] for name, _ in self._dense.pieces[piece].parameters}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors.keys() != self.averages.keys():
+            raise InputError("the checkpoint has no weight averages: resume it with optim.ema_decay = 0")
+        for name, tensor in tensors.items():
+            self.averages[name].copy_(tensor)
+
+    def reset(self) -> None:
+        """Begin again with the weights as they are, for example after rank 0's have been given to all ranks."""
+        for name, weight in self._weights.items():
+            self.averages[name].copy_(weight.detach())
+
+    def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:
+        """Give all ranks the averages of each stage's first holder; by all ranks alike. PeerError: one is gone."""
+        for stage in stages:
+            for name, _ in stage.parameters:
+                group.broadcast(self.averages[name], stage.holders[0])
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the model has the averages for weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _update(self, key: OpKey, b: int) -> None:
+        piece = self._dense.piece_of(key)
+        if piece is None or not piece.parameters or self._run.in_flight[b].is_skipped:
+            return
+        averages = [self.averages[name] for name, _ in piece.parameters]
+        torch._foreach_lerp_(averages, [p.detach() for _, p in piece.parameters], 1.0 - self._decay)
+
+    def _swap(self) -> None:
+        for name, weight in self._weights.items():
+            average = self.averages[name].clone()
+            self.averages[name].copy_(weight.detach())
+            weight.data.copy_(average)

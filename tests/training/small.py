@@ -1,0 +1,24 @@
+"""The smallest dense part, and what is made of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD
+
+from bagpipe.dense.executor import EagerExecutor
+from bagpipe.pipeline.stream import Streams
+from bagpipe.training.dense import WholeDense
+from bagpipe.training.nonfinite import NonfiniteGuard
+
+__all__ = ["guard_of", "small_dense"]
+
+
+def small_dense(**more: Any) -> WholeDense:
+    model = nn.Linear(2, 1)
+    return WholeDense(model=model, optimizer=SGD(model.parameters(), lr=0.1), executor=EagerExecutor(model), **more)
+
+
+def guard_of(streams: Streams, **more: Any) -> NonfiniteGuard:
+    return NonfiniteGuard(streams, small_dense(), **more)

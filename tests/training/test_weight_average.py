@@ -1,0 +1,95 @@
+"""The moving average of the dense weights: torch's own rule, over resumes, ranks and stages, used when asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from bagpipe.config.sections import Config
+from bagpipe.errors import InputError
+from bagpipe.store.memory.store import MemoryStore
+from bagpipe.training.engine import Engine
+from bagpipe.training.weight_average import WeightAverage
+from cacher.planning import PlannedData
+from tests.system.jobs import change
+from tests.system.recording import recorded
+from tests.training.small import small_dense
+from trainer.assembly import build_average, build_dense, build_engine, build_trainee
+
+MakeConfig = Callable[..., Config]
+
+
+def averages_of(engine: Engine) -> dict[str, torch.Tensor]:
+    (average,) = engine.parts
+    assert isinstance(average, WeightAverage)
+    return {name: value.clone() for name, value in average.averages.items()}
+
+
+def test_it_is_torchs_rule_and_evaluation_uses_it(clicks: MakeConfig) -> None:
+    config = change(clicks(eval_fraction=0.2), optim__ema_decay=0.9, optim__ema_evaluate=True)
+    data = PlannedData(config.data, config.run.seed)
+    trainee = build_trainee(config, data.schema)
+    dense = build_dense(trainee)
+    average = build_average(trainee, dense)
+    assert average is not None
+    theirs = AveragedModel(dense.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    theirs.n_averaged += 1  # torch's first update copies the weights; ours begin as the initial ones
+    with MemoryStore(trainee.rows) as store:
+        engine = build_engine(trainee, store, dense=dense, average=average)
+        engine.train(data.batches("train", trainee.spec), on_batch=lambda totals: theirs.update_parameters(dense.model))
+        expected = {name.removeprefix("module."): value for name, value in theirs.named_parameters()}
+        assert average.averages.keys() == expected.keys()
+        for name, value in average.averages.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
+        weights = {name: value.clone() for name, value in dense.model.named_parameters()}
+        scores: list[torch.Tensor] = []
+        engine.evaluate(data.batches("eval", trainee.eval_spec), lambda logits, _: scores.append(logits))
+        assert all(torch.equal(value, weights[name]) for name, value in dense.model.named_parameters())
+        plain: list[torch.Tensor] = []
+        other = build_engine(trainee, store, cache=engine.cache, dense=dense)
+        other.evaluate(data.batches("eval", trainee.eval_spec), lambda logits, _: plain.append(logits))
+        with average.swapped_in():
+            averaged: list[torch.Tensor] = []
+            other.evaluate(data.batches("eval", trainee.eval_spec), lambda logits, _: averaged.append(logits))
+    assert torch.equal(torch.cat(scores), torch.cat(averaged))
+    assert not torch.equal(torch.cat(scores), torch.cat(plain))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stages", [False, True])
+def test_a_resumed_job_goes_on_with_its_averages(
+    clicks: MakeConfig, tmp_path: Path, world_size: int, stages: bool
+) -> None:
+    values = {"pipeline__schedule": "1f1b", "pipeline__stages": 2, "pipeline__microbatches": 4} if stages else {}
+    config = change(clicks(), optim__ema_decay=0.9, **values)
+    engines: list[Engine] = []
+    whole = recorded(config, tmp_path, every=3, world_size=world_size, prepare=engines.append)
+    end = whole.run()
+    expected = [averages_of(engine) for engine in engines]
+    engines.clear()
+    job = recorded(config, tmp_path, every=3, world_size=world_size, prepare=engines.append)
+    # Ended, not killed: its last checkpoint is there, however slow its publisher is.
+    job.spoil = lambda rank, batches: itertools.islice(batches, 8)
+    job.run()
+    job.spoil = lambda rank, batches: batches
+    engines.clear()
+    again = job.run()
+    assert again.first_batch == 8
+    assert again.digests == end.digests
+    for engine, averages in zip(engines, expected, strict=True):
+        held = {name for piece in engine.dense.pieces.values() for name, _ in piece.parameters}
+        found = averages_of(engine)
+        assert held
+        assert all(torch.equal(found[name], averages[name]) for name in held)
+        assert any(not torch.equal(found[name], dict(engine.dense.model.named_parameters())[name]) for name in held)
+
+
+def test_a_checkpoint_without_averages_is_refused() -> None:
+    average = WeightAverage(small_dense(), 0.5)
+    with pytest.raises(InputError, match="the checkpoint has no weight averages"):
+        average.load_tensors({})
