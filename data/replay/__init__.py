@@ -1,8 +1,8 @@
-"""Replay: a log goes through the real oracle, and through other policies, without training: what would be fetched?
+"""Replay: runs a log through the oracle and through baseline policies, without training, and counts fetched rows.
 
-LookaheadLoader ─batches─> RowCounter: numbers rows, counts accesses ─rows of each batch─> RowBatchFile (a file)
-        │                                                                                │
+LookaheadLoader ─batches─> RowCounter: numbers rows, counts accesses ─rows of each batch─> RowBatchFile
+        │                                                                                       │
         └─> Planner, one per setting ─CachePlan─> counts          baselines: LRU, LFU, offline Belady, static hot
-                                 └──────────────> ReplayRecord <────────────────────────┘
+                                 └──────────────> ReplayRecord <────────────────────────────────┘
 records, skew, trials ─> out.json, out.html
 """

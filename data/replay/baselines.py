@@ -1,10 +1,11 @@
-"""What other policies would miss: computed from row numbers alone, without the oracle's code.
+"""Misses of other cache policies, computed from row numbers alone, independently of the oracle's code.
 
 batches ──rows of batch b──> hits leave the queue, misses enter ──too many?──> lowest keys leave ──> rows get new keys
         └──backwards──> next uses, on disk (offline-belady)       └──> ranks by use over the whole log (static-hot)
 
-All rows of a batch are resident together, as training needs them. Caches of several ranks count as one. A policy is
-the key it gives the rows of a batch; the lowest key leaves first, rows of one key in the order of their batch:
+All rows of a batch are resident together, as training needs them. Caches of several ranks count as one. A policy is the
+key that it assigns to the rows of a batch; the lowest key leaves first, rows with equal keys in the order of their
+batch:
 
 | policy         | key                                                                                          |
 |----------------|----------------------------------------------------------------------------------------------|
@@ -32,20 +33,20 @@ from data.replay.row_batch_file import RowBatches, RowBatchFile
 __all__ = ["BASELINES", "Counts", "run_baseline"]
 
 _NEVER = np.iinfo(np.int32).max
-#: Keys of rows that are not in the cache, and of those that the batch at hand uses. Keys in the queue are others.
+#: Keys of rows outside the cache, and of rows that the current batch uses. Keys in the queue are all others.
 _ABSENT = np.iinfo(np.int64).min
 _PINNED = _ABSENT + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a policy does over a whole log.
+    """Costs of a policy over a whole log.
 
     Attributes:
         rows_unique: unique rows, summed over batches.
         misses: of those, rows that were not resident when their batch came.
-        peak_rows: resident rows at most.
-        misses_by_group: `misses`, by the group of the row; empty if there are no groups.
+        peak_rows: most resident rows.
+        misses_by_group: `misses`, by the group of the row; empty without groups.
     """
 
     rows_unique: int
@@ -56,7 +57,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """The batches, the number of rows they are numbered from, the group of each, and the room there is."""
+    """The batches, the number of rows, the slots, and the group of each row."""
 
     batches: RowBatches
     num_rows: int
@@ -66,7 +67,7 @@ class _Log:
     group_of_row: NDArray[np.int16]
 
     def batch(self, number: int) -> NDArray[np.int32]:
-        """Rows of a batch. CapacityError if they do not fit."""
+        """Rows of a batch. Raises CapacityError if they do not fit."""
         rows = self.batches[number]
         if rows.shape[0] > self.num_slots:
             raise CapacityError.of_batch(number, rows.shape[0], num_slots=self.num_slots, world_size=self.world_size)
@@ -88,10 +89,10 @@ def run_baseline(
     Args:
         policy: a key of `BASELINES`.
         batches: int32 arrays of distinct row numbers in ``[0, num_rows)``.
-        num_slots: rows that the caches of all ranks hold together.
-        folder: for files as large as the log, gone when this returns.
-        world_size: ranks, for the error's wording.
-        group_of_row: int16 ``[num_rows]``, what `Counts.misses_by_group` goes by; None: no groups.
+        num_slots: slots of all ranks together.
+        folder: for temporary files as large as the log.
+        world_size: ranks, for error messages.
+        group_of_row: int16 ``[num_rows]``, the groups of `Counts.misses_by_group`; None: no groups.
 
     Raises:
         CapacityError: a batch has more rows than there are slots.
@@ -111,7 +112,7 @@ def run_baseline(
 
 
 class _Misses:
-    """Counts misses, by group if there are groups."""
+    """Counts misses, by group if there are any."""
 
     def __init__(self, log: _Log) -> None:
         self._group_of_row = log.group_of_row
@@ -134,9 +135,9 @@ class _Keys(Protocol):
 
 
 class _Queue:
-    """Resident rows by key. An entry counts while its row still has that key; a row never gets the same key twice.
+    """Resident rows by key. An entry is valid while its row has that key; a row never gets the same key twice.
 
-    The keys of the rows of a batch fall into few buckets; loops run over those.
+    The keys of a batch's rows fall into few buckets; loops run over buckets.
     """
 
     def __init__(self, num_rows: int, num_slots: int) -> None:
@@ -147,14 +148,14 @@ class _Queue:
         self._num_slots = num_slots
 
     def push(self, rows: NDArray[np.int32], keys: NDArray[np.int64]) -> None:
-        """These rows get these keys."""
+        """Assign keys to rows."""
         self.key[rows] = keys
         self._append(rows, keys)
         if self._num_entries > 4 * self._num_slots + rows.shape[0]:
             self._sweep()
 
     def pop(self, count: int) -> None:
-        """The `count` rows of the lowest keys leave; there must be so many."""
+        """Remove the `count` rows with the lowest keys; the queue must hold as many."""
         while count:
             key = heapq.heappop(self._heap)
             rows = np.concatenate(self._buckets.pop(key))
@@ -184,7 +185,7 @@ class _Queue:
         self._num_entries += rows.shape[0]
 
     def _sweep(self) -> None:
-        """Drop the entries that no longer count, bucket by bucket, so that ties keep their order."""
+        """Drop invalid entries, bucket by bucket, so that ties keep their order."""
         for key, bucket in list(self._buckets.items()):
             rows = np.concatenate(bucket)
             rows = rows[self.key[rows] == key]
@@ -198,7 +199,7 @@ class _Queue:
 
 
 def _replay(log: _Log, keys_of: _Keys) -> Counts:
-    """Let the batches through a cache from which the lowest keys leave, and only when room is needed."""
+    """Run the batches through a cache that evicts the lowest keys, and only when it needs slots."""
     queue, misses = _Queue(log.num_rows, log.num_slots), _Misses(log)
     rows_unique = resident = peak = 0
     for number in range(len(log.batches)):
@@ -233,7 +234,7 @@ def _lfu(log: _Log) -> Counts:
 def _offline_belady(log: _Log) -> Counts:
     last = len(log.batches) - 1
     with ExitStack() as stack:
-        # Filled from the end of the log: the next uses of its last batch come first.
+        # Written from the end of the log: the last batch comes first.
         next_uses = stack.enter_context(RowBatchFile(log.folder, "next-uses"))
         upcoming = np.full(log.num_rows, _NEVER, dtype=np.int32)
         for number in range(last, -1, -1):
@@ -245,10 +246,10 @@ def _offline_belady(log: _Log) -> Counts:
 
 
 def _static_hot(log: _Log) -> Counts:
-    """Of the rows by use, the largest number K stays for which every batch still fits.
+    """Keep the K most used rows, with the largest K for which every batch still fits.
 
     A batch of u rows needs ``K + (its rows outside the first K)`` slots: it fits while the first K hold at most
-    ``num_slots - u`` rows that are not its own. Before its i-th row (in order of use) lie ``rank[i] - i`` of those.
+    ``num_slots - u`` rows of other batches. Of those, ``rank[i] - i`` come before its i-th row in order of use.
     """
     uses = np.zeros(log.num_rows, dtype=np.int32)
     for number in range(len(log.batches)):

@@ -1,9 +1,9 @@
-"""`python -m data replay`: flags in; a table on the terminal, JSON and a report out.
+"""`python -m data replay`: prints a table, writes JSON and a report.
 
 argv ─> Sweep ─> replay ─> records ─> recommend ─> out.json, out.html ─> trials (--train) ─> both again, table
 
-What could be replayed is written, whatever failed beside it or fails in training; then one line names the first
-failure, with exit code 2, or 1 if it was a training run. A stopped replay leaves no files behind.
+All settings that can be replayed are written, whatever else fails; then one line names the first failure, with exit
+code 2, or 1 for a training run. An interrupted replay leaves no files.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
     """Run the command.
 
     Raises:
-        InputError: flags or log are of no use; or, after all has been written, a setting that could not be replayed.
-        JobError: an output that cannot be written; or, after all has been written, a training run that failed.
+        InputError: unusable flags or log; or, after all output is written, a setting that could not be replayed.
+        JobError: an output that cannot be written; or, after all output is written, a training run that failed.
     """
     sweep = parse_sweep(argv)
     write_report = _report_writer() if sweep.report_path else None
@@ -56,7 +56,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
                 trials = tuple(_trials(found, sweep))
                 found = dataclasses.replace(found, trials=trials, records=with_trials(found.records, trials))
                 _write(found, sweep, write_report)
-        finally:  # no full disk and no interrupted training takes the table away
+        finally:  # a full disk or an interrupted training must not lose the table
             (out or sys.stdout).write("\n".join(_lines(found)) + "\n")
     failed = [record.error for record in found.records if record.error is not None]
     if failed:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
 
 
 def _report_writer() -> Callable[[Path, Replay], None]:
-    """Found before the work rather than missed after it."""
+    """The function that writes the report; raises InputError before the replay if plotly is missing."""
     try:
         from data.replay.report import write_report
     except ModuleNotFoundError as error:
@@ -88,7 +88,7 @@ def _write(found: Replay, sweep: Sweep, write_report: Callable[[Path, Replay], N
 
 @contextmanager
 def _unwinding() -> Iterator[None]:
-    """SIGTERM ends the block as an exception does, so that files and training runs do not outlive it."""
+    """SIGTERM ends the block like an exception, so that its files and training runs end too."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(EXIT_INTERRUPTED)
@@ -106,14 +106,14 @@ def _watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[
 
 
 def _trials(found: Replay, sweep: Sweep) -> Iterable[Trial]:
-    assert found.recommended is not None, "trials are of a recommended setting and others"
+    assert found.recommended is not None, "trials need a recommended setting"
     settings = trial_settings(found.recommended, found.records)
     for setting in tqdm(settings, desc="training", unit=" runs", leave=False, disable=None):
         yield run_trial(setting, sweep)
 
 
 def _lines(found: Replay) -> list[str]:
-    """For the terminal."""
+    """The lines printed on the terminal."""
     lines = [
         f"{found.path or found.format}: {found.examples:,} examples, {found.ids:,} ids, {found.rows:,} distinct rows",
         "",
@@ -129,7 +129,7 @@ def _lines(found: Replay) -> list[str]:
 
 
 def _cells(record: ReplayRecord) -> tuple[str, ...]:
-    """Of a setting that could be replayed. A baseline does not look ahead, whatever window was asked for."""
+    """Cells of a successful setting. A baseline does not look ahead, so its window is "any"."""
     now = record.exchange_bytes_now
     return (
         record.policy,
@@ -146,7 +146,7 @@ def _cells(record: ReplayRecord) -> tuple[str, ...]:
 
 
 def _trial_cells(trial: Trial) -> tuple[str, ...]:
-    """Of a run that ended well."""
+    """Cells of a successful trial."""
     return (
         trial.policy if trial.cache_rows else "direct mode",
         str(trial.lookahead),
@@ -161,12 +161,12 @@ def _trial_cells(trial: Trial) -> tuple[str, ...]:
 
 
 def _failures(errors: Iterable[str | None]) -> list[str]:
-    """Each reason once."""
+    """Each distinct error, with its count."""
     return [f"failed ({count}): {error}" for error, count in Counter(errors).items() if error is not None]
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need to be, the first to the left; each line once."""
+    """Aligned columns, the first to the left; each distinct line once."""
     lines = [names, *dict.fromkeys(rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in lines]

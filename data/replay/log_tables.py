@@ -1,9 +1,9 @@
-"""`LogTables`: the rows of a log as a trainer would number and store them, without building the model.
+"""`LogTables`: numbers and record sizes of a log's rows as the trainer has them, without building the model.
 
-DataSchema, Config ─> tables by number (equal dimensions and poolings side by side) ─> OracleSpec, bytes of a row
+DataSchema, Config ─> tables by number (equal dimensions and poolings adjacent) ─> OracleSpec, bytes of a row
 
-A model of the user's own (``model.factory``) may have other tables than the named models; it is replayed as if it had
-theirs: one table per table of the data.
+A user's own model (``model.factory``) can have other tables than the zoo's models; replay assumes the zoo's: one table
+per table of the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Tab
 
 __all__ = ["LogTables", "at_setting"]
 
-#: Weights that a model adds to each row: the linear part of Wide & Deep.
+#: Extra weights per row by model: the linear part of Wide & Deep.
 EXTRA_DIM = {"wide-deep": 1}
 
 
@@ -30,7 +30,7 @@ class LogTables:
     """Tables of a log, by table number.
 
     Attributes:
-        rows: their stored form.
+        rows: their schema in the store.
         features: occurrence segments, as in `OracleSpec.features`.
     """
 
@@ -39,7 +39,7 @@ class LogTables:
 
     @classmethod
     def of(cls, schema: DataSchema, config: Config) -> Self:
-        """The tables that the configured model makes of a data set; numbered as `convert` numbers them."""
+        """The tables of the configured model for a data set, numbered as `convert` numbers them."""
         extra = EXTRA_DIM.get(config.model.name, 0) if not config.model.factory else 0
 
         def dim_of(table: Table) -> int:
@@ -70,7 +70,7 @@ class LogTables:
         return len(self.rows.tables)
 
     def spec(self, config: Config, world_size: int = 1) -> OracleSpec:
-        """What the trainer would ask the oracle for: window, policy and cache are those of the configuration."""
+        """The trainer's oracle request: window, policy and cache are those of the configuration."""
         return OracleSpec(
             table_rows=tuple(table.rows for table in self.rows.tables),
             features=self.features,
@@ -88,12 +88,12 @@ class LogTables:
 
     @property
     def weight_bytes(self) -> NDArray[np.int64]:
-        """int64 by table: bytes of a row's weights, as they travel between ranks."""
+        """int64 by table: bytes of a row's weights, as sent between ranks."""
         return self._dims * self.rows.row_type.word_bytes
 
     @property
     def gradient_bytes(self) -> NDArray[np.int64]:
-        """int64 by table: bytes of a row's gradient, which is not narrowed."""
+        """int64 by table: bytes of a row's gradient, which stays in the compute dtype."""
         return self._dims * ROW_TYPES[self.rows.row_type.compute].word_bytes
 
     @property
@@ -102,7 +102,7 @@ class LogTables:
 
 
 def at_setting(config: Config, *, policy: str, lookahead: int, cache_rows: int) -> Config:
-    """The configuration with a setting of the sweep put in."""
+    """The configuration with one setting of the sweep."""
     return dataclasses.replace(
         config,
         oracle=dataclasses.replace(config.oracle, policy=cast(Policy, policy), lookahead=lookahead),

@@ -1,10 +1,10 @@
-"""`Sweep`: what `python -m data replay` is asked for: one configuration per batch size, and what to vary.
+"""`Sweep`: the options of `python -m data replay`: one configuration per batch size, and the values to vary.
 
 argv ──--data.batch_size A,B: once with A, once with B──> parse_config ──> Config, Config
      └─--lookahead, --cache_rows, --policy: lists ──────────────────────> Sweep
 
-All flags of the configuration work; those that the sweep varies are refused, lest they be given in vain. A file may
-hold them: they are the trainer's then.
+Accepts all flags of the configuration except those that the sweep varies. A file can hold these too; they then apply to
+the trainer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]
 
 BATCH_SIZE_FLAG = "--data.batch_size"
 
-#: Policies of the oracle, which can be trained with, then those they are compared with.
+#: Policies of the oracle, which training supports, then the baselines.
 KNOWN_POLICIES = (*POLICIES, *BASELINES)
 
-#: The whole log is replayed; the trainer holds a part of it out.
+#: Replay uses the whole log; the trainer holds a part of it out.
 DEFAULTS: Mapping[str, object] = MappingProxyType({"data.eval_fraction": 0.0})
 
-#: What to use, what is common without an oracle, and what nobody can beat.
+#: The default policy, the common one without an oracle, and the lower bound.
 DEFAULT_POLICIES = "belady-window,lru,offline-belady"
 
 OPTIONS = (
@@ -57,7 +57,7 @@ OPTIONS = (
     Option(flag="--train", is_switch=True, help="also train with the recommended setting and its neighbours"),
 )
 
-#: Keys of the configuration that the sweep varies, and the options that do.
+#: Keys of the configuration that the sweep varies, and the option of each.
 VARIED = MappingProxyType(
     {"--cache.rows": "--cache_rows", "--oracle.lookahead": "--lookahead", "--oracle.policy": "--policy"}
 )
@@ -65,16 +65,16 @@ VARIED = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What to replay.
+    """Options of a replay.
 
     Attributes:
-        configs: one per batch size, equal in all else.
-        policies: names, as given; not all need be known.
-        lookaheads, cache_rows: to try; empty: to be chosen by the log.
+        configs: one per batch size, otherwise equal.
+        policies: names as given, known or not.
+        lookaheads, cache_rows: values to try; empty: chosen from the log.
         world_size: ranks.
-        json_path, report_path: to write; empty: not wanted.
+        json_path, report_path: output files; empty: none.
         train: also run the trainer.
-        trainer_flags: the configuration as it was given, for the trainer.
+        trainer_flags: the configuration flags as given, for the trainer.
     """
 
     configs: tuple[Config, ...]
@@ -89,11 +89,11 @@ class Sweep:
 
 
 def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Sweep:
-    """Read the flags.
+    """Parse the flags.
 
     Raises:
-        InputError: a flag that is unknown, out of range, or given in vain; no known policy; an output that cannot be
-            written, or would replace the log.
+        InputError: a flag is unknown, out of range, or has no effect; no known policy; an output cannot be written or
+            would overwrite the log.
         SystemExit: after ``--help``.
     """
     for argument in argv:
@@ -146,7 +146,7 @@ def _world_size(text: str) -> int:
 
 
 def _check_outputs(options: Mapping[str, str], data: DataConfig) -> None:
-    """Refuse outputs that cannot be written, and those in the place of the log, its schema or each other."""
+    """Refuse outputs that cannot be written, or that would overwrite the log, its schema or each other."""
     taken = {
         Path(path).resolve(): key for key, path in (("data.path", data.path), ("data.schema", data.schema)) if path
     }
@@ -164,7 +164,7 @@ def _check_outputs(options: Mapping[str, str], data: DataConfig) -> None:
 
 
 def _batch_sizes(argv: Sequence[str]) -> tuple[str, ...]:
-    """The last list given, as text; one empty text if none is."""
+    """The last list given, as texts; one empty text if none is."""
     given = [argv[place + 1] for place, word in enumerate(argv[:-1]) if word == BATCH_SIZE_FLAG]
     given += [word.partition("=")[2] for word in argv if word.startswith(f"{BATCH_SIZE_FLAG}=")]
     return tuple(dict.fromkeys(size.strip() for size in given[-1].split(","))) if given else ("",)

@@ -1,8 +1,8 @@
-"""Counts of plans, without training: rows exchanged between ranks per batch, and the totals of a whole log.
+"""Counts from plans, without training: rows exchanged between ranks per batch, and the totals of a whole log.
 
 CachePlan ──exchanges, consumers──> ExchangeCounts: pulls and pushes between owners and consumers
-          ├─────────────────────> exchanged_now: by table, those on the critical path of a step
-          └─fetch, evict────────> PlanTotals: a few numbers per table, whatever the log's length
+          ├───────────────────────> exchanged_now: by table, those on a step's critical path
+          └─fetch, evict──────────> PlanTotals: a few numbers per table, independent of the log's length
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["ExchangeCounts", "PlanTotals", "exchanged_now"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeCounts:
-    """Rows of one batch, over all ranks; with an owner per row.
+    """Rows of one batch exchanged between ranks, with an owner per row.
 
     Attributes:
-        pull_now, pull_early: rows sent by owners to other ranks: after the update of the batch before, or during it.
+        pull_now, pull_early: rows sent by owners to other ranks: after the previous batch's update, or during it.
         push_now, push_late: row gradients sent to owners on other ranks: before the next batch, or during it.
-        busiest_now, busiest: rows sent by the rank that sends most: those a step waits for, and all.
-        used: unique rows of each rank, summed; what would travel if no rank owned anything it uses.
+        busiest_now, busiest: rows sent by the busiest sender: those on a step's critical path, and all.
+        used: unique rows of each rank, summed: the volume if no rank owned a row that it uses.
         fetched, written: rows read from the store and written back. busiest_fetched: by the rank that reads most.
     """
 
@@ -75,17 +75,16 @@ class ExchangeCounts:
 
 
 class PlanTotals:
-    """Add plans in order, read the attributes at any time.
+    """Totals over the plans of a log. Add plans in order; attributes can be read at any time.
 
     Args:
-        weight_bytes, gradient_bytes: int64 by table, bytes of a row and of its gradient as they travel between ranks.
+        weight_bytes, gradient_bytes: int64 by table, bytes of a row and of its gradient as sent between ranks.
 
     Attributes:
         rows_unique: unique rows, summed over batches.
-        misses: int64 by table: rows that entered a cache. Every one of them leaves it again, or is there at the end:
-            it is written back either way.
-        peak_rows: rows in the caches of all ranks at most.
-        exchange_rows: rows and row gradients sent between ranks. exchange_rows_now: those that a step waits for;
+        misses: int64 by table: rows that entered a cache. Each is written back, at eviction or at the end.
+        peak_rows: most rows in the caches of all ranks.
+        exchange_rows: rows and row gradients sent between ranks. exchange_rows_now: those on a step's critical path;
             exchange_bytes_now: their bytes.
     """
 
@@ -101,7 +100,7 @@ class PlanTotals:
         self.exchange_bytes_now = 0
 
     def add(self, plan: CachePlan) -> None:
-        """The next plan."""
+        """Add the next plan."""
         for owner in plan.owners:
             self.misses += np.diff(owner.fetch.table_offsets)
             self._resident += len(owner.fetch) - len(owner.evict)
@@ -117,7 +116,7 @@ class PlanTotals:
 
 
 def exchanged_now(plan: CachePlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """int64 by table each: rows, and row gradients, sent that a step waits for (`pull_now` and `push_now`)."""
+    """int64 by table each: rows, and row gradients, sent on a step's critical path (`pull_now` and `push_now`)."""
     rows, gradients = np.zeros((2, plan.owners[0].fetch.table_offsets.shape[0] - 1), dtype=np.int64)
     for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=False)):
         sent = _sent(plan, rank)
@@ -127,13 +126,13 @@ def exchanged_now(plan: CachePlan) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 
 def _sent(plan: CachePlan, rank: int) -> NDArray[np.int32]:
-    """Rows that a rank serves to the others, as positions among those it owns."""
+    """Rows that a rank sends to others, as positions among the rows it owns."""
     exchange = plan.exchanges[rank]
     own = slice(*exchange.serve_offsets[rank : rank + 2])
     return np.delete(exchange.serve_rows, np.r_[own])
 
 
 def _by_table(rows: RowList, positions: NDArray[np.integer]) -> NDArray[np.int64]:
-    """int64 by table: how many of the positions lie in each table."""
+    """int64 by table: number of positions in each table."""
     tables = np.searchsorted(rows.table_offsets, positions, side="right") - 1
     return np.bincount(tables, minlength=rows.table_offsets.shape[0] - 1).astype(np.int64)

@@ -1,13 +1,14 @@
-"""Which setting to take: the smallest cache, then the shortest window, that cost little more than the best one tried.
+"""The recommended setting: the smallest cache, then the shortest window, with little more traffic than the best
+setting.
 
     least  = the fewest bytes that any setting moves between store and caches
-    cache  = the smallest that some window and policy make do with 1.10 x least
+    cache  = the smallest with a window and policy that move at most 1.10 x least
     window = the shortest that at this cache moves at most 1.02 x what the best window moves
-    policy = of those left, the one that moves least; of equals the one named first
+    policy = of the remaining ones, the one that moves least; of equals the first named
 
-Memory is what a cache costs and a window is paid for in the oracle's memory and the job's first seconds, so both are to
-be as small as the traffic allows. Only the oracle's policies count, for only with those can be trained; only the first
-batch size, for that is the model's affair; and bytes, read and written, since rows of a table may be wider than others.
+A cache costs memory, and a window costs the oracle's memory and the job's first seconds, so both should be as small as
+the traffic allows. Only oracle policies count, because training supports no others, and only the first batch size,
+because it is a property of the model. Traffic is bytes read and written, since the rows of tables can differ in width.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from data.replay.records import ReplayRecord, Setting, Trial
 
 __all__ = ["Recommendation", "recommend", "setting_of"]
 
-#: More bytes than with the best setting that a smaller cache may move, and than with the best window a shorter one may.
+#: Accepted traffic of a smaller cache relative to the best setting, of a shorter window relative to the best one.
 CACHE_TOLERANCE = 1.10
 WINDOW_TOLERANCE = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """A setting, and why it."""
+    """A recommended setting and the reason for it."""
 
     setting: Setting
     reason: str
 
 
 def setting_of(record: ReplayRecord | Trial) -> Setting:
-    """The setting that a record or a trial is of."""
+    """The setting of a record or a trial."""
     return Setting(
         policy=record.policy,
         lookahead=record.lookahead,
@@ -45,7 +46,7 @@ def setting_of(record: ReplayRecord | Trial) -> Setting:
 
 
 def recommend(records: Sequence[ReplayRecord]) -> Recommendation | None:
-    """See above; None if no setting of the oracle's could be replayed."""
+    """Choose a setting by the rule of this module; None if no oracle setting could be replayed."""
     usable = [record for record in records if record.policy in POLICIES and record.error is None]
     usable = [record for record in usable if record.batch_size == usable[0].batch_size]
     if not usable:
@@ -60,7 +61,7 @@ def recommend(records: Sequence[ReplayRecord]) -> Recommendation | None:
 
 
 def _reason(taken: ReplayRecord, usable: Sequence[ReplayRecord], least: int) -> str:
-    """One sentence with the figures that decided."""
+    """One sentence with the deciding figures."""
     ratio = _traffic(taken) / max(1, least)
     moves = "moves the fewest bytes of all" if ratio <= 1 else f"moves {ratio:.3f} times the fewest bytes of all"
     parts = [

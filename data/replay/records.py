@@ -1,4 +1,4 @@
-"""What a replay finds: records of plain data, from which the JSON and the report are made."""
+"""Results of a replay as plain records; JSON and the report are made from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Setting:
 
     Attributes:
         policy: an oracle policy (`bagpipe.oracle.eviction.POLICIES`) or a baseline (`data.replay.baselines.BASELINES`).
-        lookahead: batches in the window; baselines do not look at it.
+        lookahead: batches in the window; ignored by baselines.
         cache_rows: rows per rank. batch_size: examples in a global batch. world_size: ranks.
     """
 
@@ -26,25 +26,25 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRecord:
-    """What one setting costs over the whole log. Counts are None where the setting failed.
+    """Costs of one setting over the whole log. Counts are None if the setting failed.
 
     Attributes:
         policy, lookahead, cache_rows, batch_size, world_size: the setting.
-        error: why it failed, in one line; None: it did not.
+        error: why it failed, in one line; None: it succeeded.
         batches, ids: of the log; ids are occurrences.
         rows_unique: unique rows, summed over batches.
-        rows_first_touch: rows that enter a cache for the first time: they were never written and need no read.
+        rows_first_touch: rows that enter a cache for the first time; they were never written and need no read.
         rows_fetched: rows read from the store: those that enter again after an eviction.
-        rows_written: rows written to the store: on eviction, and those that are left at the end.
+        rows_written: rows written to the store: at eviction and at the end.
         hit_rate: share of `rows_unique` that was in a cache when its batch came.
-        peak_rows: rows in the caches of all ranks at most.
-        row_bytes: of one record (weights and optimizer state); None where tables differ.
-        bytes_fetched, bytes_written: bytes of those rows' records, exact where tables differ.
-        exchange_rows, exchange_rows_now: rows and row gradients sent between ranks; those that a step waits for.
-        exchange_bytes_now: the latter in bytes of weights (no optimizer state travels).
-        seconds: wall time of the replay of this setting, reading included.
+        peak_rows: most rows in the caches of all ranks.
+        row_bytes: of one record (weights and optimizer state); None if tables differ.
+        bytes_fetched, bytes_written: bytes of those rows' records, exact even if tables differ.
+        exchange_rows, exchange_rows_now: rows and row gradients sent between ranks; those on a step's critical path.
+        exchange_bytes_now: the latter in bytes of weights (no optimizer state is sent).
+        seconds: wall time of the replay of this setting, including reading.
         ids_per_s: `ids` over `seconds`.
-        step_s_p50, samples_per_s, exposed_embedding_s: as in `Trial`; None: not trained with.
+        step_s_p50, samples_per_s, exposed_embedding_s: as in `Trial`; None without a trial.
     """
 
     policy: str
@@ -76,14 +76,14 @@ class ReplayRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSkew:
-    """How unevenly the rows of one table are used.
+    """Skew of the accesses to one table.
 
     Attributes:
         table: its name.
         rows: distinct rows. accesses: ids. missing: share of empty bags among the table's bags.
-        top_0_1, top_1, top_10: share of accesses that the most used 0.1, 1 and 10 % of the rows get.
+        top_0_1, top_1, top_10: share of accesses to the most used 0.1, 1 and 10 % of the rows.
         singletons: share of the rows that are used once.
-        curve: points (share of rows, share of accesses), most used first, at most 100 of them.
+        curve: at most 100 points (share of rows, share of accesses), most used first.
     """
 
     table: str
@@ -99,7 +99,7 @@ class TableSkew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One action of a traced step: what ran in which lane, in seconds from the step's beginning."""
+    """One action of a traced step: its lane, and its time in seconds from the step's beginning."""
 
     lane: str
     name: str
@@ -109,14 +109,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A training run over one setting.
+    """A training run with one setting.
 
     Attributes:
         policy, lookahead, cache_rows, batch_size, world_size: the setting; cache_rows 0: direct mode.
-        error: why it failed; None: it did not.
+        error: why it failed; None: it succeeded.
         steps: trained. step_s_p50: median step. samples_per_s: over the run.
         exposed_embedding_s: time that computation waited for rows.
-        rows_fetched, rows_written, hit_rate, auc, loss: as the trainer reports them.
+        rows_fetched, rows_written, hit_rate, auc, loss: as reported by the trainer.
         step: the actions of one step from the middle of the run.
     """
 
@@ -140,15 +140,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """All that a replay found.
+    """All results of a replay.
 
     Attributes:
         path, format: of the data. examples, batches, ids: read. rows: distinct rows.
-        machine: what it ran on, name -> value, for the report's foot.
+        machine: hardware and versions, name -> value, for the report's footer.
         records: one per combination, in the order of the command line: batch sizes, policies, lookaheads, cache sizes.
         skew: by table.
-        recommended: the setting to take, and why in one sentence; None if none could be replayed.
-        trials: training runs, if any were asked for.
+        recommended: the recommended setting, and the reason in one sentence; None if no setting could be replayed.
+        trials: training runs, if requested.
     """
 
     path: str

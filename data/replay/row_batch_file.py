@@ -1,9 +1,9 @@
-"""`RowBatchFile`: the rows of each batch on disk, written once in order, read by number as often as needed.
+"""`RowBatchFile`: the rows of each batch in a file, written once in order and read by batch number.
 
-append(rows) ──bytes──> NAME.rows    ──ends──> NAME.ends (8 B a batch)
-spool[i]     ──two reads of ends, one of rows──> int32 rows of batch i
+append(rows) ──bytes──> NAME.rows    ──ends──> NAME.ends (8 B per batch)
+file[i]      ──two reads of ends, one of rows──> int32 rows of batch i
 
-Nothing grows in memory with the log. Both files go when the `with` block ends, however it ends.
+Memory does not grow with the log. The `with` block removes both files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RowBatches(Protocol):
         ...
 
     def __getitem__(self, number: int, /) -> NDArray[np.int32]:
-        """The rows of batch `number`, counted from 0. IndexError beyond the last one."""
+        """The rows of batch `number`, from 0. IndexError after the last one."""
         ...
 
 
@@ -38,11 +38,11 @@ class RowBatchFile:
     """int32 arrays in a file, by number. Use it inside its `with` block.
 
     Args:
-        folder: where the two files lie while the block lasts; it must exist.
-        name: of the files; another spool in the same folder needs another.
+        folder: existing folder of the two temporary files.
+        name: stem of the file names, unique in the folder.
     """
 
-    def __init__(self, folder: Path, name: str = "spool") -> None:
+    def __init__(self, folder: Path, name: str = "row-batches") -> None:
         self._paths = (folder / f"{name}.rows", folder / f"{name}.ends")
         self._files: tuple[BinaryIO, ...] = ()
         self._num_batches = 0
@@ -61,7 +61,7 @@ class RowBatchFile:
 
     def __exit__(self, *_: object) -> None:
         for file, path in zip(self._files, self._paths, strict=True):
-            with suppress(OSError):  # no room for what it still holds, which nobody will read
+            with suppress(OSError):  # the disk can be full; the buffered data is not needed
                 file.close()
             path.unlink(missing_ok=True)
 
@@ -70,11 +70,11 @@ class RowBatchFile:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all batches together."""
+        """Rows of all batches."""
         return self._num_rows
 
     def append(self, rows: NDArray[np.int32]) -> None:
-        """The next batch."""
+        """Append the next batch."""
         self._num_rows += rows.shape[0]
         self._num_batches += 1
         data, ends = self._files
@@ -82,7 +82,7 @@ class RowBatchFile:
         ends.write(self._num_rows.to_bytes(_END_BYTES, "little"))
 
     def __getitem__(self, number: int, /) -> NDArray[np.int32]:
-        """int32: the batch appended as number `number`, from 0. IndexError if there is none."""
+        """int32: batch `number`, from 0. IndexError if it does not exist."""
         if not 0 <= number < self._num_batches:
             raise IndexError(f"batch {number} of {self._num_batches}")
         data, ends = self._files
@@ -98,7 +98,9 @@ class RowBatchFile:
         while filled < view.shape[0]:
             got = os.preadv(data.fileno(), [view[filled:].data], start * _ROW_BYTES + filled)
             if not got:
-                raise OSError(f"{self._paths[0]}: ends at {start * _ROW_BYTES + filled} bytes: changed by others?")
+                raise OSError(
+                    f"{self._paths[0]}: ends at {start * _ROW_BYTES + filled} bytes, changed by another process?"
+                )
             filled += got
         return rows.astype(np.int32, copy=False)
 

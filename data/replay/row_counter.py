@@ -1,10 +1,10 @@
-"""`RowCounter`: the distinct rows of a log, numbered in the order of their first use, and how often each is used.
+"""`RowCounter`: numbers the distinct rows of a log in order of first use and counts the uses of each.
 
 Batch ──index──> unique rows ──BoundedNumbers: an array by row | HashedNumbers: a hash map──> row numbers ─> baselines
                      └─uses of each─> counts by row number ──sorted table by table──> TableSkew
 
-Exact: no row is missed or counted twice. Memory grows with the distinct rows (10 to 20 B each, beside 4 B for every row
-of a bounded table; 45 to 80 B each if ids are unbounded), never with the length of the log.
+Counts are exact. Memory grows with the distinct rows (10 to 20 B each, plus 4 B for every row of a bounded table; 45 to
+80 B each if ids are unbounded), never with the length of the log.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["RowCounter"]
 
 _Integer = TypeVar("_Integer", np.int16, np.int64)
 
-#: Row numbers are kept in 32 bits.
+#: Row numbers have 32 bits.
 MAX_ROWS = (1 << 31) - 1
-#: Points of a skew curve at most.
+#: Most points of a skew curve.
 CURVE_POINTS = 100
 
 
 class _Numbers(Protocol):
     def of(self, rows: RowList) -> NDArray[np.int64]:
-        """Numbers of distinct rows; those never asked for before get the next ones, in their order."""
+        """Numbers of distinct rows; new rows get the next numbers in their order."""
         ...
 
 
 class BoundedNumbers:
-    """Bounded tables: an array by row."""
+    """Numbers of bounded tables: an array by row."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self._handles = DenseHandles(sizes)
@@ -57,7 +57,7 @@ class BoundedNumbers:
 
 
 class HashedNumbers:
-    """Any 64-bit ids: handles of the oracle's map, of which none is ever given back, so that they count the rows."""
+    """Numbers of any 64-bit ids: handles of the oracle's hash map, never freed, so that they count the rows."""
 
     def __init__(self) -> None:
         self._handles = HashHandles(planned_bits=64)
@@ -68,10 +68,10 @@ class HashedNumbers:
 
 
 class RowCounter:
-    """Counts a log, batch by batch.
+    """Counts the rows of a log, batch by batch.
 
     Args:
-        spec: the log's tables and features; its window and cache are not looked at.
+        spec: the log's tables and features; window and cache are ignored.
 
     Attributes:
         num_rows: distinct rows so far.
@@ -91,10 +91,10 @@ class RowCounter:
         self._empty_bags = np.zeros(len(spec.table_rows), dtype=np.int64)
 
     def take(self, batch: Batch) -> NDArray[np.int32]:
-        """Count a batch: int32 ``[U]``, the numbers of its distinct rows.
+        """Count a batch and return int32 ``[U]``, the numbers of its distinct rows.
 
         Raises:
-            InputError: an id outside its table, or more distinct rows than can be numbered.
+            InputError: an id outside its table, or more distinct rows than 32-bit numbers.
         """
         index = self._indexer.index(batch)
         numbers = self._number(index.unique)
@@ -106,7 +106,7 @@ class RowCounter:
         return numbers.astype(np.int32)
 
     def rows_of(self, batch: Batch) -> NDArray[np.int32]:
-        """As `take`, but nothing is counted: for the same log cut into other batches."""
+        """As `take`, without counting: for the same log cut into other batches."""
         return self._number(self._indexer.index(batch).unique).astype(np.int32)
 
     def tables_of_rows(self) -> NDArray[np.int16]:
@@ -118,7 +118,7 @@ class RowCounter:
         return np.bincount(self.tables_of_rows(), minlength=len(self._spec.table_rows))
 
     def skew(self, names: tuple[str, ...]) -> tuple[TableSkew, ...]:
-        """How unevenly the rows of each table are used.
+        """Skew of the accesses to each table.
 
         Args:
             names: of the tables.

@@ -26,24 +26,24 @@ __all__ = ["ScannedLog", "Watch", "scan"]
 
 
 class Watch(Protocol):
-    """Shows how far a pass is: hands the batches on as they are."""
+    """Shows the progress of a pass; yields the batches unchanged."""
 
     def __call__(self, batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScannedLog:
-    """A log cut into batches.
+    """A log cut into batches, after its first pass.
 
     Attributes:
         config: how it is read.
-        source: it.
+        source: its source.
         tables: its tables, numbered.
-        examples, batches, ids: read.
+        examples, batches, ids: counts of the whole log.
         first_touches: int64 by table: distinct rows.
         table_of_row: int16 by row number.
         largest: unique rows of the largest batch. largest_at: the number of that batch.
-        spool: rows of each batch; None if no baseline wants them.
+        row_batches: rows of each batch; None if no baseline needs them.
     """
 
     config: Config
@@ -56,7 +56,7 @@ class ScannedLog:
     table_of_row: NDArray[np.int16]
     largest: int
     largest_at: int
-    spool: RowBatchFile | None
+    row_batches: RowBatchFile | None
 
     @property
     def batch_size(self) -> int:
@@ -68,10 +68,10 @@ class ScannedLog:
         return int(self.first_touches.sum())
 
     def read(self, watch: Watch, label: str) -> Generator[Batch, None, None]:
-        """One pass; close it to end it early.
+        """Read the batches again; close the generator to end early.
 
         Raises:
-            InputError: the log cannot be read, or is another than before.
+            InputError: the log is unreadable or has changed.
         """
         examples = ids = 0
         with open_loader(self.config.data, seed=self.config.run.seed, source=self.source) as loader:
@@ -82,10 +82,10 @@ class ScannedLog:
         self.check_same(examples, ids)
 
     def check_same(self, examples: int, ids: int) -> None:
-        """Every pass must read what the first one read, or the records could not be compared.
+        """Check that a pass read the same log as the first one; records of different logs cannot be compared.
 
         Raises:
-            InputError: it did not.
+            InputError: the counts differ.
         """
         if (examples, ids) != (self.examples, self.ids):
             data = self.config.data
@@ -99,8 +99,8 @@ def scan(
     config: Config,
     source: Source,
     tables: LogTables,
-    census: RowCounter,
-    spool: RowBatchFile | None,
+    counter: RowCounter,
+    row_batches: RowBatchFile | None,
     watch: Watch,
     *,
     counts: bool = True,
@@ -108,18 +108,18 @@ def scan(
     """The first pass.
 
     Args:
-        counts: the census counts; else it has counted this log before, cut otherwise, and only tells its rows.
+        counts: count the rows; False if the counter has already counted this log, cut into other batches.
 
     Raises:
-        InputError: the log cannot be read, or is empty.
+        InputError: the log is unreadable or empty.
     """
     examples = batches = ids = largest = largest_at = 0
-    rows_of = census.take if counts else census.rows_of
+    rows_of = counter.take if counts else counter.rows_of
     with open_loader(config.data, seed=config.run.seed, source=source) as loader:
-        for batch in watch(loader, f"census, batches of {config.data.batch_size}", None):
+        for batch in watch(loader, f"counting, batches of {config.data.batch_size}", None):
             rows = rows_of(batch)
-            if spool is not None:
-                spool.append(rows)
+            if row_batches is not None:
+                row_batches.append(rows)
             if rows.shape[0] > largest:
                 largest, largest_at = rows.shape[0], batches
             examples += batch.num_examples
@@ -134,9 +134,9 @@ def scan(
         examples=examples,
         batches=batches,
         ids=ids,
-        first_touches=census.rows_by_table(),
-        table_of_row=census.tables_of_rows(),
+        first_touches=counter.rows_by_table(),
+        table_of_row=counter.tables_of_rows(),
         largest=largest,
         largest_at=largest_at,
-        spool=spool,
+        row_batches=row_batches,
     )

@@ -1,11 +1,11 @@
-"""Every setting of a sweep, replayed: `replay` makes the records, one setting after the other.
+"""`replay`: replays every setting of a sweep, one after the other.
 
-ScannedLog ──once per oracle setting──> Planner ──CachePlan──> PlanTotals ─┐
-    └─spool, once per baseline and cache size─────────> Counts ─────┴─> ReplayRecord
+ScannedLog ──once per oracle setting──────────────> Planner ──CachePlan──> PlanTotals ─┐
+    └─row batches, once per baseline and cache size──────────────────────> Counts ─────┴─> ReplayRecord
 
-A row's first touch is a miss, whatever the policy; so of all misses as many need no read as the log has distinct rows.
-That is exact; the oracle's own mark (`OwnerPlan.fetch_new`) may take a new row of an unbounded table for an old one.
-Whatever enters a cache is written when it leaves, or at the end. Memory: window, caches and distinct rows.
+The first touch of a row is a miss under every policy, so the log's distinct rows are the misses that need no read. This
+is exact; the oracle's own mark (`OwnerPlan.fetch_new`) can take a new row of an unbounded table for an old one. Every
+row that enters a cache is written, at eviction or at the end. Memory: window, caches and distinct rows.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from data.replay.scanned_log import ScannedLog, Watch, scan
 
 __all__ = ["replay", "settings_of"]
 
-#: Windows tried where none are given.
+#: Default windows.
 DEFAULT_LOOKAHEADS = (8, 32, 128)
-#: Caches tried where none are given, of all ranks together: shares of the distinct rows.
+#: Default caches of all ranks together, as shares of the distinct rows.
 DEFAULT_CACHE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Found:
-    """What a setting costs; names as in `ReplayRecord`. `misses` is int64 by table."""
+    """Costs of a setting; names as in `ReplayRecord`. `misses` is int64 by table."""
 
     rows_unique: int
     misses: NDArray[np.int64]
@@ -57,28 +57,30 @@ class _Found:
 
 
 def replay(sweep: Sweep, watch: Watch) -> Replay:
-    """Replay every combination; those that cannot be say why in their record.
+    """Replay every combination; failed ones have their error in their record.
 
     Raises:
-        InputError: the log cannot be read, or is empty.
-        JobError: no room for the rows of its batches, at the first batch size; what fails later is in the records.
+        InputError: the log is unreadable or empty.
+        JobError: no disk space for the row batches of the first batch size; later failures are in the records.
     """
     first = sweep.configs[0]
     source = open_source(first.data, first.run.seed)
     tables = LogTables.of(source.schema, first)
-    census = RowCounter(tables.spec(first))
-    needs_spool = any(policy in BASELINES for policy in sweep.policies)
+    counter = RowCounter(tables.spec(first))
+    has_baselines = any(policy in BASELINES for policy in sweep.policies)
     records: list[ReplayRecord] = []
     logs: list[ScannedLog] = []
     for config in sweep.configs:
         with (
             TemporaryDirectory(prefix="bagpipe-replay-") as folder,
             _keeping(folder),
-            RowBatchFile(Path(folder)) as spool,
+            RowBatchFile(Path(folder)) as row_batches,
         ):
             try:
                 with _keeping(folder):
-                    log = scan(config, source, tables, census, spool if needs_spool else None, watch, counts=not logs)
+                    log = scan(
+                        config, source, tables, counter, row_batches if has_baselines else None, watch, counts=not logs
+                    )
                 if logs:
                     logs[0].check_same(log.examples, log.ids)
             except (InputError, JobError) as error:
@@ -98,18 +100,18 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
         rows=logs[0].num_rows,
         machine=machine_facts(),
         records=tuple(records),
-        skew=census.skew(tuple(table.name for table in tables.rows.tables)),
+        skew=counter.skew(tuple(table.name for table in tables.rows.tables)),
     )
 
 
 @contextmanager
 def _keeping(folder: str) -> Iterator[None]:
-    """JobError where the spool's files cannot hold the log. The errors of readers are InputErrors, never OSErrors."""
+    """Raise JobError if the row batches do not fit on disk. Readers raise InputError, never OSError."""
     try:
         yield
     except OSError as error:
         raise JobError(
-            f"cannot keep the rows of the log in {folder}: {error.strerror or error}; TMPDIR may name another folder"
+            f"cannot keep the rows of the log in {folder}: {error.strerror or error}; set TMPDIR to another folder"
         ) from error
 
 
@@ -134,14 +136,14 @@ def _default_lookaheads(batches: int) -> tuple[int, ...]:
 
 
 def _default_cache_rows(num_rows: int, largest: int, world_size: int) -> tuple[int, ...]:
-    """Shares of the distinct rows; the least that holds a batch, where none of them does."""
+    """Shares of the distinct rows; the smallest size that holds a batch, if none of them does."""
     sizes = dict.fromkeys(-(-int(num_rows * share) // world_size) for share in DEFAULT_CACHE_SHARES)
     least = max(1, -(-largest // world_size))
     return tuple(size for size in sizes if size >= least) or (least,)
 
 
 def _replay_log(log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[ReplayRecord]:
-    """The records of one batch size. A baseline does not look ahead: it runs once for all windows."""
+    """The records of one batch size. A baseline does not look ahead, so it runs once for all windows."""
     settings = settings_of(log, sweep)
     known: dict[tuple[str, int], _Found] = {}
     for number, setting in enumerate(settings, start=1):
@@ -160,10 +162,10 @@ def _replay_log(log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch) -> It
 
 
 def _check(setting: Setting, log: ScannedLog) -> None:
-    """Refuse what the first pass has shown to be impossible, before a second one.
+    """Refuse settings that the first pass has shown to be impossible.
 
     Raises:
-        InputError: no such policy; or a window longer than the log, which a baseline does not have.
+        InputError: unknown policy; or a window longer than the log (baselines have none).
         CapacityError: the largest batch does not fit.
     """
     problem = policy_problem(setting.policy)
@@ -190,7 +192,7 @@ def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> 
         log.config,
         policy=setting.policy,
         lookahead=setting.lookahead,
-        # Room for more rows than there are changes nothing, and the oracle has arrays as long as the cache.
+        # More slots than rows change nothing, and the oracle's arrays are as long as the cache.
         cache_rows=max(1, min(setting.cache_rows, log.num_rows)),
     )
     planner = make_planner(log.tables.spec(config, setting.world_size))
@@ -210,21 +212,21 @@ def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> 
 
 
 def _run_baseline(setting: Setting, log: ScannedLog, folder: Path) -> _Found:
-    """One pass of a baseline over the spool. Its rows have no owners, so nothing is known of exchanges."""
-    assert log.spool is not None, "made where a baseline is asked for"
+    """One pass of a baseline over the row batches. Baselines have no owners, so they count no exchange."""
+    assert log.row_batches is not None, "a sweep with a baseline keeps the row batches"
     start_s = time.perf_counter()
     with _keeping(str(folder)):
         counts = run_baseline(
             setting.policy,
-            log.spool,
+            log.row_batches,
             num_rows=log.num_rows,
-            # As for the oracle: the queue of resident rows is swept once it is a few times as long as the cache.
+            # As for the oracle: the queue of resident rows is compacted at a few times the length of the cache.
             num_slots=min(setting.cache_rows * setting.world_size, max(1, log.num_rows)),
             folder=folder,
             world_size=setting.world_size,
             group_of_row=log.table_of_row,
         )
-    misses = np.zeros_like(log.first_touches)  # the last tables may have no rows, and so no group
+    misses = np.zeros_like(log.first_touches)  # tables without rows at the end have no group
     misses[: len(counts.misses_by_group)] = counts.misses_by_group
     return _Found(
         rows_unique=counts.rows_unique,
@@ -261,5 +263,5 @@ def _record(setting: Setting, log: ScannedLog, found: _Found | None, error: Exce
 
 
 def _common(row_bytes: NDArray[np.int64]) -> int | None:
-    """The bytes of a row, if all tables have rows of one width."""
+    """Bytes of a row if all tables have equal rows, else None."""
     return int(row_bytes[0]) if row_bytes.shape[0] and (row_bytes == row_bytes[0]).all() else None

@@ -1,10 +1,10 @@
-"""Trials: the trainer itself over the recommended setting and what stands beside it, one process after the other.
+"""Trials: training runs of the recommended setting and its neighbours, one process after the other.
 
 recommended, the next smaller and larger cache, direct mode ──python -m trainer … --result, --run.trace──> Trial
-                                          trace: the ends of two steps in the middle ──what ran between them──> Span
+                                          trace: the ends of two steps in the middle ──actions between──> Span
 
-The trainer reads what the replay read, so their counts are the same. Every run has a store of its own, or a namespace
-of its own where a store is given.
+The trainer reads the replayed log, so their counts agree. Every run has its own store, or its own namespace if a store
+is given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["run_trial", "spans_of_step", "trainer_command", "trial_settings", "w
 
 ROOT = Path(__file__).parents[2]
 
-#: Taken from the trainer's result as they are.
+#: Copied from the trainer's result.
 RESULTS = (
     "steps",
     "step_s_p50",
@@ -42,7 +42,7 @@ RESULTS = (
     "loss",
 )
 
-#: Of those, what only training can tell: it goes into the records as well.
+#: The measured ones among them, which also go into the records.
 MEASURED = ("step_s_p50", "samples_per_s", "exposed_embedding_s")
 
 #: The action that ends a step on its lane, with the batch's number.
@@ -50,7 +50,7 @@ _STEP_END = re.compile(r"\d+OPT(\d+)")
 
 
 def trial_settings(recommended: Setting, records: Sequence[ReplayRecord]) -> tuple[Setting, ...]:
-    """The recommended setting, its neighbours among the caches that were replayed, and direct mode (no cache rows)."""
+    """The recommended setting, its neighbours among the replayed cache sizes, and direct mode (no cache rows)."""
     sizes = sorted(
         record.cache_rows
         for record in records
@@ -64,7 +64,7 @@ def trial_settings(recommended: Setting, records: Sequence[ReplayRecord]) -> tup
 
 
 def run_trial(setting: Setting, sweep: Sweep) -> Trial:
-    """Train once. A run that fails says so in the trial."""
+    """Train once. A failed run returns a trial with its error."""
     named = dataclasses.asdict(setting)
     with TemporaryDirectory(prefix="bagpipe-trial-") as folder:
         result, trace = Path(folder) / "result.json", Path(folder) / "trace.json"
@@ -80,7 +80,7 @@ def run_trial(setting: Setting, sweep: Sweep) -> Trial:
 
 
 def with_trials(records: Sequence[ReplayRecord], trials: Sequence[Trial]) -> tuple[ReplayRecord, ...]:
-    """The records, those that were trained with together with the times measured."""
+    """The records, with the measured times of those that were trained."""
     measured = {
         setting_of(trial): {name: getattr(trial, name) for name in MEASURED} for trial in trials if trial.error is None
     }
@@ -88,7 +88,7 @@ def with_trials(records: Sequence[ReplayRecord], trials: Sequence[Trial]) -> tup
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """The exit code of a process and its stderr. If it is interrupted here it is asked to end, and is waited for."""
+    """Exit code and stderr of a process. On an interrupt, terminates the process and waits for it."""
     with subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
@@ -107,9 +107,9 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 
 def spans_of_step(trace: Path) -> tuple[Span, ...]:
-    """What ran during the middle one of the steps in a trace, cut to it; nothing if there are fewer than two steps.
+    """The actions during the middle step of a trace, clipped to it; empty if there are fewer than two steps.
 
-    A step lasts from the end of the dense update before to the end of its own. Waits are left out: they are the gaps.
+    A step lasts from the end of the previous dense update to the end of its own. Waits are left out: they are the gaps.
     """
     ends = {
         int(match[1]): _stop(event)
@@ -140,14 +140,14 @@ def spans_of_step(trace: Path) -> tuple[Span, ...]:
 
 
 def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -> list[str]:
-    """The trainer with a setting: the configuration as it was given, then what the trial sets, since later flags win.
+    """The trainer's command line: the given configuration, then the trial's settings, since later flags win.
 
-    It does not resume, and leaves no checkpoint.
+    The run does not resume and leaves no checkpoint.
     """
     program = [sys.executable]
     if setting.world_size > 1:
         program += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(setting.world_size)]
-        program += ["--log-dir", str(result.parent)]  # else it leaves an empty folder in $TMPDIR
+        program += ["--log-dir", str(result.parent)]  # otherwise torchrun leaves an empty folder in $TMPDIR
     config = sweep.configs[0]
     values: dict[str, object] = {
         "data.eval_fraction": config.data.eval_fraction,
@@ -168,14 +168,14 @@ def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -
 
 
 def _last_error(text: str, code: int) -> str:
-    """The program's own line about it, or the last one there is."""
+    """The program's own error line, or its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [f"the trainer ended with code {code}"])[-1].removeprefix("error: ")
 
 
 def _events(trace: Path) -> Iterator[dict[str, Any]]:
-    """Event by event, one a line (`bagpipe.schedule.formats.spans`): a long trace is never whole in memory."""
+    """The events of a trace, one per line (`bagpipe.schedule.formats.spans`); never holds a long trace in memory."""
     with trace.open(encoding="utf-8") as file:
         for line in file:
             text = line.strip().rstrip(",")

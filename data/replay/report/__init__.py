@@ -1,8 +1,8 @@
-"""The report of a replay: one HTML file that needs no network, for a person who decides on cache, window and policy.
+"""The report of a replay: one HTML file without network access, for choosing cache, window and policy.
 
-records ──sweep_charts, table_charts, trial_charts──> Chart: figures as plain data, one per choice ──┐
-        ──tables──> sortable HTML tables                                                             ├─page──> HTML
-report.css, report.js, plotly.min.js ────────────────────────────────────────────────────────────────┘
+records ──sweep_charts, skew_chart, trial_charts──> Chart: figures as plain data, one per choice ──┐
+        ──html_tables──> sortable HTML tables                                                      ├─page──> HTML
+report.css, report.js, plotly.min.js ──────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["write_report"]
 
 
 def write_report(path: Path, replay: Replay) -> None:
-    """Write the report. Equal input gives equal bytes; a reader never sees half a file.
+    """Write the report. Equal input gives equal bytes; the file appears when complete.
 
     Raises:
         JobError: the file cannot be written.
     """
-    # A path of the file system may hold bytes that are no text: they are shown as escapes.
+    # A path can hold bytes that are not text; they appear as escapes.
     write_whole(str(path), render_page(replay).encode("utf-8", "backslashreplace"))

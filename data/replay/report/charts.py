@@ -1,9 +1,9 @@
-"""`Chart`: what all charts of the report share: choices, figures as plain data, colours, axes.
+"""`Chart`: the common parts of the report's charts: choices, figures as plain data, colours, axes.
 
     a chart's figures:  choice of each option list ──> figure {"data": traces, "layout": axes} in plotly's form
 
-Figures are made here in full, one per combination of choices; the page's script only picks one and adds what depends on
-the reader's screen: the colour scheme, the legend's place.
+Figures are complete, one per combination of choices; the page's script only selects one and adds what depends on the
+reader's screen: colour scheme and legend position.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Figure: TypeAlias = dict[str, Json]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A list the reader chooses from. Charts with a choice of the same name move together.
+    """An option list for the reader. Charts with a choice of the same name change together.
 
     Attributes:
-        name: what is chosen. label: shown before the list.
-        options: texts. default: index of the option that is shown first.
+        name: of the choice. label: shown before the list.
+        options: texts. default: index of the option shown first.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart and all its figures.
+    """One chart with all its figures.
 
     Attributes:
-        name: its element's id. title: what is drawn against what. note: what to read off.
-        choices: the reader's. figures: indexes of the chosen options -> figure; a combination without data is absent.
+        name: its element's id. title: the quantities drawn. note: how to read it.
+        choices: the reader's. figures: indexes of the chosen options -> figure; combinations without data are absent.
     """
 
     name: str
@@ -67,15 +67,15 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Colour, marker and line of a policy, the same in all charts and all reports."""
+    """Colour, marker and line of a policy, equal in all charts and reports."""
 
     color: str
     symbol: str
     dash: str = "solid"
 
 
-#: Okabe and Ito's palette: told apart by colour-blind readers. Markers differ too, for print.
-#: M. Okabe, K. Ito, "Color universal design", 2008. Black is the bound; the script turns it light on dark screens.
+#: Okabe and Ito's palette, for colour-blind readers. Markers differ too, for print. Black is the bound; the script
+#: lightens it on dark screens. M. Okabe, K. Ito, "Color universal design", 2008.
 INK = "#000000"
 FAILED = "#d00000"
 _LOOKS: Mapping[str, Look] = {
@@ -95,7 +95,7 @@ _OTHER_LOOKS = (
 
 
 def look_of(name: str, others: Sequence[str] = ()) -> Look:
-    """The look of policy `name`; one that is not known takes the next free look, by its place among `others`."""
+    """The look of policy `name`; an unknown policy takes a free look, by its place among `others`."""
     if name in _LOOKS:
         return _LOOKS[name]
     strangers = [other for other in others if other not in _LOOKS]
@@ -104,17 +104,17 @@ def look_of(name: str, others: Sequence[str] = ()) -> Look:
 
 
 def plain(text: str, characters: int = 40) -> str:
-    """Text as plotly draws it letter for letter (it reads a little HTML in names), cut where it would push the plot."""
+    """Text that plotly draws literally (it interprets some HTML in names), truncated to keep the plot's size."""
     return html.escape(text if len(text) <= characters else text[: characters - 1] + "…", quote=False)
 
 
 def distinct(values: Iterable[int]) -> list[int]:
-    """Values in ascending order, each once."""
+    """Distinct values in ascending order."""
     return sorted(set(values))
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: they are drawn as a gap."""
+    """`value`, or None (a gap in the chart) for NaN and infinity, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -127,7 +127,7 @@ def short(value: float) -> str:
 
 
 def count_axis(title: str, values: Sequence[int]) -> dict[str, Json]:
-    """An axis of positive counts the reader set himself: its ticks are these counts where they do not crowd."""
+    """An axis of the reader's own positive counts: its ticks are these counts unless they are too dense."""
     axis: dict[str, Json] = {"title": {"text": title}, "automargin": True}
     if values and min(values) > 0 and max(values) >= 4 * min(values):
         axis["type"] = "log"

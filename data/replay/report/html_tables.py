@@ -1,6 +1,6 @@
-"""`Table`: sortable HTML tables of the records, the trials and the tables of the data.
+"""Sortable HTML tables of the records, the trials and the tables of the data.
 
-A cell holds its text and, where they differ, the value the script sorts by (``data-v``); empty cells sort last.
+A cell holds its text and, if different, the value that the script sorts by (``data-v``); empty cells sort last.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[T]):
-    """One column: `text` of a value for the reader; None values are drawn as a dash.
+    """One column. `text` formats a value; None is drawn as a dash.
 
     Attributes:
-        title: of the head. value: what is sorted by. text: how it is written. hint: shown when pointed at.
+        title: of the head. value: the sort value. text: its format. hint: shown on hover.
     """
 
     title: str
@@ -40,12 +40,12 @@ def escape(text: str) -> str:
 
 
 def is_setting(item: ReplayRecord | Trial, setting: Setting | None) -> bool:
-    """Whether the item is about this setting."""
+    """Whether the record or trial has this setting."""
     return setting is not None and all(getattr(item, name) == getattr(setting, name) for name in Setting.__slots__)
 
 
 def record_table(replay: Replay) -> str:
-    """All records; failed ones in red with their error, the recommended one marked."""
+    """All records: failed ones in red with their error, the recommended one marked."""
     bounds = bounds_of(replay.records)
     columns: list[Column[ReplayRecord]] = [
         Column(title="policy", value=lambda r: r.policy),
@@ -130,7 +130,7 @@ def _table(
     error_of: Callable[[T], str | None] = lambda _: None,
     is_best: Callable[[T], bool] = lambda _: False,
 ) -> str:
-    """The table. Columns after `setting_columns` that no item has a value for are left out."""
+    """A table without the columns after `setting_columns` that have no value at all."""
     shown = [
         column
         for place, column in enumerate(columns)

@@ -1,7 +1,7 @@
-"""The page: recommendation, sweep, skew, trials, records, machine, in one file; the browser is told to load nothing.
+"""The page: recommendation, sweep, skew, trials, records and machine in one file that loads nothing.
 
-The chart library, 4.8 MB, goes in as it is. Tables and texts are plain HTML and need no script. Texts from outside are
-escaped for where they go: HTML, JSON inside HTML, plotly's labels.
+The chart library, 4.8 MB, is included unchanged. Tables and texts are plain HTML and need no script. External texts are
+escaped for their place: HTML, JSON inside HTML, plotly's labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["render_page"]
 
 _FOLDER = Path(__file__).parent
 
-#: Nothing is loaded from anywhere. Inline script and style are what the file itself holds; images are the charts' own.
+#: The page loads nothing. Scripts and styles are inline; images come from the charts.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -80,7 +80,7 @@ def _asset(name: str) -> str:
 
 
 def _figures(charts: list[Chart]) -> str:
-    """All charts as JSON that cannot end its script element."""
+    """All charts as JSON, escaped so that it cannot close its script element."""
     value: dict[str, Json] = {
         chart.name: {
             "choices": [

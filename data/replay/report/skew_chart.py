@@ -1,4 +1,4 @@
-"""Skew: how much of each table's traffic its most used rows get."""
+"""Skew: the share of each table's accesses that its most used rows get."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from data.replay.report.charts import Chart, Json, finite, plain, value_axis
 
 __all__ = ["skew_chart"]
 
-#: Cividis without its ends, dark to light: even for colour-blind readers, and seen on white and on black.
+#: Cividis without its ends, dark to light: uniform for colour-blind readers, and visible on white and on black.
 #: J. Nuñez, C. Anderton, R. Renslow, "Optimizing colormaps", PLoS ONE 13(7), 2018.
 _SCALE = ((0x2F, 0x4F, 0x9E), (0x6C, 0x6E, 0x72), (0x9C, 0x93, 0x77), (0xD9, 0xB4, 0x3C))
 
 
 def skew_chart(skew: tuple[TableSkew, ...]) -> Chart:
-    """Coverage curves, one per table, coloured by its place among the tables from the smallest to the largest."""
+    """Coverage curves, one per table, coloured by the table's size rank."""
     ordered = sorted(skew, key=lambda table: (-table.rows, table.table))
     traces: list[Json] = []
     for number, table in enumerate(ordered):
@@ -47,7 +47,7 @@ def skew_chart(skew: tuple[TableSkew, ...]) -> Chart:
 
 
 def _color(place: float) -> str:
-    """`place` in [0, 1] on the scale, piecewise linear."""
+    """The colour at `place` in [0, 1] on the scale, piecewise linear."""
     position = min(max(place, 0.0), 1.0) * (len(_SCALE) - 1)
     low = min(int(position), len(_SCALE) - 2)
     part = position - low

@@ -1,7 +1,7 @@
-"""The sweep: hit rate, traffic, re-fetches against the offline bound, exchange.
+"""Charts of the sweep: hit rate, traffic, re-fetches relative to the offline bound, exchange.
 
-records ──group by batch size and ranks──> one line per policy over cache sizes (a lookahead is chosen),
-                                           or over lookaheads (a cache size is chosen); failed settings are red crosses
+records ──group by batch size and ranks──> one line per policy over cache sizes (for a chosen lookahead),
+                                           or over lookaheads (for a chosen cache size); failed settings are red crosses
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from data.replay.report.charts import (
 
 __all__ = ["BOUND", "bounds_of", "refetch_ratio", "sweep_charts"]
 
-#: The policy no other can beat.
+#: The optimal policy, a lower bound of misses.
 BOUND = "offline-belady"
 
 _Value = Callable[[ReplayRecord], float | None]
 
 
 def sweep_charts(replay: Replay) -> list[Chart]:
-    """Those of the charts that the records have figures for."""
+    """The charts for which the records have data."""
     frame = _Frame.of(replay)
     bounds = bounds_of(replay.records)
     charts = [_hit_rate(frame), _traffic(frame)]
@@ -54,7 +54,7 @@ def bounds_of(records: Sequence[ReplayRecord]) -> dict[tuple[int, int, int], int
 
 
 def refetch_ratio(record: ReplayRecord, bounds: dict[tuple[int, int, int], int]) -> float | None:
-    """Rows fetched again over those of offline Belady; 1 where neither fetches any; None if the bound is not known."""
+    """Re-fetched rows over those of offline Belady; 1 if neither re-fetches any; None without the bound."""
     bound = bounds.get((record.cache_rows, record.batch_size, record.world_size))
     if record.rows_fetched is None or bound is None or (bound == 0 and record.rows_fetched > 0):
         return None
@@ -63,7 +63,7 @@ def refetch_ratio(record: ReplayRecord, bounds: dict[tuple[int, int, int], int])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """The grid of the sweep, and the reader's choices over it."""
+    """The grid of the sweep and the reader's choices over it."""
 
     replay: Replay
     policies: tuple[str, ...]
@@ -90,11 +90,11 @@ class _Frame:
 
     @property
     def best_policy(self) -> str | None:
-        """Drawn above the others: policies often do equally well."""
+        """The recommended policy, drawn on top, because policies often coincide."""
         return self.replay.recommended.policy if self.replay.recommended else None
 
     def choices(self, *names: str) -> tuple[Choice, ...]:
-        """The reader's choices, those of batch size and ranks first; the recommended setting's are shown first."""
+        """The reader's choices, batch size and ranks first; the recommended setting is the default."""
         best = self.replay.recommended
         made = []
         for name in ("batch_size", "world_size", *names):
@@ -107,7 +107,7 @@ class _Frame:
 
     @property
     def axes(self) -> dict[str, tuple[str, list[int]]]:
-        """What is varied: field of a record -> how it is called, and its values."""
+        """Varied fields of a record: field -> label and values."""
         return {
             "batch_size": ("batch size", self.batch_sizes),
             "world_size": ("ranks", self.world_sizes),
@@ -118,7 +118,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawing:
-    """What the lines of a chart show: the value, its axis, and its text under the pointer (``%{y}`` and so on)."""
+    """Contents of a chart's lines: the value, its axis, and the hover text (``%{y}`` and so on)."""
 
     value: _Value
     axis: dict[str, Json]
@@ -144,7 +144,7 @@ def _over_lookaheads(frame: _Frame, drawing: _Drawing) -> _Figures:
 
 
 def _figures_by(name: str, frame: _Frame, figure: Callable[[list[ReplayRecord]], Figure]) -> _Figures:
-    """The reader chooses batch size, ranks and `name`: a figure of the records of each combination that has any."""
+    """One figure per combination of batch size, ranks and `name` with records."""
     choices = frame.choices(name)
     records: dict[tuple[int, ...], list[ReplayRecord]] = {}
     for record in frame.replay.records:
@@ -195,7 +195,7 @@ def _line(
 
 
 def _details(record: ReplayRecord, frame: _Frame) -> list[Json]:
-    """For the text under the pointer: 0 cache's share of the rows, 1-4 rows and bytes moved, 5 hit rate, 6 exchange."""
+    """For the hover text: 0 cache's share of the rows, 1-4 rows and bytes moved, 5 hit rate, 6 exchange."""
     total = record.cache_rows * record.world_size
     return [
         total / frame.replay.rows if frame.replay.rows else None,
@@ -209,7 +209,7 @@ def _details(record: ReplayRecord, frame: _Frame) -> list[Json]:
 
 
 def _crosses(failed: list[ReplayRecord], x_of: Callable[[ReplayRecord], int]) -> Json:
-    """Failed settings, along the lower edge: they have a place but no value."""
+    """Failed settings, along the lower edge: they have a position but no value."""
     texts: dict[int, list[str]] = {}
     for record in failed:
         texts.setdefault(x_of(record), []).append(f"{plain(record.policy)}: {plain(record.error or '', 90)}")
@@ -243,8 +243,8 @@ def _hit_rate(frame: _Frame) -> Chart:
     )
     choices, figures = _over_caches(frame, drawing)
     note = (
-        "Higher is better. Where a line is steep, more memory pays; where it is flat, it does not. "
-        "What is missing to 100% at a large cache are first touches, which no cache avoids."
+        "Higher is better. More memory pays where a line is steep, and does not where it is flat. "
+        "The gap to 100% at a large cache is first touches, which no cache avoids."
     )
     if BOUND in frame.policies:
         note += f" No policy can lie above {BOUND}."
@@ -267,8 +267,8 @@ def _traffic(frame: _Frame) -> Chart:
     return Chart(
         name="traffic",
         title="Store traffic against lookahead",
-        note="Lower is better: what crosses the link to the store over the whole log. Where a policy's line becomes "
-        "flat, a longer window buys nothing. Policies without a window are level lines.",
+        note="Lower is better: traffic between caches and store over the whole log. Where a line is flat, a longer "
+        "window has no benefit. Policies without a window are level lines.",
         choices=(*choices, Choice(name="unit", label="in", options=tuple(unit for unit, _, _ in units))),
         figures=figures,
     )
@@ -317,7 +317,7 @@ def _exchange(frame: _Frame) -> Chart:
     return Chart(
         name="exchange",
         title="Exchange between ranks that a step waits for",
-        note="Rows and row gradients that the next batch needs at once, sent between ranks, in bytes of weights. "
+        note="Rows and row gradients on the critical path of the next batch, sent between ranks, in bytes of weights. "
         "Lower is better. Policies that plan no exchange are not drawn.",
         choices=choices,
         figures=figures,

@@ -1,4 +1,4 @@
-"""Training trials: step times side by side, and one step as a Gantt chart by lane."""
+"""Charts of the training trials: step times side by side, and one step as a Gantt chart by lane."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KIND_PATTERNS = ("", "/", ".")
 
 
 def trial_charts(trials: Sequence[Trial]) -> list[Chart]:
-    """Those of the two charts that the trials have figures for."""
+    """The charts for which the trials have data."""
     charts = []
     timed = [trial for trial in trials if trial.step_s_p50 is not None]
     if timed:
@@ -29,7 +29,7 @@ def trial_charts(trials: Sequence[Trial]) -> list[Chart]:
 
 
 def labels_of(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Each trial in a few words, without what is the same for all; a cache of 0 rows is direct mode."""
+    """A short label per trial, without the fields that all trials share; a cache of 0 rows is direct mode."""
     several_batches = len({trial.batch_size for trial in trials}) > 1
     several_ranks = len({trial.world_size for trial in trials}) > 1
     labels = []
@@ -49,13 +49,13 @@ def exposed_share(trial: Trial) -> float | None:
 
 
 def mean_step_s(trial: Trial) -> float | None:
-    """Wall time of the run over its steps: unlike the median, it holds the slow first steps."""
+    """Wall time of the run over its steps; unlike the median it includes the slow first steps."""
     return finite(trial.batch_size / trial.samples_per_s) if trial.samples_per_s else None
 
 
 def _step_times(trials: list[Trial]) -> Chart:
     ordered = sorted(trials, key=lambda trial: trial.step_s_p50 or 0.0, reverse=True)  # plotly draws upwards
-    # Two trials may have one label: numbers are the places, labels only the ticks.
+    # Two trials can have the same label, so positions are numbers and labels only ticks.
     places: list[Json] = list(range(len(ordered)))
     medians = [(trial.step_s_p50 or 0.0) * 1e3 for trial in ordered]
     means = [(mean_step_s(trial) or 0.0) * 1e3 for trial in ordered]
@@ -101,9 +101,9 @@ def _step_times(trials: list[Trial]) -> Chart:
     return Chart(
         name="trials",
         title="Measured training steps",
-        note="Steps of a training run over each setting, the fastest at the top. The inner bar is the time that "
-        "computation waited for embedding rows: what a better setting could gain. A mean far above the median is a "
-        "slow start of a short run.",
+        note="Steps of a training run per setting, the fastest at the top. The inner bar is the time that computation "
+        "waited for embedding rows, which a better setting can save. A mean far above the median comes from the slow "
+        "first steps of a short run.",
         figures={(): {"data": traces, "layout": layout}},
     )
 
@@ -126,15 +126,15 @@ def _gantt(trials: list[Trial]) -> Chart:
     return Chart(
         name="gantt",
         title="One step, lane by lane",
-        note="What ran when in a step from the middle of the run; the number after an action is its batch. Work "
-        "in other lanes while the compute lane is busy costs no time; a gap in the compute lane does. Drag to zoom.",
+        note="The actions of a step from the middle of the run; the number after an action is its batch. Work in other "
+        "lanes costs no time while the compute lane is busy; a gap in the compute lane does. Drag to zoom.",
         choices=(choice,),
         figures={(number,): _gantt_figure(trial.step, kinds) for number, trial in enumerate(trials)},
     )
 
 
 def _gantt_figure(spans: Sequence[Span], kinds: Sequence[str]) -> Figure:
-    """`kinds` are those of all trials: each has one colour in all of them."""
+    """Gantt chart of one step. `kinds` are those of all trials, so a kind has the same colour in all of them."""
     lanes = list(dict.fromkeys(span.lane for span in spans))
     by_kind: dict[str, list[Span]] = {}
     for span in spans:
@@ -163,7 +163,7 @@ def _gantt_figure(spans: Sequence[Span], kinds: Sequence[str]) -> Figure:
                     "color": _KIND_COLORS[number % len(_KIND_COLORS)],
                     "pattern": {
                         "shape": _KIND_PATTERNS[number // len(_KIND_COLORS) % len(_KIND_PATTERNS)],
-                        "fillmode": "overlay",  # the colour stays, so the name on it can be read
+                        "fillmode": "overlay",  # keeps the colour, and the name on it readable
                     },
                 },
                 "hovertemplate": "<b>%{customdata[0]}</b> in %{customdata[1]}<br>%{x:.3f} ms: "
@@ -191,5 +191,5 @@ def _gantt_figure(spans: Sequence[Span], kinds: Sequence[str]) -> Figure:
 
 
 def _kind(name: str) -> str:
-    """``FETCH12`` -> ``FETCH``, ``0SEND_F1:3`` -> ``SEND_F``: what is done, without batch, stage and peer."""
+    """``FETCH12`` -> ``FETCH``, ``0SEND_F1:3`` -> ``SEND_F``: the operation without batch, stage and peer."""
     return re.sub(r"\d+|:.*", "", name) or name

@@ -125,5 +125,5 @@ def test_runs_as_a_module_and_says_how() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "data", "replay", "--help"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    for words in ("python -m data replay", "--lookahead", "--cache_rows", "--data.batch_size", "(default: 0.0)"):
+    for words in ("python -m data replay", "--lookahead", "--cache_rows", "--data.batch_size", "default: 0.0)"):
         assert words in done.stdout

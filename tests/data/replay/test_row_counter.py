@@ -27,7 +27,7 @@ def spec_of(*table_rows: int | None) -> OracleSpec:
 def test_every_row_is_numbered_and_counted_once(
     log: list[list[tuple[list[int], ...]]], table_rows: tuple[int | None, ...]
 ) -> None:
-    census = RowCounter(spec_of(*table_rows))
+    counter = RowCounter(spec_of(*table_rows))
     uses: Counter[tuple[int, int]] = Counter()
     number_of: dict[tuple[int, int], int] = {}
     for index, examples in enumerate(log):
@@ -36,14 +36,14 @@ def test_every_row_is_numbered_and_counted_once(
             (0 if feature != 1 else 1, row) for example in examples for feature in range(3) for row in example[feature]
         ]
         uses.update(ids)
-        numbers = census.take(batch)
+        numbers = counter.take(batch)
         assert numbers.dtype == np.int32
         for row, number in zip(sorted(set(ids)), numbers.tolist(), strict=True):
             assert number_of.setdefault(row, len(number_of)) == number
-        assert census.rows_of(batch).tolist() == numbers.tolist()
-        assert census.num_rows == len(number_of)
-    assert census.rows_by_table().tolist() == [sum(table == wanted for table, _ in uses) for wanted in (0, 1)]
-    for table, skew in enumerate(census.skew(("first", "second"))):
+        assert counter.rows_of(batch).tolist() == numbers.tolist()
+        assert counter.num_rows == len(number_of)
+    assert counter.rows_by_table().tolist() == [sum(table == wanted for table, _ in uses) for wanted in (0, 1)]
+    for table, skew in enumerate(counter.skew(("first", "second"))):
         counts = sorted((count for (its, _), count in uses.items() if its == table), reverse=True)
         sizes = [len(example[feature]) for examples in log for example in examples for feature in ((0, 2), (1,))[table]]
         assert (skew.rows, skew.accesses) == (len(counts), sum(counts))
@@ -55,11 +55,11 @@ def test_every_row_is_numbered_and_counted_once(
 
 
 def test_a_curve_has_few_points_and_rises() -> None:
-    census = RowCounter(OracleSpec(table_rows=(None,), features=FEATURES[:1], num_slots=1, lookahead=1))
+    counter = RowCounter(OracleSpec(table_rows=(None,), features=FEATURES[:1], num_slots=1, lookahead=1))
     rng = np.random.default_rng(1)
     ids = (5000 * rng.random(20_000) ** 4).astype(int)
-    census.take(make_batch(0, [[[int(row)] for row in ids]]))
-    (skew,) = census.skew(("t",))
+    counter.take(make_batch(0, [[[int(row)] for row in ids]]))
+    (skew,) = counter.skew(("t",))
     counts = np.sort(np.bincount(ids))[::-1]
     counts = counts[counts > 0]
     assert skew.rows == len(counts) > module.CURVE_POINTS >= len(skew.curve)
@@ -69,16 +69,16 @@ def test_a_curve_has_few_points_and_rises() -> None:
 
 
 def test_what_is_held_follows_the_distinct_rows_not_the_log() -> None:
-    census = RowCounter(spec_of(None, None))
+    counter = RowCounter(spec_of(None, None))
     batch = make_batch(0, [[[1], [2]], [[3], []], [[4], [1]]])
     for _ in range(50):
-        census.take(batch)
-    assert census.num_rows == 4
-    assert census._uses.shape == census._tables.shape == (1024,)
+        counter.take(batch)
+    assert counter.num_rows == 4
+    assert counter._uses.shape == counter._tables.shape == (1024,)
 
 
 def test_more_rows_than_can_be_numbered_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 3)
-    census = RowCounter(spec_of(None, None))
+    counter = RowCounter(spec_of(None, None))
     with pytest.raises(InputError, match="at most 3 distinct rows"):
-        census.take(make_batch(0, [[[1, 2]], [[3, 4]], [[]]]))
+        counter.take(make_batch(0, [[[1, 2]], [[3, 4]], [[]]]))

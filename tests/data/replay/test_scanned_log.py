@@ -20,10 +20,10 @@ def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[B
     return batches
 
 
-def scanned(config: Config, watch: Watch = plain, spool: RowBatchFile | None = None) -> ScannedLog:
+def scanned(config: Config, watch: Watch = plain, row_batches: RowBatchFile | None = None) -> ScannedLog:
     source = open_source(config.data)
     tables = LogTables.of(source.schema, config)
-    return scan(config, source, tables, RowCounter(tables.spec(config)), spool, watch)
+    return scan(config, source, tables, RowCounter(tables.spec(config)), row_batches, watch)
 
 
 def config_of(path: Path, **values: object) -> Config:
@@ -32,10 +32,10 @@ def config_of(path: Path, **values: object) -> Config:
 
 def test_the_first_pass_finds_what_there_is(tmp_path: Path) -> None:
     config = config_of(write_log(tmp_path), batch_size=64)
-    with RowBatchFile(tmp_path) as spool:
-        log = scanned(config, spool=spool)
+    with RowBatchFile(tmp_path) as row_batches:
+        log = scanned(config, row_batches=row_batches)
         batches = list(log.read(plain, "again"))
-        rows = [len(spool[number]) for number in range(len(spool))]
+        rows = [len(row_batches[number]) for number in range(len(row_batches))]
     assert (log.examples, log.batches, log.batch_size) == (600, 10, 64)
     assert log.ids == sum(len(batch.values) for batch in batches)
     assert (log.largest, log.largest_at) == (max(rows), rows.index(max(rows)))

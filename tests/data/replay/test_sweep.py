@@ -173,7 +173,7 @@ def test_no_batch_is_kept(log: Path) -> None:
 
     flags = ("--data.batch_size", "20", "--lookahead", "4", "--cache_rows", "400", "--policy", ALL)
     replay(sweep_of(log, *flags), watch)
-    assert len(alive) == 3 * 30  # the census and two policies of the oracle; baselines read the spool
+    assert len(alive) == 3 * 30  # the counting pass and two oracle policies; baselines read the row batches
     assert max(alive) == 2
 
 
@@ -227,25 +227,25 @@ def test_a_log_that_changes_is_told_and_what_was_found_before_stays(log: Path) -
 
 
 def test_no_room_for_a_baseline_costs_the_others_nothing(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def append(spool: RowBatchFile, rows: NDArray[np.int32]) -> None:
-        if "next-uses" in str(spool._paths[0]):
+    def append(row_batches: RowBatchFile, rows: NDArray[np.int32]) -> None:
+        if "next-uses" in str(row_batches._paths[0]):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        whole(spool, rows)
+        whole(row_batches, rows)
 
     whole = RowBatchFile.append
     monkeypatch.setattr(RowBatchFile, "append", append)
     flags = ("--lookahead", "1", "--policy", "drop-unused,offline-belady,lru", "--cache_rows", "900")
     errors = [record.error for record in replay(sweep_of(log, *flags), plain).records]
     assert (errors[0], errors[2]) == (None, None)
-    assert "No space left on device; TMPDIR" in str(errors[1])
+    assert "No space left on device; set TMPDIR" in str(errors[1])
 
 
 def test_no_room_for_the_rows_of_the_log_is_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def append(spool: RowBatchFile, rows: NDArray[np.int32]) -> None:
+    def append(row_batches: RowBatchFile, rows: NDArray[np.int32]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(RowBatchFile, "append", append)
-    with pytest.raises(JobError, match=r"cannot keep the rows of the log in .*: No space left on device; TMPDIR"):
+    with pytest.raises(JobError, match=r"cannot keep the rows of the log in .*: No space left on device; set TMPDIR"):
         replay(sweep_of(log, "--policy", "lru"), plain)
 
 
