@@ -2,15 +2,15 @@
 
     URL ──open──> memory.MemoryStore | redis.RedisStore          both pass bagpipe.testing.store_conformance
 
-    RedisStore   ids ──keys──> buckets ──routing──> commands per server ──transfer──> frames
-                        wire: arrays <-> RESP bytes        exchange: frames <-> links, one deadline
-                        client: a list of servers           cluster_client: a cluster's nodes, redirections followed
-                        namespace + record: the schema record, compared before anything is written
-                        urls, servers, cluster: redis-py connects, authenticates, encrypts, asks
-                        fencing: who may write, what was written     ledger: taking over, commit     watch: servers
-                        durability, rights: what a server must promise, and must allow
-    embedded     a private server for one job, when no URL is given
+    RedisStore   ids ──keys──> buckets ──routing──> commands per server ──row_codecs──> frames of requests
+                 resp_rows: arrays <-> RESP bytes           request_pipeline: frames <-> links, one deadline
+                 shard_client: a list of servers            cluster_client: a cluster's masters, redirections
+                 namespace + schema_record: compared before anything is written
+                 urls, servers, cluster: redis-py connects, authenticates, encrypts
+                 server_checks: ACL rights, eviction, durability, restarts
+                 fencing: owner tokens, write logs          ledger: acquire, commit, invalidate
+    server       a private server for one job, when no URL is given
 
-durability, fencing, keys, record, requests, routing, topology and wire are pure; only servers and what
-imports it need redis-py.
+fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, resp and resp_rows do no I/O. Only
+redis/ needs redis-py.
 """

@@ -1,7 +1,7 @@
-"""The embedding store's interface: batched, ids in, row records out. One conformance suite covers every implementation.
+"""Interface of the embedding store: batched, ids in, row records out. One conformance suite covers all stores.
 
 A *row record* is ``[weights | optimizer state]`` of one id: a fixed-width vector of the schema's words.
-A store knows nothing of initial values: a row never written is simply not found.
+A store has no initial values: a row that was never written is not found.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Rows = NDArray[Any]  # float32, float64, or uint16 for half types, [num_rows, ro
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Rows of one table in the order of the ids asked for.
+    """Rows of one table, in the order of the requested ids.
 
     Attributes:
-        rows: ``[n, row_width]``, words of the schema; rows that were not found are zero.
+        rows: ``[n, row_width]``, words of the schema; zero where not found.
         found: bool ``[n]``.
     """
 
@@ -46,11 +46,11 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatistics:
-    """Totals since the store was opened; bytes are those of the wire (0 for an in-memory store).
+    """Totals since the store was opened. Bytes are those on the wire, 0 for an in-memory store.
 
     Attributes:
-        moved, asked: commands that a cluster's node sent elsewhere, for good and once.
-        failovers: times that another node of a cluster took over from one whose connection was lost.
+        moved, asked: MOVED and ASK redirections of a cluster.
+        failovers: masters of a cluster that were replaced after their connection was lost.
     """
 
     rows_read: int = 0
@@ -65,11 +65,11 @@ class StoreStatistics:
 
 @runtime_checkable
 class Store(Protocol):
-    """A namespace of rows. Use as a context manager: constructors only check, `__enter__` connects.
+    """A namespace of rows. Context manager: constructors only validate, `__enter__` connects.
 
-    One thread may read while another writes; two threads must not read (or write) at once.
+    One thread can read while another writes; two threads must not read, or write, at the same time.
     `check` compares the namespace's schema record and creates nothing; `claim` writes the record if there is none.
-    Both take `reloads`: the caller will load the rows of a server that is back without its data, so that is no refusal.
+    `reloads`: the caller reloads the rows of a server that has lost its data, so such a server is not refused.
     """
 
     schema: RowSchema
@@ -81,35 +81,35 @@ class Store(Protocol):
     ) -> None: ...
 
     def check(self, *, reloads: bool = False) -> bool:
-        """True if the namespace holds a matching schema record (on any of its servers), False if it holds none.
+        """True if the namespace holds a matching schema record on any of its servers, False if it holds none.
 
         Raises:
-            InputError: the record differs (names both values), or the server can drop rows, or refuses us.
+            InputError: the record differs (names both values), or a server can evict rows or refuses the user.
         """
         ...
 
     def claim(self, *, reloads: bool = False) -> bool:
-        """Write the schema record if the namespace has none. True if this call created it (so no row exists yet)."""
+        """Write the schema record if the namespace has none. True if this call created it, so no row exists."""
         ...
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
-        """Rows of one table (table number of the schema)."""
+        """Rows of one table, given by its number in the schema."""
         ...
 
     def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         """`read` for several tables in one exchange; results in the order of the requests.
 
         Raises:
-            StoreError: the server failed, answered something else, or not within the deadline.
+            StoreError: a server failed, sent an unexpected reply, or missed the deadline.
         """
         ...
 
     def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
-        """Write absolute rows of one table; returns when the store has acknowledged them."""
+        """Write rows of one table; returns when the store has acknowledged them."""
         ...
 
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
-        """`write` for several tables in one exchange. Idempotent: writing the same rows again changes nothing.
+        """`write` for several tables in one exchange. Idempotent.
 
         Raises:
             StoreError: as for `read_many`; the rows may or may not have been written.
@@ -117,35 +117,35 @@ class Store(Protocol):
         ...
 
     def fence(self, fence: Fence) -> None:
-        """From now on write as this writer: every group is logged, and refused once another job owns its bucket.
+        """Fence all further writes: every group is logged, and rejected once another job owns its bucket.
 
-        A store that was given no fence writes without, and logs nothing. The writer's logs exist and are empty
-        (`Ledger.acquire` or `begin`). Then `write_many` also raises `FencedError`, and `RolledBackError` if the store
-        has lost groups of this writer that it had acknowledged.
+        The writer's logs must exist and be empty (`Ledger.acquire` or `begin`). Without a fence a store logs nothing.
+        With one, `write_many` also raises `FencedError`, and `RolledBackError` if the store has lost groups of this
+        writer that it had acknowledged.
         """
         ...
 
     def rotate(self) -> NDArray[np.int64]:
-        """Close this writer's logs and go on with those of the next epoch. By the thread that writes, between writes.
+        """Close this writer's logs and open those of the next epoch. Call from the writing thread, between writes.
 
         Returns:
-            int64 ``[num_buckets]``: groups in each log that was closed.
+            int64 ``[num_buckets]``: groups in each closed log.
 
         Raises:
-            FencedError, RolledBackError: as for `write_many`; checked for every bucket, written or not.
+            FencedError, RolledBackError: as for `write_many`, but checked for every bucket.
             ValueError: there is no fence.
         """
         ...
 
     def ledger(self) -> Ledger:
-        """Administration of this namespace's fence, with connections of its own; not entered yet.
+        """The ledger of this namespace, with its own connections; not entered yet.
 
-        It acts for the token that this store was fenced with, if it was, until it acquires the buckets for another.
+        It acts for the token of this store's fence, if there is one, until it acquires the namespace for another.
         """
         ...
 
     def ids(self, table: int) -> NDArray[np.int64]:
-        """All ids of a table that have a row, ascending. O(rows of the table) time and 8 B each; not for hot paths."""
+        """All ids of a table that have a row, ascending. O(rows of the table) time, 8 B per row; not for hot paths."""
         ...
 
     def statistics(self) -> StoreStatistics: ...

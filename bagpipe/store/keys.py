@@ -1,11 +1,11 @@
-"""Where a row lives: pure functions from (table number, id) to bucket, field and key. Rule: no I/O, no loop over ids.
+"""Placement of rows: pure functions from (table number, id) to bucket, field and key. No loops over ids.
 
     (table, id) ──bucket_of──> bucket b ──> key    <namespace>:{b}         one hash per bucket
-                │                           └─key_slot──> hash slot         which node of a cluster has it
-                └─FIELD_DTYPE─> field: table number uint32 BE, id int64 BE  12 bytes, always
+                │                           └─key_slot──> hash slot         of a Redis Cluster
+                └─FIELD_DTYPE─> field: table number uint32 BE, id int64 BE  12 bytes
 
-All of it is part of the stored format: changing a constant here orphans every row ever written, so a change needs a new
-`FORMAT_VERSION`. Big-endian, so that a hex dump of a field reads as the two numbers.
+These functions are part of the stored format: a changed constant orphans every stored row and needs a new
+`FORMAT_VERSION`. Fields are big-endian, so a hex dump shows the two numbers.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/@+=-]{1,200}")
 
 
 def check_layout(namespace: str, num_buckets: int) -> None:
-    """Refuse a namespace or a number of buckets that keys cannot be made of.
+    """Validate `store.namespace` and `store.buckets`.
 
     Raises:
-        InputError: names what was expected and what came.
+        InputError: an invalid value.
     """
     if not _NAMESPACE.fullmatch(namespace):
         raise InputError(
@@ -72,7 +72,7 @@ def bucket_of(tables: NDArray[np.uint32], ids: NDArray[np.int64], num_buckets: i
     """Bucket of each row: the high bits of splitmix64 over id and table number.
 
     Args:
-        tables: table numbers, uint32 ``[n]`` (or anything that broadcasts against `ids`).
+        tables: table numbers, uint32, ``[n]`` or broadcastable to it.
         ids: int64 ``[n]``, any value.
         num_buckets: a power of two.
 
@@ -81,7 +81,7 @@ def bucket_of(tables: NDArray[np.uint32], ids: NDArray[np.int64], num_buckets: i
     """
     if num_buckets == 1:
         return np.zeros(ids.shape, np.uint16)
-    # The table enters by its own multiple of the golden ratio, so equal ids of two tables part company.
+    # Each table adds its own multiple of the golden ratio, so equal ids of two tables get unrelated buckets.
     word = ids.astype(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     word ^= word >> np.uint64(30)
     word *= _MIX_1
@@ -102,7 +102,7 @@ def meta_key(namespace: str) -> bytes:
 
 
 def key_slot(key: bytes) -> int:
-    """Hash slot of a key in a Redis Cluster: CRC16 (XMODEM) of its tag, the part between braces, else of all of it."""
+    """Hash slot of a key in a Redis Cluster: CRC16 (XMODEM) of the tag between braces, or of the key if it has none."""
     start = key.find(b"{")
     stop = key.find(b"}", start + 1)
     tag = key[start + 1 : stop] if start >= 0 and stop > start + 1 else key
@@ -113,7 +113,7 @@ def decode_fields(fields: Sequence[bytes]) -> NDArray[np.void]:
     """Fields of a bucket as an array of `FIELD_DTYPE`.
 
     Raises:
-        StoreError: a field is not 12 bytes long, so something else wrote into the bucket.
+        StoreError: a field is not 12 bytes long, so another program wrote into the bucket.
     """
     joined = b"".join(fields)
     if any(len(field) != FIELD_BYTES for field in fields):

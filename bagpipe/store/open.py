@@ -1,7 +1,4 @@
-"""`open_store`: a store by the scheme of its URL. The only place that knows which schemes there are.
-
-Stores are imported when their scheme is asked for, so that using one kind needs none of the others' packages.
-"""
+"""`open_store`: the store for a URL. Each store is imported on first use, so one needs no package of another."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ def _redis(request: _Request) -> Store:
     )
 
 
-#: Scheme to constructor.
+#: URL scheme to constructor.
 SCHEMES: dict[str, Callable[[_Request], Store]] = {
     "memory": _memory,
     "redis": _redis,
@@ -78,7 +75,7 @@ def open_store(
     timeout_s: float = 30.0,
     durability: str = "memory",
 ) -> Store:
-    """The store that `url` names, not entered yet.
+    """The store of a URL, not entered yet.
 
     Args:
         url: memory://[NAME]; redis://, rediss:// or unix://, several servers separated by commas; or
@@ -86,11 +83,11 @@ def open_store(
         namespace: prefix of all keys.
         schema: what the rows mean.
         buckets: bucket hashes of the namespace, a power of two.
-        timeout_s: deadline of one exchange with the store.
-        durability: memory, everysec or always; a server that promises less is refused once the store is entered.
+        timeout_s: deadline of one batch of requests.
+        durability: memory, everysec or always; entering the store refuses a less durable server.
 
     Raises:
-        InputError: an unknown scheme, or something the store refuses.
+        InputError: an unknown scheme, or an argument that the store refuses.
     """
     schemes = re.findall(r"(?:^|,)\s*([^:,/]*)://", url) or [url]
     for scheme in schemes:
@@ -101,7 +98,7 @@ def open_store(
             )
     makers = {SCHEMES[scheme] for scheme in schemes}
     if len(makers) > 1:
-        raise InputError("store.url mixes memory:// with servers; name one kind of store")
+        raise InputError("store.url must name one kind of store, got memory:// and servers")
     (make,) = makers
     return make(
         _Request(

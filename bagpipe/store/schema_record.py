@@ -1,8 +1,8 @@
-"""The schema record of a namespace: what its rows mean, kept beside them, compared before anything else happens.
+"""`SchemaRecord`: schema and layout of a namespace, stored beside its rows and compared when a job opens it.
 
-    RowSchema + layout ──SchemaRecord.to_fields──> hash <namespace>:meta ──from_fields──> difference(ours) -> refusal
+    RowSchema + layout ──SchemaRecord.to_fields──> hash <namespace>:meta ──compare──> InputError
 
-Pure: stores move the fields, this module gives them their meaning.
+No I/O: stores read and write the fields.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["SchemaRecord"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaRecord:
-    """Everything two jobs must agree on to share a namespace.
+    """Everything that two jobs must agree on to share a namespace.
 
     Attributes:
         schema: tables, dims, optimizer, dtype, seed.
         num_buckets: bucket hashes of the namespace.
         num_servers: servers the buckets are spread over.
-        server: position of this server in the list; each server keeps its own record.
+        server: position of this server in the list; every server has a record.
         format_version: layout of keys, fields and rows.
     """
 
@@ -38,7 +38,7 @@ class SchemaRecord:
     format_version: int = FORMAT_VERSION
 
     def to_fields(self) -> dict[str, str]:
-        """Fields of the record's hash, as text that `redis-cli HGETALL` shows plainly."""
+        """Fields of the record's hash, as text for `redis-cli HGETALL`."""
         return {
             "format": str(self.format_version),
             "buckets": str(self.num_buckets),
@@ -49,7 +49,7 @@ class SchemaRecord:
         }
 
     def compare(self, stored: Mapping[str, str], place: str) -> None:
-        """Refuse a stored record that is not ours.
+        """Refuse a stored record that differs from this one.
 
         Args:
             stored: fields read from the store; not empty.
@@ -63,7 +63,7 @@ class SchemaRecord:
                 raise InputError(f"{place} was made with {name} {theirs!r}, this job has {ours!r}")
 
     def _pairs(self, stored: Mapping[str, str], place: str) -> Iterator[tuple[str, Any, Any]]:
-        """(name, stored value, our value); a later one has a meaning only if those before it agree."""
+        """(name, stored value, our value); a pair is meaningful only if all earlier pairs agree."""
         yield "format version", stored.get("format"), str(self.format_version)
         yield "store.buckets", stored.get("buckets"), str(self.num_buckets)
         yield "number of servers", stored.get("servers"), str(self.num_servers)

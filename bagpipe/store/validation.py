@@ -1,6 +1,6 @@
-"""Checks that every store makes on what its caller passes, before anything is sent or changed.
+"""Argument checks of every store, made before anything is sent or changed.
 
-A wrong shape or a duplicate id here is a bug of the calling code, hence ValueError and not `InputError`.
+A wrong shape or a duplicate id is a bug of the caller, hence ValueError and not `InputError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["check_read", "check_write", "row_dtype"]
 
 
 def row_dtype(schema: RowSchema) -> np.dtype[np.generic]:
-    """Words of stored records: little-endian float32 or float64; uint16 for half types, whose bits say nothing here."""
+    """Words of stored records: little-endian float32 or float64; uint16 for half types, as raw bits."""
     return np.dtype(schema.row_type.word)
 
 
@@ -23,7 +23,7 @@ def check_read(schema: RowSchema, table: int, ids: NDArray[np.int64]) -> NDArray
     """The ids, contiguous.
 
     Raises:
-        ValueError: no such table, or `ids` is not int64 ``[n]``.
+        ValueError: an unknown table, or `ids` is not int64 ``[n]``.
     """
     if not 0 <= table < len(schema.tables):
         raise ValueError(f"table number must be in [0, {len(schema.tables)}), got {table}")
@@ -36,7 +36,7 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
     """The request's ids and rows, contiguous.
 
     Raises:
-        ValueError: as for `check_read`, or rows of a wrong shape or dtype, or an id that appears twice.
+        ValueError: as for `check_read`; or rows of a wrong shape or dtype; or a duplicate id.
     """
     ids = check_read(schema, request.table, request.ids)
     expected = (ids.shape[0], schema.row_width(request.table))
@@ -45,7 +45,7 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
             f"rows of table {request.table} must be {row_dtype(schema)} {list(expected)}, "
             f"got {request.rows.dtype} {list(request.rows.shape)}"
         )
-    # Plans list ids in ascending order, so the cheap test nearly always suffices.
+    # Plans list ids in ascending order, so the cheap test usually suffices.
     if not (ids[1:] > ids[:-1]).all():
         ordered = np.sort(ids)
         twice = np.flatnonzero(ordered[1:] == ordered[:-1])

@@ -1,4 +1,4 @@
-"""A plain redis-py client, to look at what a store left in its server."""
+"""A plain redis-py client, to inspect what a store wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Redis Cluster on 127.0.0.1, started and stopped by the tests: three masters, and replicas of the first.
+"""A real Redis Cluster on 127.0.0.1 for tests: three masters, and replicas of the first.
 
 free ports ──> a private server per node ──MEET, ADDSLOTSRANGE, REPLICATE──> wait until all nodes say "ok"
 """
@@ -25,13 +25,13 @@ __all__ = ["ClusterNode", "ClusterNodes", "await_true", "start_cluster", "start_
 _PATIENCE_S = 60.0
 _START_TRIES = 5
 _NUM_MASTERS = 3
-#: Nobody is declared dead while the machine is merely busy.
+#: High enough that a busy machine fails no node.
 _NODE_TIMEOUT_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One running node, its two ports, and a client for it on its unix socket."""
+    """A running node, its two ports, and a client on its unix socket."""
 
     server: EmbeddedServer
     port: int
@@ -42,7 +42,7 @@ class ClusterNode:
 
     @property
     def place(self) -> str:
-        """As messages name it."""
+        """The node's URL in messages."""
         return f"redis+cluster://127.0.0.1:{self.port}"
 
     @property
@@ -50,8 +50,8 @@ class ClusterNode:
         return str(self.cluster("MYID").decode())
 
     def cluster(self, *words: str | int) -> Any:
-        """What CLUSTER with these words answers."""
-        # In one word, redis-py would translate the answer, by version.
+        """The raw reply of a CLUSTER subcommand."""
+        # "CLUSTER X" as one word would make redis-py convert the reply, depending on its version.
         return self.client.execute_command("CLUSTER", *words)
 
     def info(self) -> dict[str, str]:
@@ -60,12 +60,12 @@ class ClusterNode:
         return dict(line.split(":", 1) for line in lines)
 
     def num_calls(self, command: str) -> int:
-        """How often a command has run, for example ``client|kill``."""
+        """Number of calls of a command, for example ``client|kill``."""
         statistics = self.client.info("commandstats")
         return int(statistics.get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
     def num_errors(self, word: str) -> int:
-        """How often the node has answered an error that begins with this word."""
+        """Number of error replies that start with this word."""
         statistics = self.client.info("errorstats")
         return int(statistics.get(f"errorstat_{word}", {"count": 0})["count"])
 
@@ -79,42 +79,42 @@ class ClusterNodes:
 
     @property
     def url(self) -> str:
-        """For `store.url`: two of the nodes, which know the others."""
+        """`store.url` with two of the nodes."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.masters[:2])
 
     def owner_of(self, slot: int) -> ClusterNode:
-        """The master that serves a slot, as the last node sees it."""
+        """The master of a slot, according to the last node."""
         for first, last, (_, port, *_), *_ in self.nodes[-1].cluster("SLOTS"):
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == port)
-        raise AssertionError(f"nobody serves slot {slot}")
+        raise AssertionError(f"no node serves slot {slot}")
 
     def begin_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
-        """From now on the source answers ASK for keys that it does not hold."""
+        """Start moving a slot: the source replies ASK for keys that it does not have."""
         target.cluster("SETSLOT", slot, "IMPORTING", source.id)
         source.cluster("SETSLOT", slot, "MIGRATING", target.id)
 
     def move_keys(self, slot: int, source: ClusterNode, target: ClusterNode) -> int:
-        """Move all keys of a slot; their number."""
+        """Move all keys of a slot. Returns their number."""
         keys = source.cluster("GETKEYSINSLOT", slot, 1000)
         for key in keys:
             source.client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 10_000)
         return len(keys)
 
     def end_move(self, slot: int, target: ClusterNode) -> None:
-        """From now on the old master answers MOVED."""
+        """Finish moving a slot: the old master replies MOVED."""
         for node in (target, *(node for node in self.masters if node is not target)):
             node.cluster("SETSLOT", slot, "NODE", target.id)
 
     def move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
-        """Move a slot and its keys, all at once."""
+        """Move a slot and its keys in one step."""
         self.begin_move(slot, source, target)
         self.move_keys(slot, source, target)
         self.end_move(slot, target)
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something of another process's is so.
+    """Wait for a condition of another process.
 
     Raises:
         TimeoutError: it does not happen.
@@ -135,7 +135,7 @@ def start_cluster(
     port_option: str = "port",
     options: Mapping[str, str] | None = None,
 ) -> Iterator[ClusterNodes]:
-    """Three masters, which serve all slots between them, and replicas of the first."""
+    """A cluster of three masters, and replicas of the first."""
     options = {
         "cluster-enabled": "yes",
         "cluster-node-timeout": str(node_timeout_ms),
@@ -177,7 +177,7 @@ def _start_node(folder: Path, port_option: str, options: Mapping[str, str]) -> I
 def start_server(
     stack: ExitStack, folder: Path, port_options: tuple[str, ...], options: Mapping[str, str]
 ) -> tuple[EmbeddedServer, tuple[int, ...], dict[str, str]]:
-    """A private server that listens on free ports of 127.0.0.1 too; its ports and all its options."""
+    """A private server that also listens on free ports of 127.0.0.1. Returns server, ports and options."""
     for left in reversed(range(_START_TRIES)):
         with ExitStack() as reserved:
             sockets = [reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in port_options]

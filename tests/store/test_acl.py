@@ -1,4 +1,4 @@
-"""The user that docs/store.md proposes: it may do all a job does, and each thing it may do is needed."""
+"""The ACL user of docs/store.md: its rights suffice for a job, and each one is needed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ROWS = np.arange(400, dtype=np.float32).reshape(100, 4)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "store.md"
 
 
-#: Rights that a job does without, here: see the first test.
+#: Rights that these tests do not exercise; see the first test.
 _NOT_MISSED = {"hkeys", "select"}
 
 
 def documented(number: int) -> list[str]:
-    """Words of the ACL SETUSER line that the manual proposes for a server (0) or a cluster (1)."""
+    """Words of the ACL SETUSER line in docs/store.md for a server (0) or a cluster (1)."""
     lines = re.findall(r"^ACL SETUSER trainer (.*)$", DOCUMENT.read_text(), re.MULTILINE)
     return str(lines[number]).split()
 
@@ -45,7 +45,7 @@ def set_user(client: redis.Redis, rules: list[str], *changes: str) -> None:
 
 
 def denials(client: redis.Redis) -> list[object]:
-    """What was denied, but for redis-py saying its name."""
+    """Denied commands, except those of redis-py's handshake."""
     return [entry for entry in client.acl_log() if entry["object"] != "client|setinfo"]
 
 
@@ -54,7 +54,7 @@ def commands_of(rules: list[str]) -> set[str]:
 
 
 def run_a_job(url: str, namespace: str = "bagpipe") -> None:
-    """All that a job asks of its store, twice: recovery, rows, checkpoints, a look at the server, being taken over."""
+    """Everything a job does with its store, twice: recovery, rows, checkpoints, inspection, losing the namespace."""
     for generation in range(2):
         with RedisStore(url, schema=SCHEMA, namespace=namespace) as store:
             store.check()

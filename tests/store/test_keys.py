@@ -18,7 +18,7 @@ from bagpipe.store.keys import (
 )
 from tests.store.nodes import ClusterNodes
 
-# Part of the stored format. If one of these changes, every row ever written is lost.
+# Part of the stored format: a change orphans every stored row.
 GOLDEN_BUCKETS = [
     # table, id, of 64, of 65,536
     (0, 0, 56, 57_888),

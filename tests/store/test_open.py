@@ -60,7 +60,7 @@ def test_a_mistyped_url_does_not_show_its_password() -> None:
 
 
 def test_kinds_do_not_mix() -> None:
-    with pytest.raises(InputError, match="mixes memory://"):
+    with pytest.raises(InputError, match="must name one kind of store, got memory://"):
         open_store("memory://a,redis://b", namespace="job", schema=SCHEMA)
 
 

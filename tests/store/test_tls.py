@@ -1,4 +1,4 @@
-"""rediss:// against a server that speaks TLS itself where the installed one can, and against one behind a TLS front."""
+"""rediss:// with a TLS server, if the installed server supports TLS, and with a server behind a TLS proxy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITHOUT_TLS = "the installed server was built without TLS: `apt install redis-se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """A server behind TLS, the authority that signed for it, and another one."""
+    """A TLS server, its certificate authority, and an unrelated authority."""
 
     server: EmbeddedServer
     port: int
@@ -54,7 +54,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def is_native(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> bool:
-    """The installed server speaks TLS itself."""
+    """Whether the installed server supports TLS."""
     return serves_tls(tmp_path_factory.mktemp("probe"), authority.issue("probe"))
 
 
@@ -78,7 +78,7 @@ def refused(url: str, *words: str, timeout_s: float = 10.0) -> None:
 
 
 def test_rows_come_back_bit_for_bit(secured: Secured, namespace: str) -> None:
-    """Far more than one TLS record in both directions."""
+    """Many TLS records in both directions."""
     with RedisStore(secured.url(secured.authority), schema=SCHEMA, namespace=namespace) as store:
         assert store.claim()
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_rows_come_back_bit_for_bit(secured: Secured, namespace: str) -> None:
 
 def test_conformance(secured: Secured) -> None:
     url = secured.url(secured.authority)
-    # Each open takes several handshakes, so only the checks that say something about bytes on their way.
+    # Opening takes several handshakes, so only the checks that concern the bytes on the wire.
     names = ("large_batch", "look_like_the_protocol", "missing_rows", "many_tables", "one_thread_reads")
     chosen = [check for check in CHECKS if any(name in check.__name__ for name in names)]
     assert len(chosen) == len(names)
@@ -153,7 +153,7 @@ def test_a_server_that_goes_away(authority: Authority, is_native: bool, tmp_path
 
 
 def test_a_cluster_over_tls(authority: Authority, is_native: bool, tmp_path: Path, namespace: str) -> None:
-    """The nodes' other addresses come from the cluster; user and certificates are the same for all."""
+    """The cluster reports the addresses of its nodes; user and certificates come from the URL."""
     if not is_native:
         pytest.skip(WITHOUT_TLS)
     options = tls_options(authority.issue("node")) | {

@@ -1,4 +1,4 @@
-"""Certificates of the tests' own authority, and a server behind TLS, on any machine.
+"""A certificate authority for tests, and a TLS server on any machine.
 
 Authority ──openssl──> ca.pem, and certificates for localhost
 start_tls_server: a server that speaks TLS itself where the installed one can; else one behind `TlsFront`
@@ -29,7 +29,7 @@ _NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Files of a certificate and its key."""
+    """Paths of a certificate and its key."""
 
     certificate: Path
     key: Path
@@ -77,7 +77,7 @@ def _openssl(*arguments: str | Path) -> None:
 
 
 def serves_tls(folder: Path, certificate: Certificate) -> bool:
-    """The installed server can speak TLS itself."""
+    """Whether the installed server supports TLS."""
     try:
         with ExitStack() as stack:
             start_server(stack, folder, ("tls-port",), tls_options(certificate))
@@ -87,7 +87,7 @@ def serves_tls(folder: Path, certificate: Certificate) -> bool:
 
 
 def tls_options(certificate: Certificate) -> dict[str, str]:
-    """Of a server that speaks TLS itself."""
+    """Options of a server with native TLS."""
     return {
         "tls-cert-file": str(certificate.certificate),
         "tls-key-file": str(certificate.key),
@@ -100,7 +100,7 @@ def tls_options(certificate: Certificate) -> dict[str, str]:
 def start_tls_server(
     folder: Path, certificate: Certificate, *, is_native: bool
 ) -> Iterator[tuple[EmbeddedServer, int]]:
-    """A server, and the port of 127.0.0.1 where it speaks TLS: itself, or through a `TlsFront`."""
+    """A server and its TLS port on 127.0.0.1, either native or of a `TlsFront`."""
     with ExitStack() as stack:
         if is_native:
             server, (port,), _ = start_server(stack, folder, ("tls-port",), tls_options(certificate))
@@ -111,7 +111,7 @@ def start_tls_server(
 
 
 class TlsFront:
-    """Ends TLS in front of a server on a unix socket. Use as a context manager; one thread per connection."""
+    """TLS-terminating proxy of a server on a unix socket. Context manager; one thread per connection."""
 
     def __init__(self, certificate: Certificate, path: str) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -151,11 +151,16 @@ class TlsFront:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 outer = self._context.wrap_socket(raw, server_side=True)
-            except OSError:  # a client that does not trust us, or speaks no TLS
+            except OSError:  # a client that rejects the certificate or uses no TLS
                 raw.close()
                 continue
             plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            plain.connect(self._path)
+            try:
+                plain.connect(self._path)
+            except OSError:  # the server has gone away
+                plain.close()
+                outer.close()
+                continue
             self._sockets += [plain, outer]
             self._threads.append(threading.Thread(target=_pump, args=(outer, plain)))
             self._threads[-1].start()

@@ -1,1 +1,1 @@
-"""Fencing tokens and write logs of a namespace, as pure data."""
+"""Fencing tokens and write logs of a namespace. No I/O."""

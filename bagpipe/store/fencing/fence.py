@@ -1,20 +1,23 @@
-"""Who may write into a namespace, and which rows were written since the last checkpoint. Pure: key names and records.
+"""Fencing of a namespace: owner tokens and write logs per bucket. Key names, records and the `Ledger` interface.
 
-Beside the rows of each bucket, all under its hash tag:
+A job acquires every bucket with its token; after that, writes of earlier tokens fail. Every write is logged, so the
+logs name the rows that differ from the last checkpoint. Keys beside the rows of bucket b, in the same hash slot:
 
     <ns>:{b}                                 hash    rows
-    <ns>:{b}:owner                           string  token of the job that took the bucket over last
+    <ns>:{b}:owner                           string  token of the last job that acquired the bucket
     <ns>:{b}:checkpoint_id                   string  the checkpoint that rows and logs are relative to
-    <ns>:{b}:logs                            set     <token>:<epoch>:<writer> of every log that exists
+    <ns>:{b}:logs                            set     <token>:<epoch>:<writer> of every log
     <ns>:{b}:log:<token>:<epoch>:<writer>    list    "", then one element per group: the fields it wrote
-    <ns>:{b}:fenced:<token>:<epoch>:<writer> list    a log, once another job has taken the bucket over
-    <ns>:{b}:open                            hash    the rows, while a group is written (never seen from outside)
+    <ns>:{b}:fenced:<token>:<epoch>:<writer> list    a log whose job has lost the bucket
+    <ns>:{b}:open                            hash    the rows while a group is written (never visible from outside)
 
-A *writer* is a rank; an *epoch* is what lies between two checkpoints (0: recovery). A *group* is what one command
-sequence writes into one bucket: it is logged first, then written, atomically. So, at any moment, and after any loss
-of the latest commands: every row that differs from the checkpoint is named in a log, or was not written back by then.
-A log lives only as long as its writer owns the bucket: taking over renames it away, and a group without its log is
-refused. A group carries the length its log must have, so one sent twice is written once, and one lost is noticed.
+A *writer* is a rank. An *epoch* is the interval between two checkpoints (0: recovery). A *group* is what one command
+sequence writes into one bucket; logging and writing a group is one atomic step. Hence, at any time and after any loss
+of recent commands, every row that differs from the checkpoint is named in a log, or was not written back by then.
+
+A log lives only while its writer's job owns the bucket: acquiring the bucket renames the log, and a group without its
+log is rejected. A group states the length that its log must have, so a duplicate is written once and a lost group is
+detected.
 """
 
 from __future__ import annotations
@@ -50,23 +53,23 @@ __all__ = [
     "parse_log_name",
 ]
 
-#: A token: generation in decimal, a dash, a nonce of 128 bits in hexadecimal.
+#: A token: decimal generation, dash, 128-bit hexadecimal nonce.
 _TOKEN = re.compile(r"\d{1,18}-[0-9a-f]{32}")
 
 MAX_CHECKPOINT_ID_BYTES = 200
 
-#: How the checkpoint id of rows that are not to be trusted ends.
+#: Suffix of invalidated checkpoint ids.
 INVALIDATED = ":invalidated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """What a writer proves with every group.
+    """Fencing token, writer and epoch, sent with every group.
 
     Attributes:
-        token: of the job, see `check_token`.
-        writer: its rank.
-        epoch: of its logs: how many checkpoints the job has begun since it took over, counted from 1; 0 in recovery.
+        token: token of the job, see `check_token`.
+        writer: rank.
+        epoch: checkpoints that the job has begun since it acquired the namespace, counted from 1; 0 in recovery.
     """
 
     token: str
@@ -76,7 +79,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """A log, and how many groups it names."""
+    """A log and its number of groups."""
 
     token: str
     epoch: int
@@ -86,12 +89,12 @@ class LogState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketState:
-    """What stands beside the rows of a bucket; empty strings where there is nothing.
+    """Fencing state of a bucket.
 
     Attributes:
-        owner: token.
-        checkpoint_id: checkpoint; `invalidated` too where a log that is named is gone.
-        logs: by token, epoch, writer.
+        owner: token; empty: none.
+        checkpoint_id: empty: none; `invalidated` if a named log is missing.
+        logs: sorted by token, epoch, writer.
         num_rows: rows in the bucket.
     """
 
@@ -102,10 +105,11 @@ class BucketState:
 
 
 class Ledger(Protocol):
-    """Administration of a namespace's fence, by one process and one thread at a time. Context manager.
+    """Administers owners, logs and checkpoint ids of a namespace. Context manager, for one process and one thread.
 
-    Every call may be repeated after a doubtful answer. All raise `StoreError` if the server fails, and those that
-    change anything `FencedError` once another token has acquired a bucket, `RolledBackError` if there is no owner.
+    Every call is idempotent, so it can be repeated after a lost reply. Every call raises `StoreError` if a server
+    fails. Calls that change anything raise `FencedError` if another token owns a bucket, `RolledBackError` if a
+    bucket has no owner.
     """
 
     num_buckets: int
@@ -115,27 +119,27 @@ class Ledger(Protocol):
     def __exit__(self, *details: object) -> None: ...
 
     def state(self) -> tuple[BucketState, ...]:
-        """By bucket; changes nothing."""
+        """State of every bucket. Read-only."""
         ...
 
     def acquire(self, token: str) -> None:
         """Make `token` the owner of every bucket, and open an empty log of epoch 0 for its writer 0.
 
-        From then on no group of any earlier token is written. Logs of other tokens keep their names in the `state`.
-        A checkpoint id beside which nobody knows of any log is invalidated: one always has logs.
+        After this, groups of earlier tokens are rejected. Logs of other tokens stay in `state`.
+        A checkpoint id without logs is invalidated: a valid one always has logs.
         """
         ...
 
     def touched(self, bucket: int) -> NDArray[np.void]:
-        """Rows named in any log of the bucket, as `FIELD_DTYPE`, distinct, in ascending order."""
+        """Distinct rows named in any log of the bucket, as `FIELD_DTYPE`, ascending."""
         ...
 
     def delete(self, tables: NDArray[np.uint32], ids: NDArray[np.int64]) -> None:
-        """Remove rows. For the owner."""
+        """Remove rows. Owner only."""
         ...
 
     def drop(self, bucket: int) -> None:
-        """Remove all rows of a bucket. For the owner."""
+        """Remove all rows of a bucket. Owner only."""
         ...
 
     def begin(
@@ -146,66 +150,69 @@ class Ledger(Protocol):
         num_groups: Sequence[int] | None = None,
         num_rows: Sequence[int] | None = None,
     ) -> None:
-        """Recovery is over: remove all logs, set the checkpoint id, open empty logs of epoch 1 for writers 0 … n - 1.
+        """End recovery: remove all logs, set the checkpoint id, open empty logs of epoch 1 for writers 0 … n - 1.
 
         Args:
-            num_groups: by bucket, groups in the log of epoch 0; None: nothing was written.
-            num_rows: by bucket, the rows it must hold; None: any number.
+            num_groups: by bucket, expected groups in the log of epoch 0; None: no group.
+            num_rows: by bucket, expected rows; None: any number.
 
         Raises:
-            RolledBackError: a bucket has not what it must have: what was acknowledged since `acquire` is lost. Its
-                checkpoint id stays as it is.
+            RolledBackError: a bucket has other groups or rows: it lost acknowledged writes since `acquire`. Its
+                checkpoint id is unchanged.
         """
         ...
 
     def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
-        """A checkpoint is safe: set the checkpoint id and remove the owner's logs up to this epoch.
+        """Record a durable checkpoint: set the checkpoint id and remove the owner's logs up to this epoch.
 
         An invalidated checkpoint id stays invalidated.
 
         Args:
-            num_groups: by writer and bucket, groups in its log of this epoch: what the checkpoint id vouches for.
+            num_groups: by writer and bucket, expected groups in the log of this epoch.
 
         Raises:
-            RolledBackError: a bucket's log has another length: what was acknowledged is lost. Its checkpoint id
-                stays as it is.
+            RolledBackError: a log has another length: acknowledged writes are lost. The bucket's checkpoint id is
+                unchanged.
         """
         ...
 
     def invalidate(self, checkpoint_id: str) -> None:
-        """Set every checkpoint id to one that no checkpoint has, so that the next recovery loads all rows from files.
+        """Set every bucket's checkpoint id to one that no checkpoint has. Owner only.
 
-        For the owner.
+        The next recovery then loads all rows from files.
         """
         ...
 
     def inspect(self) -> None:
-        """Raise `StoreError` if a server restarted, changed its role, dropped or expired rows since `__enter__`, may
-        drop them from now on, or fails to persist them; names the server, what it said then and what it says now.
+        """Check the servers and the owner.
+
+        Raises:
+            StoreError: since `__enter__` a server was restarted, changed its role, evicted or expired rows, can now
+                evict them, or no longer persists them. Names the server, the old and the new value.
         """
         ...
 
 
 def check_token(token: str) -> None:
-    """ValueError unless it is a generation in decimal, a dash, and 32 hexadecimal digits."""
+    """Raise ValueError unless `token` is a decimal generation, a dash and 32 hexadecimal digits."""
     if not _TOKEN.fullmatch(token):
         raise ValueError(f"expected a token <generation>-<32 hexadecimal digits>, got {token!r}")
 
 
 def check_checkpoint_id(checkpoint_id: str) -> None:
-    """ValueError if it is too long."""
+    """Raise ValueError if a checkpoint id is longer than `MAX_CHECKPOINT_ID_BYTES`."""
     if len(checkpoint_id.encode()) > MAX_CHECKPOINT_ID_BYTES:
         num_bytes = len(checkpoint_id.encode())
         raise ValueError(f"expected a checkpoint id of at most {MAX_CHECKPOINT_ID_BYTES} bytes, got {num_bytes}")
 
 
 def distinct_fields(fields: NDArray[np.void]) -> NDArray[np.void]:
-    """`FIELD_DTYPE` ``[n]`` without repetitions, ascending by table, then id."""
+    """Distinct elements of `FIELD_DTYPE` ``[n]``, ascending by table, then id."""
     order = np.lexsort((fields["id"], fields["table"]))
     tables, ids = fields["table"][order], fields["id"][order]
     first = np.ones(len(fields), np.bool_)
     first[1:] = (tables[1:] != tables[:-1]) | (ids[1:] != ids[:-1])
-    # Numpy turns joined records to the machine's byte order.
+    # Concatenation converts records to native byte order.
     return fields[order[first]].astype(FIELD_DTYPE, copy=False)
 
 
@@ -226,7 +233,7 @@ def open_key(bucket_key: bytes) -> bytes:
 
 
 def log_name(fence: Fence) -> bytes:
-    """Member of the set of logs."""
+    """Name of a log in the set of logs."""
     return f"{fence.token}:{fence.epoch}:{fence.writer}".encode()
 
 
@@ -235,17 +242,17 @@ def log_key(bucket_key: bytes, fence: Fence) -> bytes:
 
 
 def fenced_log_key(bucket_key: bytes, fence: Fence) -> bytes:
-    """Where a log lies once its job has lost the bucket."""
+    """Key of a log whose job has lost the bucket."""
     return b"%b:fenced:%b" % (bucket_key, log_name(fence))
 
 
 def invalidated(checkpoint_id: str) -> str:
-    """An id that no checkpoint has, but that still names the job of the rows; "" stays "". Idempotent."""
+    """An id that no checkpoint has, but that still names the rows' job; "" stays "". Idempotent."""
     return checkpoint_id if not checkpoint_id or checkpoint_id.endswith(INVALIDATED) else checkpoint_id + INVALIDATED
 
 
 def parse_log_name(name: bytes) -> Fence:
-    """The writer of a log. ValueError if it is no such name."""
+    """Inverse of `log_name`. Raises ValueError for any other name."""
     token, epoch, writer = name.decode("ascii").split(":")
     check_token(token)
     return Fence(token=token, epoch=int(epoch), writer=int(writer))

@@ -1,9 +1,9 @@
-"""What one writer knows of its logs: their names, and how long each must be. No I/O.
+"""`WriterLogs`: keys and expected lengths of one writer's logs in one epoch. No I/O.
 
-    Fence ──> WriterLogs ──entries(commands per bucket)──> LogEntries: the length of each log after each command to come
+    Fence ──> WriterLogs ──entries(commands per bucket)──> LogEntries: the length of each log after the next command
                       └─next()──> WriterLogs of the next epoch, all logs empty
 
-A log begins with one empty element, so that it exists; each group adds one.
+A log starts with one empty element, because Redis has no empty lists; each group adds one element.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["LogEntries", "WriterLogs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntries:
-    """Where the commands of one group of rows are logged.
+    """Logs of one group of rows.
 
     Attributes:
-        token: of the writer.
+        token: the writer's token.
         keys: key of the log, by bucket.
-        lengths: elements of the log, by bucket: after the first command of the group, or now.
+        lengths: elements of the log, by bucket: after the first command of the group (`entries`), or now (`current`).
     """
 
     token: str
@@ -35,14 +35,14 @@ class LogEntries:
 
 
 class WriterLogs:
-    """Counts the groups of one writer in one epoch. One thread at a time.
+    """Counts the groups of one writer in one epoch. Not thread-safe.
 
     Args:
         fence: the writer; its logs exist and are empty.
         bucket_keys: key of each bucket.
 
     Raises:
-        ValueError: the fence's token is none.
+        ValueError: the fence's token is malformed.
     """
 
     def __init__(self, fence: Fence, bucket_keys: Sequence[bytes]) -> None:
@@ -54,13 +54,13 @@ class WriterLogs:
         self._lengths = np.ones(len(bucket_keys), np.int64)
 
     def entries(self, num_commands: NDArray[np.int64]) -> LogEntries:
-        """Entries for the next commands, int64 ``[num_buckets]`` of them; from now on they count as made."""
+        """Entries for the next commands; counts them as sent. `num_commands`: int64 ``[num_buckets]``."""
         firsts = (self._lengths + 1).tolist()
         self._lengths += num_commands
         return LogEntries(token=self.fence.token, keys=self.log_keys, lengths=firsts)
 
     def current(self) -> LogEntries:
-        """The logs as they must be now."""
+        """Entries with the present lengths."""
         return LogEntries(token=self.fence.token, keys=self.log_keys, lengths=self._lengths.tolist())
 
     def num_groups(self) -> NDArray[np.int64]:

@@ -38,16 +38,16 @@ __all__ = ["Cluster", "ClusterSession"]
 
 T = TypeVar("T")
 
-#: Pause before a node in passing trouble is asked again.
+#: Pause after a transient error.
 _PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The nodes to ask first, which say where the others are.
+    """A Redis Cluster, known by its seeds.
 
     Attributes:
-        seeds: nodes named by the user.
+        seeds: nodes named in `store.url`.
     """
 
     seeds: tuple[Server, ...]
@@ -59,7 +59,7 @@ class Cluster:
 
     @property
     def database(self) -> int:
-        """A cluster has no other."""
+        """Always 0: a cluster has one database."""
         return 0
 
     def server_at(self, address: Address) -> Server:
@@ -67,16 +67,16 @@ class Cluster:
         return server_at(self.seeds[0], address)
 
     def topology(self, timeout_s: float, *, first: Sequence[Address] = (), patience_s: float | None = None) -> Topology:
-        """Who serves what, by the first node that answers.
+        """The topology according to the first node that answers.
 
         Args:
-            timeout_s: deadline of asking all nodes.
+            timeout_s: limit for all nodes together.
             first: nodes to ask before the seeds.
-            patience_s: deadline of asking one node.
+            patience_s: limit per node.
 
         Raises:
             Unreachable: no node answers.
-            InputError: a node refuses us, or is no node of a cluster.
+            InputError: a node refuses the user, or is not a cluster node.
         """
         deadline_s = time.monotonic() + timeout_s
         failure: Unreachable | None = None
@@ -92,10 +92,10 @@ class Cluster:
         raise failure or Unreachable(f"store {self.place}: no time was left to ask for the cluster's nodes")
 
     def whole_topology(self, timeout_s: float) -> Topology:
-        """`topology` of a cluster that serves every slot.
+        """`topology`, checked to cover every slot.
 
         Raises:
-            InputError: as for `topology`, or slots are served by nobody.
+            InputError: as for `topology`, or a slot has no node.
         """
         topology = self.topology(timeout_s)
         if topology.num_covered < NUM_SLOTS:
@@ -112,13 +112,13 @@ class Cluster:
 
     @contextmanager
     def session(self, timeout_s: float) -> Iterator[ClusterSession]:
-        """Commands on keys of this cluster; errors come out as `InputError`."""
+        """A session for commands on single keys; errors become `InputError`."""
         with ExitStack() as stack:
             yield ClusterSession(self, timeout_s, stack)
 
 
 class _AskingRedis(redis.Redis):  # type: ignore[misc]  # redis-py ships partial types
-    """Puts ASKING in front of each command, so that the node a slot moves to serves it early."""
+    """Sends ASKING before each command, which the node that imports the slot then serves."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         super().execute_command("ASKING")
@@ -126,7 +126,7 @@ class _AskingRedis(redis.Redis):  # type: ignore[misc]  # redis-py ships partial
 
 
 class ClusterSession:
-    """Runs calls on the clients of the nodes that have the keys. Each call has `timeout_s`."""
+    """Runs commands on the nodes of their keys. Each call has `timeout_s`."""
 
     def __init__(self, cluster: Cluster, timeout_s: float, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -136,14 +136,14 @@ class ClusterSession:
         self._clients: dict[tuple[Address, bool], redis.Redis] = {}
 
     def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
-        """What `call` returns, given a client of the node that has `key`; it may be called more than once.
+        """Return `call(client of the key's node)`; may call it more than once.
 
         Raises:
-            InputError: a node fails, or refuses us, or the key cannot be reached within the deadline.
+            InputError: a node fails or refuses the user, or the key is unreachable until the deadline.
         """
         slot, deadline_s = key_slot(key), time.monotonic() + self._timeout_s
         asked: Address | None = None
-        trouble = "nobody serves its slot"
+        trouble = "no node serves its slot"
         while time.monotonic() < deadline_s:
             address = asked or self._topology.master_of(slot)
             if address is not None:
@@ -167,11 +167,11 @@ class ClusterSession:
         )
 
     def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
-        """Their answers, in order; many at a time to each node. One may run more than once. Raises as `run` does."""
+        """Replies in order, pipelined per node. A command may run more than once. Raises as `run` does."""
         shares: dict[Address | None, list[int]] = {}
         for number, command in enumerate(commands):
             shares.setdefault(self._topology.master_of(key_slot(command.key)), []).append(number)
-        answers: list[Any] = [redis.RedisError("its slot is served by nobody")] * len(commands)
+        answers: list[Any] = [redis.RedisError("no node serves its slot")] * len(commands)
         for address, share in shares.items():
             if address is None:
                 continue
@@ -183,7 +183,7 @@ class ClusterSession:
                     for number, answer in zip(part, found, strict=True):
                         answers[number] = answer
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
-            if isinstance(answer, Exception):  # a redirect, or passing trouble, or a refusal: alone it is told apart
+            if isinstance(answer, Exception):  # redirection, transient error or refusal: `run` tells
                 answers[number] = self.run(command.key, partial(_execute, words=command.words))
         return answers
 
@@ -196,7 +196,7 @@ class ClusterSession:
         return self._clients[address, is_asking]
 
 
-#: The same command may succeed a little later.
+#: Transient errors: the same command can succeed a little later.
 _PASSING = (TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError, MasterDownError)
 
 
@@ -212,10 +212,10 @@ def _ask_topology(server: Server, timeout_s: float) -> Topology:
             if "cluster support disabled" not in str(error):
                 raise
             raise InputError(
-                f"store {server.place} is a server on its own, expected a node of a cluster; use redis:// instead"
+                f"store {server.place} is a server on its own, expected a cluster node; use redis:// instead"
             ) from None
     topology = parse_slots(reply, Address(server.settings["host"], server.settings["port"]))
     if not topology.masters:
-        # As of a node that was reset, or has just begun to join: another one may know more.
+        # A node that was reset, or is just joining; another one can know more.
         raise Unreachable(f"store {server.place} knows of no node that serves any slot")
     return topology

@@ -1,18 +1,18 @@
-"""Groups of rows that a store takes only from the owner of their buckets, once, in order. Pure: bytes in, bytes out.
+"""Fenced writes: MULTI transactions that a store accepts only from a bucket's owner, once and in order. No I/O.
 
-    MULTI                                        nobody sees a bucket half-way, no crash leaves it there
-    EVAL open   bucket, its open name, log …     log the fields; if the log then has the length expected, rename the
-                                                 bucket to its open name; if not, take the fields off the log again
+    MULTI                                        no reader sees, and no crash leaves, half of a group
+    EVAL open   bucket, its open name, log …     append the fields to the log; if the log then has the expected length,
+                                                 rename the bucket to its open name, else remove the fields again
     HSET        open name, fields and rows …     plain, so that no row passes through Lua
-    EVAL close  bucket, its open name …          rename it back; if the bucket is still there, it was not to be opened:
-                                                 throw away what went to the open name
+    EVAL close  bucket, its open name …          rename it back; if the bucket still exists, it was not opened: delete
+                                                 the open name
     EXEC
 
-Whatever fails before the bucket is renamed (the log's length, the script itself, a right that is missing) leaves the
-rows in a name that nobody reads: the guard fails shut. Scripts go as text, not by digest: a microsecond more, and no
-script that a server may have forgotten.
-The log's length says all: none, and the bucket has another owner or the server lost the log; longer than expected, and
-the group was written before (a connection broke and it was sent again); shorter, and the server lost groups.
+The guard fails closed: if anything fails before the rename (log length, script, missing right), the rows end up under a
+name that no reader uses. Scripts are sent as text, not by digest: that costs a microsecond, and a server cannot have
+forgotten them.
+The log's length tells what happened. No log: the bucket has another owner, or the server lost the log. Longer than
+expected: the group was written before (a connection broke and it was sent again). Shorter: the server lost groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bagpipe.store.redis.resp_rows import ErrorReply
 
 __all__ = ["GuardedCommand", "Rotation", "ShortLog", "Transaction"]
 
-#: Answers 0, or for each bucket that was refused: its number, the length its log would have got, its owner.
+#: Returns 0, or for each rejected bucket: its number, the length its log would have had, its owner.
 _OPEN = b"""local refused={}
 for i=1,#KEYS/3 do
 local bucket,open,log=KEYS[3*i-2],KEYS[3*i-1],KEYS[3*i]
@@ -44,7 +44,7 @@ end
 end
 return #refused>0 and refused or 0"""
 
-#: Answers how many buckets were open.
+#: Returns the number of open buckets.
 _CLOSE = b"""local closed=0
 for i=1,#KEYS,2 do
 if redis.call('RENAMENX',KEYS[i+1],KEYS[i])==1 then closed=closed+1
@@ -52,7 +52,7 @@ else redis.call('DEL',KEYS[i+1]) redis.call('HDEL',KEYS[i],'') end
 end
 return closed"""
 
-#: Answers the length of the old log, 0 if no log is known of, and the owner of the bucket. May be repeated.
+#: Returns the length of the old log, 0 if the bucket has no logs, and the bucket's owner. Idempotent.
 _ROTATE = b"""local length=redis.call('LLEN',KEYS[1])
 if redis.call('EXISTS',KEYS[3])==0 then length=0 end
 if length==tonumber(ARGV[1]) and redis.call('EXISTS',KEYS[2])==0 then
@@ -64,13 +64,13 @@ return {length,redis.call('GET',KEYS[4]) or ''}"""
 _MULTI = b"*1\r\n$5\r\nMULTI\r\n"
 _EXEC = b"*1\r\n$4\r\nEXEC\r\n"
 _ABORTED = "EXECABORT Transaction discarded because of: "
-#: Bytes of a refusal in a reply, and of an answer to one command, at most; error lines apart.
+#: Maximum bytes of one rejection and of one command's reply, without error lines.
 _REFUSAL_BYTES = 160
 _ANSWER_BYTES = 40
 
 
 class ShortLog(RolledBackError):
-    """A log is shorter than it must be; nothing was written.
+    """A log is shorter than expected; nothing was written.
 
     Attributes:
         end: offset after the reply.
@@ -83,13 +83,13 @@ class ShortLog(RolledBackError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedCommand:
-    """What guards one HSET.
+    """Guard of one HSET.
 
     Attributes:
         bucket: key of the bucket.
-        open: its name while it is written.
+        open: key of the bucket while it is written.
         log: key of the writer's log.
-        length: elements of the log once this group is in it.
+        length: elements of the log including this group.
         num_rows: rows of the HSET.
     """
 
@@ -102,21 +102,21 @@ class GuardedCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """One or several guarded commands, each of another bucket, sent and answered as one.
+    """A MULTI transaction of guarded commands, each of a different bucket.
 
     Attributes:
-        token: of the writer.
-        commands: in their order.
+        token: the writer's token.
+        commands: in order.
     """
 
     token: str
     commands: tuple[GuardedCommand, ...]
 
     def head(self, fields: Sequence[bytes]) -> bytes:
-        """What comes before the HSETs, which name `GuardedCommand.open`.
+        """Bytes before the HSETs; these write to `GuardedCommand.open`.
 
         Args:
-            fields: of each command's rows, 12 bytes each, one after the other.
+            fields: for each command, the concatenated 12-byte fields of its rows.
         """
         keys = [key for command in self.commands for key in (command.bucket, command.open, command.log)]
         values = [
@@ -127,12 +127,12 @@ class Transaction:
         return _MULTI + _eval(_OPEN, keys, values)
 
     def tail(self) -> bytes:
-        """What comes after the HSETs."""
+        """Bytes after the HSETs."""
         return _eval(_CLOSE, [key for command in self.commands for key in (command.bucket, command.open)], []) + _EXEC
 
     @property
     def max_reply_bytes(self) -> int:
-        """Of the whole reply."""
+        """Maximum length of the whole reply."""
         return (_ANSWER_BYTES + _REFUSAL_BYTES) * (len(self.commands) + 3)
 
     def accept(self, buffer: Bytes, start: int, end: int) -> int | None:
@@ -140,9 +140,9 @@ class Transaction:
 
         Raises:
             FencedError: a bucket has another owner.
-            RolledBackError: a log is gone; `ShortLog` if it is too short.
-            ErrorReply: the transaction was refused as a whole, and changed nothing; it spans all of the replies.
-            StoreError: anything else.
+            RolledBackError: a log is missing; `ShortLog` if it is too short.
+            ErrorReply: the transaction was rejected as a whole; the error spans all replies.
+            StoreError: any other reply.
         """
         data = buffer[start:end].tobytes()
         queued = _queued(len(self.commands))
@@ -161,7 +161,7 @@ class Transaction:
         return start + after
 
     def _refused(self, data: bytes, start: int) -> int | None:
-        """Raise for what was said to the first command that was not queued, once all is there."""
+        """Raise for the first command that was not queued, once all replies have arrived."""
         line, position = None, 0
         for _ in range(len(self.commands) + 4):
             parsed = parse_reply(data, position)
@@ -193,16 +193,16 @@ class Transaction:
             raise _strange(closed)
 
     def _check_refusal(self, refusal: Reply, end: int) -> None:
-        """Return if the group was written before.
+        """Return if the group was written by an earlier attempt.
 
         Raises:
-            FencedError, RolledBackError, StoreError: it was not, and is not.
+            FencedError, RolledBackError, StoreError: the group is not written.
         """
         match refusal:
             case [int(number), int(length), bytes(owner)] if 1 <= number <= len(self.commands):
                 command = self.commands[number - 1]
                 if length <= command.length:
-                    # The guard pushed the group onto what it found.
+                    # `length` includes the group that the guard appended.
                     raise _lost(self.token, command.bucket, command.length - 1, max(length - 1, 0), owner, end)
             case [int(), bytes(words), bytes()]:
                 raise StoreError(f"the store answered an error: {words.decode(errors='replace')}")
@@ -212,16 +212,16 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """Closing one bucket's log and opening the next.
+    """Closes one bucket's log and opens the next.
 
     Attributes:
-        token: of the writer.
+        token: the writer's token.
         bucket: key of the bucket.
-        log: key of the log to be closed.
-        length: elements it must have.
-        next_log: key of the next.
-        next_name: the next one's name in the set of logs.
-        logs: key of that set.
+        log: key of the log to close.
+        length: its expected elements.
+        next_log: key of the next log.
+        next_name: name of the next log in the set of logs.
+        logs: key of the set of logs.
         owner: key of the bucket's owner.
     """
 
@@ -235,16 +235,16 @@ class Rotation:
     owner: bytes
 
     def encode(self) -> bytes:
-        """The request."""
+        """Bytes of the request."""
         return _eval(_ROTATE, [self.log, self.next_log, self.logs, self.owner], [b"%d" % self.length, self.next_name])
 
     @property
     def max_reply_bytes(self) -> int:
-        """Of the reply."""
+        """Maximum length of the reply."""
         return _REFUSAL_BYTES
 
     def accept(self, buffer: Bytes, start: int, end: int) -> int | None:
-        """As `Transaction.accept`."""
+        """See `Transaction.accept`."""
         parsed = parse_reply(buffer[start:end].tobytes(), 0)
         if parsed is None:
             return None
@@ -265,7 +265,7 @@ def _queued(num_commands: int) -> bytes:
 
 
 def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, end: int) -> StoreError:
-    """Why a log has another length than it must have, which counts the empty element it begins with."""
+    """The error for a log of unexpected length; lengths include the first, empty element."""
     place = f"bucket {bucket.decode()}"
     generation = token.partition("-")[0]
     if owner and owner != token.encode():
@@ -284,7 +284,7 @@ def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, en
 def _strange(reply: Reply) -> StoreError:
     if isinstance(reply, ErrorLine):
         return StoreError(f"the store answered an error: {reply.line}")
-    return StoreError(f"the store answered {reply!r:.80} to a guarded write")
+    return StoreError(f"the store answered {reply!r:.80} to a fenced write")
 
 
 def _eval(script: bytes, keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:

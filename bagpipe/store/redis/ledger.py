@@ -1,15 +1,14 @@
-"""`RedisLedger`: the administration of a namespace's fence on servers. One small script per bucket and call.
+"""`RedisLedger`: the ledger of a namespace on servers, by one small script per bucket and call.
 
-    state, acquire, begin, commit, invalidate   one script per bucket, many at a time to each server; all or nothing
+    state, acquire, begin, commit, invalidate   one script per bucket, pipelined to each server; all or nothing
     touched                                     state of one bucket, then its logs in parts
-    delete, drop                                scripts too: the owner is checked where the rows are
+    delete, drop                                scripts that check the owner first
 
-Every script first compares the owner, so one who has lost a bucket changes nothing there; and every script may run
-twice. So an answer that got lost is no trouble: the call is repeated until the deadline. By then another process may
-answer, which has forgotten what was acknowledged. So a script that sets a checkpoint id first looks whether all that
-the id vouches for is there.
+Every script that changes a bucket compares the owner first, and every script is idempotent, so a lost reply is handled
+by repeating the call until the deadline. By then another process, without the acknowledged writes, can answer. A script
+that sets a checkpoint id therefore first checks that the bucket is complete.
 
-Keys: `bagpipe.store.fencing.fence`. All keys of a bucket are in one hash slot, so a script may reach them all.
+Keys: `bagpipe.store.fencing.fence`; scripts: `bagpipe.store.redis.ledger_scripts`. All keys of a bucket share a slot.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ __all__ = ["RedisLedger"]
 
 T = TypeVar("T")
 
-#: Groups of a log read at once, and rows deleted at once: Lua's unpack fails near 8,000.
+#: Groups of a log per LRANGE, and rows per DELETE script.
 _LOG_GROUPS = 256
 _DELETE_ROWS = 4_000
-#: Distinct rows are singled out whenever so many have been read.
+#: Rows of logs read before duplicates are removed.
 _FOLD_ROWS = 1_000_000
-#: Buckets whose owner is looked up in one inspection, in turn.
+#: Buckets whose owner one inspection checks, round robin.
 _INSPECT_BUCKETS = 64
-#: Pause before a call is repeated.
+#: Pause between attempts.
 _PAUSE_S = 0.05
 
 
@@ -67,8 +66,8 @@ class RedisLedger:
     """See `bagpipe.store.fencing.fence.Ledger`.
 
     Args:
-        namespace: what it administers.
-        token: in whose name it acts until `acquire`; empty: nobody's.
+        namespace: the namespace to administer.
+        token: acts for this token until `acquire`; empty: for none.
     """
 
     def __init__(self, namespace: Namespace, *, token: str = "") -> None:
@@ -106,7 +105,7 @@ class RedisLedger:
         self._act(range(self.num_buckets), ledger_scripts.ACQUIRE, INVALIDATED)
 
     def touched(self, bucket: int) -> NDArray[np.void]:
-        """See `Ledger.touched`. Memory: the distinct rows, and a million more."""
+        """See `Ledger.touched`. Memory: the distinct rows and one million more."""
         (answer,) = self._ask([self._script(bucket, ledger_scripts.STATE)])
         owner, key = answer[0].decode(), self._keys[bucket]
         parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
@@ -196,10 +195,10 @@ class RedisLedger:
         self._check(buckets, [b"OK" if owner == expected else owner or b"" for owner in owners])
 
     def _check_expiry(self) -> None:
-        """Keys expired at some server.
+        """Check the namespace's keys after a server has expired some key.
 
         Raises:
-            StoreError: one of ours did, or will.
+            StoreError: a key of the namespace expired, or will.
         """
         kinds: tuple[Callable[[bytes], bytes], ...] = (lambda key: key, owner_key, checkpoint_id_key, logs_key)
         wanted = [
@@ -240,17 +239,17 @@ class RedisLedger:
         *arguments: str | int,
         proofs: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
-        """Run a script that changes something, in our name; `proofs`: by bucket, what it must have before."""
+        """Run a script as `token`; `proofs`: by bucket, arguments with its expected contents."""
         every = [arguments if proofs is None else (*arguments, *proofs[bucket]) for bucket in buckets]
         commands = [self._script(bucket, script, self._token, *own) for bucket, own in zip(buckets, every, strict=True)]
         self._check(buckets, self._ask(commands))
 
     def _check(self, buckets: Sequence[int], answers: Sequence[bytes]) -> None:
-        """Judge what scripts answered about these buckets.
+        """Check what scripts returned for these buckets.
 
         Raises:
-            FencedError: the first answer that is not OK is another owner's token.
-            RolledBackError: it is no owner's, or says that something is missing.
+            FencedError: the first answer other than OK is another owner's token.
+            RolledBackError: it says that the bucket has no owner or has lost rows.
         """
         for bucket, answer in zip(buckets, answers, strict=True):
             if answer == b"OK":
@@ -265,10 +264,10 @@ class RedisLedger:
             )
 
     def _ask(self, commands: Sequence[KeyCommand]) -> list[Any]:
-        """Answers to commands about buckets, in order.
+        """Replies to commands on buckets, in order.
 
         Raises:
-            StoreError: a server fails, or does not answer within the deadline.
+            StoreError: a server fails or misses the deadline.
         """
         shares: dict[int, list[int]] = {}
         for number, command in enumerate(commands):
@@ -292,7 +291,7 @@ class RedisLedger:
         return self._sessions[backend].run_all(commands)
 
     def _repeated(self, backend: int, call: Callable[[], T]) -> T:
-        """What `call` returns, which may be repeated, once its servers can be reached."""
+        """Return `call()`, an idempotent call; repeat it while its servers are unreachable, until the deadline."""
         deadline_s = time.monotonic() + self._namespace.timeout_s
         was_unreachable = False
         while True:
@@ -300,7 +299,7 @@ class RedisLedger:
                 return call()
             except InputError as error:
                 self._hang_up(backend)
-                # While one node of a cluster takes over from another, the cluster may refuse for other reasons too.
+                # During a failover a cluster can refuse commands for other reasons too.
                 was_unreachable = was_unreachable or isinstance(error, Unreachable)
                 if not was_unreachable or time.monotonic() > deadline_s:
                     raise StoreError(str(error)) from error

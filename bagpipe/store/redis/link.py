@@ -1,8 +1,8 @@
-"""One connected socket to one server: sends and receives what goes without waiting, plain or TLS.
+"""`Link`: one connected socket to one server. Non-blocking sends and receives, plain or TLS.
 
     pieces ──sendmsg | SSLSocket.send──> server ──recv_into──> one buffer, which grows to the longest reply
 
-Rule: a link that was closed, or on which the server spoke unasked, is never used again.
+A link that was closed, or that received bytes without a request, is never used again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Bytes", "Link", "LinkLost", "Pace"]
 
 Bytes = NDArray[np.uint8]
 
-#: Free space kept at the end of a receive buffer: a server's usual write (64 KiB) four times over.
+#: Free space kept at the end of a receive buffer: four times a server's usual write (64 KiB).
 _RECEIVE_BYTES = 256 << 10
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-#: Bytes of several pieces that go into one TLS record layer call: eight full records of 16 KiB.
+#: Bytes of joined pieces per SSLSocket.send: eight full TLS records of 16 KiB.
 _TLS_SEND_BYTES = 128 << 10
 
 
 class LinkLost(StoreError):
-    """A connection is gone, or silent for longer than the caller's patience; the server may live on elsewhere.
+    """A connection is lost, or silent for too long. The server may still be running.
 
     Attributes:
-        places: of the servers it concerns, as `Link.place`.
+        places: `Link.place` of the servers concerned.
     """
 
     def __init__(self, message: str, *places: str) -> None:
@@ -43,20 +43,20 @@ class LinkLost(StoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How far to run ahead of a server's answers.
+    """How far requests run ahead of replies.
 
     Attributes:
-        promised_bytes: ask no more while replies of so many bytes are due.
-        step_bytes: ask for about so many bytes of replies per send.
+        promised_bytes: bound on the bytes of outstanding replies.
+        step_bytes: approximate bytes of replies requested per send.
     """
 
     promised_bytes: int
     step_bytes: int
 
 
-#: On the same machine. A server reads 16 KiB of requests before it answers any, and writes 64 KiB of answers before it
-#: reads again; many requests at once make it compute first and write last, and us wait first and read last. Small steps
-#: were 1.2 times as fast in benchmarks/store as everything at once, and keep the server's buffers in its cache.
+#: On the same machine. A server reads 16 KiB of requests before it replies, and writes 64 KiB of replies before it
+#: reads again. With many requests at once it computes first and writes last, while the client waits. Small steps were
+#: 1.2 times as fast in benchmarks/store, and keep the server's buffers in its cache.
 _LOCAL_PACE = Pace(promised_bytes=384 << 10, step_bytes=32 << 10)
 #: Over a network: 2 MiB fill 10 Gbit/s at a round trip of 1.6 ms.
 _REMOTE_PACE = Pace(promised_bytes=2 << 20, step_bytes=256 << 10)
@@ -66,8 +66,8 @@ class Link:
     """One connected socket to one server, with its receive buffer and its totals.
 
     Attributes:
-        place: the server's address without its password, for messages.
-        pace: how far to run ahead of its answers.
+        place: the server's URL without the password, for messages.
+        pace: how far requests run ahead of replies.
         bytes_sent: since the link was made.
         bytes_received: since the link was made.
     """
@@ -85,10 +85,11 @@ class Link:
         self.buffer: Bytes = np.frombuffer(self._memory, np.uint8)
 
     def check(self) -> None:
-        """Refuse to use a link that was closed, or on which the server spoke unasked.
+        """Check that the link is open and has no unread bytes.
 
         Raises:
-            StoreError: says why the link was closed.
+            StoreError: the link was closed (names the reason), or the server sent bytes without a request.
+            LinkLost: the server closed the connection.
         """
         if self._broken is not None:
             raise StoreError(f"{self.place}: the connection was closed: {self._broken}")
@@ -97,11 +98,11 @@ class Link:
         except _WOULD_BLOCK:
             return
         if unasked:
-            raise StoreError(f"{self.place}: bytes came unasked")
+            raise StoreError(f"{self.place}: received bytes without a request")
         raise LinkLost(f"{self.place}: the server closed the connection", self.place)
 
     def close(self, why: str) -> None:
-        """Close the socket; every later use names the first reason. Idempotent."""
+        """Close the socket. Idempotent; later uses report the first reason."""
         if self._broken is None:
             self._broken = why
             self._close()
@@ -111,13 +112,15 @@ class Link:
         return self._sock.fileno()
 
     def send(self, pieces: Sequence[memoryview]) -> int:
-        """Send what fits without waiting; bytes taken, 0 if none.
+        """Send without blocking. Returns the bytes sent, 0 if the socket is full.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: the connection is lost.
         """
         try:
-            if isinstance(self._sock, ssl.SSLSocket):  # has no sendmsg; a record per piece would be a packet per piece
+            if isinstance(
+                self._sock, ssl.SSLSocket
+            ):  # has no sendmsg; one record per piece would be one packet per piece
                 sent = self._sock.send(_joined(pieces))
             else:
                 sent = self._sock.sendmsg(pieces)
@@ -127,18 +130,18 @@ class Link:
         return sent
 
     def receive(self, start: int, end: int, room: int) -> tuple[int, int, bool]:
-        """Receive what is there without waiting, behind the unread bytes ``[start, end)`` of the buffer.
+        """Receive without blocking, behind the unread bytes ``[start, end)`` of the buffer.
 
         Args:
             start: first unread byte.
             end: first free byte.
-            room: bytes the unread and the new data together must be able to reach.
+            room: bytes that unread and new data together can reach.
 
         Returns:
-            (start, end, whether anything came); the unread bytes may have moved.
+            (start, end, whether bytes arrived); unread bytes can move.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: the connection is lost.
         """
         if start == end:
             start = end = 0
@@ -165,7 +168,7 @@ class Link:
 
 
 def _joined(pieces: Sequence[memoryview]) -> bytes | memoryview:
-    """The first pieces in one, about `_TLS_SEND_BYTES`; equal pieces give equal bytes, as OpenSSL asks of a retry."""
+    """The first pieces joined, about `_TLS_SEND_BYTES`. Deterministic, as OpenSSL requires of a retry."""
     if pieces[0].nbytes >= _TLS_SEND_BYTES or len(pieces) == 1:
         return pieces[0]
     count, num_bytes = 0, 0

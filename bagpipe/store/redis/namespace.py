@@ -1,10 +1,10 @@
-"""A namespace's schema record on every server. Rule: compare everything before writing anything.
+"""`Namespace`: the schema record of a namespace on every server. All records are compared before any is written.
 
-    check: record of server 0, 1, ... ──compare──> all match: True; none, and no rows: False; else refuse
-    claim: check, then create the missing records, server 0 last: its record says that the namespace is claimed
+    check: record of server 0, 1, ... ──compare──> all match: True; no record and no rows: False; else InputError
+    claim: check, then create the missing records; server 0 last, whose record means that the namespace is claimed
 
-Every server keeps its own record, with its position in the list: rows are spread by position, so a server that lost its
-data, or a list in another order, would silently look like rows never written. A cluster counts as one server.
+Every server has a record with its position in the list. Rows are placed by position, so without the record a server
+that lost its data, or a reordered list, would look like rows that were never written. A cluster counts as one server.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ __all__ = ["Backend", "Namespace"]
 
 T = TypeVar("T")
 
-#: Answers of a cluster's node that say nothing about the command.
+#: Errors of a cluster's node that do not concern the command.
 _ELSEWHERE = (redis.exceptions.AskError, redis.exceptions.TryAgainError, redis.exceptions.ClusterDownError)
 
-#: Fields asked for per step of a scan: a few milliseconds of the server's time.
+#: Fields per HSCAN step: a few milliseconds of server time.
 _SCAN_FIELDS = 10_000
 
-#: Buckets whose servers are asked what their user may do: enough to meet all nodes of a cluster, or most of them.
+#: Buckets whose servers are asked for the user's rights: reaches all, or most, nodes of a cluster.
 _ASKED_BUCKETS = 64
 
 
 class Session(Protocol):
-    """Commands on keys of one backend; errors come out as `InputError`."""
+    """Runs commands on keys of one backend; errors become `InputError`."""
 
     def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
-        """What `call` returns, given a client of the server that has `key`; it may be called more than once."""
+        """Return `call(client of the key's server)`; may call it more than once."""
         ...
 
     def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
-        """Answers to commands that may be repeated, in order."""
+        """Replies to idempotent commands, in order."""
         ...
 
 
 class Backend(Protocol):
-    """What keeps a record and the buckets that go with it: a server of a list, or a whole cluster."""
+    """A server of a list, or a whole cluster: holds one schema record and some of the buckets."""
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """Address without the password, for messages."""
         ...
 
     @property
     def database(self) -> int:
-        """Number of the database at the server."""
+        """Number of the database."""
         ...
 
     def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of every server that takes rows; with its appendfsync if asked to."""
+        """(place, INFO) of every server that stores rows; `with_fsync` adds its appendfsync."""
         ...
 
     def session(self, timeout_s: float) -> AbstractContextManager[Session]: ...
@@ -81,7 +81,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """What a backend has of a namespace: its record, None if it has none, and whether any row."""
+    """A backend's schema record, if it has one, and whether it has rows."""
 
     fields: dict[str, str] | None
     has_rows: bool
@@ -93,10 +93,10 @@ class Namespace:
 
     Attributes:
         name: prefix of all keys.
-        schema: what the rows mean.
-        num_buckets: bucket hashes, spread over the servers by number.
-        backends: all servers, in order; or one cluster.
-        timeout_s: deadline of one administrative command.
+        schema: tables, row widths and dtype.
+        num_buckets: bucket hashes, distributed over the backends by number.
+        backends: all servers in order, or one cluster.
+        timeout_s: limit of one administrative command.
         durability: see `bagpipe.store.redis.server_checks`.
     """
 
@@ -108,17 +108,17 @@ class Namespace:
     durability: str = "memory"
 
     def check_servers(self) -> None:
-        """Refuse a server that may drop rows, serves rows only partly, keeps them not well enough, or is named twice.
+        """Refuse a server that can evict rows, is only a part of a cluster, is not durable enough, or is named twice.
 
         Raises:
-            InputError: names the server, what it is set to, and the fix.
+            InputError: names the server, its settings and the fix.
         """
         seen: dict[object, str] = {}
         for backend in self.backends:
             for place, info in backend.infos(self.timeout_s, with_fsync=needs_appendfsync(self.durability)):
                 check_eviction(place, info)
                 check_durability(place, info, str(info.get("appendfsync", "")), self.durability)
-                # A server named twice under two addresses; two databases of one server are two servers.
+                # Detects one server under two addresses; two databases of a server count as two servers.
                 identity = (info.get("run_id"), backend.database)
                 if info.get("run_id") is not None and identity in seen:
                     raise InputError(f"store.url names one server twice: {seen[identity]} and {place}")
@@ -136,7 +136,7 @@ class Namespace:
         self.check_servers()
         records = self._stored_records(reloads=reloads)
         created = False
-        # Server 0 last. Two jobs that claim at once both create or match the others; one of them creates this one.
+        # Server 0 last: of two concurrent jobs, exactly one creates its record.
         for number in reversed(range(len(self.backends))):
             if records[number].fields is None:
                 created = self._create_record(number)
@@ -144,16 +144,16 @@ class Namespace:
 
     @property
     def bucket_keys(self) -> list[bytes]:
-        """Of all buckets, by number."""
+        """Key of every bucket, by number."""
         return [bucket_key(self.name, bucket) for bucket in range(self.num_buckets)]
 
     @property
     def backend_numbers(self) -> NDArray[np.int64]:
-        """Which of the backends has each bucket, by number."""
+        """Number of each bucket's backend."""
         return servers_of_buckets(self.num_buckets, len(self.backends)).astype(np.int64)
 
     def place_of(self, number: int) -> str:
-        """A backend, for messages."""
+        """Namespace and backend, for messages."""
         return f"namespace {self.name!r} at {self.backends[number].place}"
 
     def ids(self, table: int) -> NDArray[np.int64]:
@@ -164,7 +164,7 @@ class Namespace:
                 for key in self._keys(number):
                     for pairs in session.run(key, partial(_scan, key=key)):
                         parts.append(pairs["id"][pairs["table"] == table].astype(np.int64))
-        # A scan may show a field twice while the hash grows.
+        # HSCAN can return a field twice while the hash grows.
         return np.unique(np.concatenate(parts))
 
     def _keys(self, number: int) -> list[bytes]:
@@ -173,7 +173,7 @@ class Namespace:
         return [bucket_key(self.name, bucket) for bucket in buckets.tolist()]
 
     def _check_rights(self) -> None:
-        """Ask every server, and every node of a cluster that has one of the first buckets."""
+        """Check the user's rights on every server, and on every cluster node with one of the first buckets."""
         for number, backend in enumerate(self.backends):
             keys = self._keys(number)[:_ASKED_BUCKETS]
             with backend.session(self.timeout_s) as session:
@@ -186,15 +186,15 @@ class Namespace:
         )
 
     def _is_claimed(self, records: Sequence[_Stored]) -> bool:
-        """By another call, before. No record at server 0: that call was cut short, or the server lost it."""
+        """Whether an earlier call claimed it. If server 0 has no record, that call was cut short or it is lost."""
         return records[0].fields is not None or any(record.has_rows for record in records)
 
     def _stored_records(self, *, reloads: bool) -> list[_Stored]:
-        """Every server's record, compared with ours.
+        """Every server's record, compared with this job's.
 
         Raises:
-            InputError: a record differs, or rows exist without the record of their server, or (unless a reload makes
-                up for it) without that of server 0.
+            InputError: a record differs; or a server has rows without a record; or, unless `reloads`, a server has
+                lost its record.
         """
         records: list[_Stored] = []
         key = meta_key(self.name)
@@ -225,7 +225,7 @@ class Namespace:
         return records
 
     def _create_record(self, number: int) -> bool:
-        """Write one server's record if it has none, else compare. True if this call wrote it. Atomic (WATCH, EXEC)."""
+        """Write one server's record unless it exists, else compare. True if written. Atomic (WATCH, EXEC)."""
         key, record = meta_key(self.name), self._record(number)
         with self.backends[number].session(self.timeout_s) as session:
             stored = session.run(key, partial(_create, key=key, fields=record.to_fields()))
@@ -236,7 +236,7 @@ class Namespace:
 
 
 def _create(client: redis.Redis, *, key: bytes, fields: Mapping[str, str]) -> dict[str, str] | None:
-    """Write a hash unless it exists; None if written, else what is there. Atomic."""
+    """Write a hash unless it exists. Returns None if written, else the existing fields. Atomic."""
     with client.pipeline() as pipeline:
         pipeline.watch(key)
         stored = _decode(pipeline.hgetall(key))
@@ -256,10 +256,10 @@ def _decode(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _scan(client: redis.Redis, *, key: bytes) -> list[NDArray[np.void]]:
-    """Fields of a hash as `FIELD_DTYPE`, in parts, without their values.
+    """Fields of a hash as `FIELD_DTYPE`, in parts, without values.
 
     Raises:
-        StoreError: something else wrote into the bucket.
+        StoreError: another program wrote into the bucket.
     """
     parts = []
     try:
@@ -272,5 +272,5 @@ def _scan(client: redis.Redis, *, key: bytes) -> list[NDArray[np.void]]:
     except redis.ResponseError as error:
         if isinstance(error, _ELSEWHERE):
             raise
-        # HSCAN NOVALUES needs Redis 7.4 or Valkey 8; one bucket's fields at once are the next best.
+        # HSCAN NOVALUES needs Redis 7.4 or Valkey 8; before, read all fields of the bucket at once.
         return [decode_fields(client.hkeys(key))]

@@ -1,12 +1,12 @@
-"""One exchange with all servers at once: requests out while replies come in, under one deadline.
+"""Request pipelines to several servers at once: requests go out while replies come in, under one deadline.
 
     RequestPipeline (per server):  frames of requests ──sendmsg──> socket ──recv_into──> buffer ──accept──> rows
-    exchange:           every pipeline is pushed as far as it goes without waiting; only then one poll() for all of them
+    exchange:                      advances every pipeline without blocking, then one poll() for all of them
 
-Rules. Replies promised but not yet read are bounded, so neither side piles up memory and none waits for the other; a
-server next door is asked in small steps, so that it answers one while we read another.
-A link whose exchange did not end cleanly (an error reply, a byte too many, a deadline, Ctrl-C) is closed for good: what
-is still on its way would be taken for the next answer. Whether to go on with new links is the caller's business.
+The bytes of outstanding replies are bounded, so that neither side buffers without limit and no deadlock is possible. A
+local server gets small steps, so that it computes one reply while the client reads another.
+A link is closed for good if its exchange fails (error reply, surplus byte, deadline, Ctrl-C), because late replies
+would be taken for answers to later requests. Callers decide whether to reconnect.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from bagpipe.store.redis.link import Bytes, Link, LinkLost
 
 __all__ = ["Accept", "Frame", "Request", "RequestPipeline", "exchange"]
 
-#: Decodes the reply at ``buffer[start:end]``: offset after it, None while it is incomplete, StoreError if it is wrong.
+#: Decodes the reply at ``buffer[start:end]``. Returns the offset after it, None while incomplete; raises StoreError.
 Accept = Callable[[Bytes, int, int], int | None]
 
-#: Promised replies below which nobody is woken to read them while there is more to send (they wait in the kernel).
+#: Outstanding reply bytes below which sending goes first; the replies wait in the kernel.
 _WORTH_RECEIVING_BYTES = 64 << 10
-#: Pieces sent in one call, about: sendmsg takes 1,024 (IOV_MAX), and one request has far fewer than the rest.
+#: Approximate number of pieces per sendmsg call, whose limit is 1,024 (IOV_MAX).
 _ENOUGH_PIECES = 750
 
 
-#: Errors of a reply that keep their name.
+#: Errors that keep their class when the server's address is added.
 _NAMED = (FencedError, RolledBackError)
 
 
 class Request(NamedTuple):
-    """One command, or several that stand and fall together, and the reply called for.
+    """One command or transaction, and the expected reply.
 
     Attributes:
-        pieces: its bytes, in at most 256 pieces.
-        max_reply_bytes: greatest length of the reply.
+        pieces: encoded bytes, in at most 256 pieces.
+        max_reply_bytes: upper bound of the reply's length.
         accept: decodes the reply.
     """
 
@@ -50,12 +50,12 @@ class Request(NamedTuple):
     accept: Accept
 
 
-#: Requests encoded at a time. Their memory may be reused once all of them are sent.
+#: Requests encoded together. Their memory can be reused once all of them are sent.
 Frame = Sequence[Request]
 
 
 class RequestPipeline:
-    """One link's part in one exchange: frames to send, replies to expect, in order."""
+    """Requests to send over one link and replies to expect, in order."""
 
     def __init__(self, link: Link, frames: Iterator[Frame]) -> None:
         self.link = link
@@ -66,31 +66,31 @@ class RequestPipeline:
         self._promised_bytes = 0
         self._more_frames = True
         self._start = self._end = 0  # unread bytes in the link's buffer
-        self._undecoded = False  # something came in since a reply was found to be incomplete
+        self._undecoded = False  # bytes arrived since a reply was found to be incomplete
 
     @property
     def done(self) -> bool:
-        """Everything is sent and every reply is read."""
+        """Every request is sent and every reply is read."""
         return not (self._more_frames or self._unsent or self._pieces or self._expected)
 
     @property
     def wants_to_send(self) -> bool:
-        """There is something to send and the bound on promised replies allows it."""
+        """Whether there is a request to send and the bound on outstanding replies allows it."""
         if self._pieces:
             return True
         return bool(self._unsent or self._more_frames) and self._promised_bytes < self.link.pace.promised_bytes
 
     @property
     def wants_to_receive(self) -> bool:
-        """Replies are due and it is time to look: short ones can wait until everything is sent."""
+        """Whether to read replies now; short ones wait until everything is sent."""
         return self._promised_bytes >= _WORTH_RECEIVING_BYTES or not self.wants_to_send
 
     def advance(self) -> bool:
-        """Send and receive once each, without waiting. True if anything moved.
+        """Send and receive once each, without blocking. Returns whether any byte moved.
 
         Raises:
             StoreError: a wrong, malformed or surplus reply.
-            OSError: the connection is gone.
+            OSError: the connection is lost.
         """
         moved = self._send() if self.wants_to_send else False
         if self._expected and self.wants_to_receive:
@@ -98,7 +98,7 @@ class RequestPipeline:
         return moved
 
     def finish(self) -> None:
-        """Check that the server said no more than it was asked.
+        """Check for surplus bytes.
 
         Raises:
             StoreError: bytes follow the last reply.
@@ -128,7 +128,7 @@ class RequestPipeline:
         return sent > 0
 
     def _take_step(self) -> None:
-        """Turn the next requests, about `step_bytes` of replies, into pieces to send."""
+        """Take the next requests, about `step_bytes` of replies, as pieces to send."""
         promised_bytes = 0
         while self._unsent and len(self._pieces) < _ENOUGH_PIECES:
             request = self._unsent.popleft()
@@ -143,12 +143,12 @@ class RequestPipeline:
         room, came, gone = self._expected[0].max_reply_bytes, False, None
         try:
             self._start, self._end, came = self.link.receive(self._start, self._end, room)
-        except ConnectionError as error:  # what was said before still counts
+        except ConnectionError as error:  # replies received before it still count
             gone = error
         moved = came
         self._undecoded |= came
         while self._expected and self._undecoded:
-            # A reply may be shorter than its greatest length. While more is coming in, it is cheaper not to look.
+            # A reply can be shorter than its bound. While more bytes arrive, decoding early is wasteful.
             if came and self._end - self._start < self._expected[0].max_reply_bytes:
                 return True
             self._undecoded = self._accept_one()
@@ -158,7 +158,7 @@ class RequestPipeline:
         return moved
 
     def _accept_one(self) -> bool:
-        """Decode the next reply. True if it was all there."""
+        """Decode the next reply. Returns whether it was complete."""
         try:
             after = self._expected[0].accept(self.link.buffer, self._start, self._end)
         except StoreError as error:
@@ -178,17 +178,17 @@ def exchange(
     deadline_s: float | None = None,
     patience_s: float = math.inf,
 ) -> None:
-    """Run all pipelines to their end.
+    """Run all pipelines to completion.
 
     Args:
         pipelines: one per link.
-        timeout_s: seconds that an exchange may take; only named if `deadline_s` is given.
-        deadline_s: when it must be done, by `time.monotonic`; None: `timeout_s` from now.
-        patience_s: seconds without a byte from or to any server after which the silent ones count as lost.
+        timeout_s: duration limit; only used in messages if `deadline_s` is given.
+        deadline_s: deadline by `time.monotonic`; None: `timeout_s` from now.
+        patience_s: seconds without a byte from or to any server, after which silent servers count as lost.
 
     Raises:
-        LinkLost: a connection is gone, or silent; all links are closed then.
-        StoreError: a server answered something else, or not within the deadline; all links are closed then.
+        LinkLost: a connection is lost or silent. All links are closed.
+        StoreError: a server sent an unexpected reply or missed the deadline. All links are closed.
     """
     place = pipelines[0].link.place if pipelines else ""
     if deadline_s is None:
@@ -224,11 +224,11 @@ def _close_all(pipelines: Sequence[RequestPipeline], why: str) -> None:
 
 
 def _wait(pipelines: Sequence[RequestPipeline], deadline_s: float, timeout_s: float, patience_s: float) -> None:
-    """Wait until a socket can go on.
+    """Wait until a socket is ready.
 
     Raises:
         StoreError: the deadline passed.
-        LinkLost: nothing happened for `patience_s`.
+        LinkLost: no socket was ready for `patience_s`.
     """
     poller = select.poll()
     for pipeline in pipelines:

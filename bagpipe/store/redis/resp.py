@@ -1,7 +1,7 @@
-"""Short RESP replies of any form, one value at a time. Pure: bytes in, values out. Rows have their own way: `wire`.
+"""RESP parser for short replies of any type. No I/O. Replies with rows are decoded by `resp_rows`.
 
 +text   :number   $length text   *count values   -error line
-  str      int       bytes          list           ErrorLine       `$-1` and `*-1`: None
+  str      int       bytes          list           ErrorLine     `$-1` and `*-1`: None
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bagpipe.errors import StoreError
 __all__ = ["ErrorLine", "Parsed", "Reply", "parse_reply"]
 
 _CRLF = b"\r\n"
-#: No reply that is read here nests deeper, or has more elements.
+#: Bounds of the replies parsed here.
 _MAX_DEPTH = 4
 _MAX_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """An error line, without its minus."""
+    """An error reply, without its leading minus."""
 
     line: str
 
@@ -37,10 +37,10 @@ class Parsed(NamedTuple):
 
 
 def parse_reply(data: bytes, start: int, depth: int = 0) -> Parsed | None:
-    """The reply that begins at `start`; None while it is incomplete.
+    """The reply at `start`; None while it is incomplete.
 
     Raises:
-        StoreError: these bytes begin no reply.
+        StoreError: a malformed reply.
     """
     stop = data.find(_CRLF, start)
     if stop < 0:

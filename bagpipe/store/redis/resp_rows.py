@@ -1,16 +1,15 @@
-"""RESP for whole batches of fixed-width rows, encoded and decoded with numpy. Rule: bytes in, arrays out; no sockets.
+"""RESP encoders and decoders for batches of fixed-width rows, vectorised with numpy. No sockets.
 
     request   *{2+n} HMGET key  then n fields   `$12 | table id`              one strided record array, filled by column
               *{2+2n} HSET key  then n pairs    `$12 | table id | $W | row check`
     reply     *{n}              then n values   `$W | row check`  or  `$-1`   (HMGET)
               :{created}                                                      (HSET)
 
-What is called a row below is the whole value, with its check word; only `RowEncoder` tells them apart.
+Below, a row is the whole value, including its check word; only `RowEncoder` distinguishes the two.
 
-A reply in which every row was found is a strided view of the buffer. With missing rows the starts of all records follow
-from the offsets of the `$-1` markers; the guess is *verified* header by header from the front, so it can only be the
-parse a sequential reader would make. Row bytes that look like a marker break the guess, never the result: such a reply
-is parsed run by run.
+A reply in which every row was found is a strided view of the buffer. With missing rows, the offsets of the `$-1`
+markers give the start of every record. This guess is verified header by header from the front, so it equals the result
+of a sequential parser. Row bytes that look like a marker make the guess fail; the reply is then parsed run by run.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ Voids = NDArray[np.void]
 _MISSING = b"$-1\r\n"
 _CRLF = b"\r\n"
 _OK = b"+OK\r\n"
-#: An error line longer than this is no error line. Servers cut their messages far below it.
+#: Longest accepted error line; servers truncate theirs far earlier.
 _MAX_LINE_BYTES = 64 * 1024
 
 
 class ErrorReply(StoreError):
-    """The server answered an error line.
+    """An error reply of the server.
 
     Attributes:
         line: its text, without the leading minus.
@@ -64,17 +63,17 @@ class ErrorReply(StoreError):
 
 
 def hmget_header(key: bytes, num_rows: int) -> bytes:
-    """What precedes the fields of an HMGET of `num_rows` rows."""
+    """Header of an HMGET of `num_rows` rows."""
     return b"*%d\r\n$5\r\nHMGET\r\n$%d\r\n%b\r\n" % (num_rows + 2, len(key), key)
 
 
 def hset_header(key: bytes, num_rows: int) -> bytes:
-    """What precedes the fields and rows of an HSET of `num_rows` rows."""
+    """Header of an HSET of `num_rows` rows."""
     return b"*%d\r\n$4\r\nHSET\r\n$%d\r\n%b\r\n" % (2 * num_rows + 2, len(key), key)
 
 
 class FieldEncoder:
-    """Encodes the fields of an HMGET. The constant bytes stay in a scratch array between calls."""
+    """Encodes the fields of an HMGET. Constant bytes stay in a scratch array between calls."""
 
     def __init__(self) -> None:
         self._dtype = np.dtype([("head", "S5"), ("table", ">u4"), ("id", ">i8"), ("tail", "S2")])
@@ -128,7 +127,7 @@ class RowEncoder:
         Args:
             tables: table numbers ``[n]``.
             ids: ids ``[n]``.
-            rows: ``[n]``, contiguous, one void element of `row_bytes` each; their check words are made here.
+            rows: ``[n]``, contiguous, one void element of `row_bytes` each; check words are added here.
         """
         num_rows = len(ids)
         if num_rows > len(self._scratch):
@@ -148,8 +147,8 @@ class HmgetReply(NamedTuple):
 
     Attributes:
         end: offset of the first byte after the reply.
-        rows: ``[number found]`` of the decoder's dtype, in the order of their fields; a view of the buffer or a copy.
-        found: bool ``[n]``, or None when every row was found.
+        rows: ``[number found]`` of the decoder's dtype, in field order; a view of the buffer or a copy.
+        found: bool ``[n]``; None if every row was found.
     """
 
     end: int
@@ -158,15 +157,15 @@ class HmgetReply(NamedTuple):
 
 
 class HmgetDecoder:
-    """Decodes HMGET replies whose rows are all of one dtype, given as their bytes stand in the reply."""
+    """Decodes HMGET replies whose rows have one dtype, as laid out in the reply."""
 
     def __init__(self, row_dtype: np.dtype[np.void]) -> None:
         self._row_dtype = row_dtype
         row_bytes = self.row_bytes = row_dtype.itemsize
         self.row_header = b"$%d\r\n" % row_bytes
         self.record_bytes = len(self.row_header) + row_bytes + 2
-        # A row header is compared together with the CR LF in front of it (a record's or the array header's last two
-        # bytes): at least 6 bytes, so two overlapping 4- or 8-byte words always cover it.
+        # A row header is compared together with the preceding CR LF: at least 6 bytes, so two overlapping 4- or 8-byte
+        # words cover it.
         self._boundary = _CRLF + self.row_header
         word_bytes = 8 if len(self._boundary) >= 8 else 4
         self._word = np.dtype(f"<u{word_bytes}")
@@ -177,14 +176,14 @@ class HmgetDecoder:
         )
 
     def max_reply_bytes(self, num_rows: int) -> int:
-        """Bytes of a reply in which every row is found."""
+        """Length of a reply in which every row is found."""
         return len(b"*%d\r\n" % num_rows) + num_rows * self.record_bytes
 
     def decode(self, buffer: Bytes, start: int, end: int, num_rows: int) -> HmgetReply | None:
-        """Decode the reply that begins at `start`; None if ``buffer[start:end]`` does not hold all of it yet.
+        """Decode the reply at `start`; None while ``buffer[start:end]`` is incomplete.
 
         Raises:
-            StoreError: an error reply (with the server's text), or anything that is not the reply expected.
+            StoreError: an error reply (with the server's text), or an unexpected reply.
         """
         header = b"*%d\r\n" % num_rows
         body = start + len(header)
@@ -209,7 +208,7 @@ class HmgetDecoder:
         return None if starts is None or starts.end > end else self._gather(buffer, starts)
 
     def _all_found(self, buffer: Bytes, body: int, num_rows: int) -> bool:
-        """The `num_rows` whole records from `body` on all hold a row."""
+        """Whether each of the `num_rows` complete records from `body` on holds a row."""
         for offset, word in self._word_checks:
             words = _strided(buffer, self._word, body - 2 + offset, num_rows, self.record_bytes)
             if np.count_nonzero(words == word) != num_rows:
@@ -218,9 +217,9 @@ class HmgetDecoder:
         return buffer[last - 2 : last].tobytes() == _CRLF
 
     def _starts_by_markers(self, buffer: Bytes, body: int, end: int, num_rows: int) -> _Starts | None:
-        """Record starts derived from the offsets of the missing-row markers, to be verified; None if they disagree."""
+        """Unverified record starts, derived from the offsets of the missing-row markers; None if inconsistent."""
         markers = _find_markers(buffer, body, end)
-        # If all markers before it are true, marker k follows k other missing rows and a whole number of found ones.
+        # If all earlier markers are real, marker k follows k missing rows and a whole number of found rows.
         number = np.arange(len(markers))
         found_before, remainder = np.divmod(markers - body - number * len(_MISSING), self.record_bytes)
         inside = found_before + number < num_rows
@@ -235,12 +234,12 @@ class HmgetDecoder:
         return _Starts(starts=ends - lengths, found=found, end=int(ends[-1]))
 
     def _verified(self, buffer: Bytes, guess: _Starts, end: int) -> bool:
-        """Every found record that has arrived begins with its header and ends with CR LF.
+        """Whether every found record that has arrived starts with its header and ends with CR LF.
 
-        Missing records are markers by construction. So, from the front, the guess is what a sequential reader finds.
+        Missing records are markers by construction, so a verified guess equals the result of a sequential parser.
         """
         starts = guess.starts[guess.found]
-        last = guess.starts[np.searchsorted(guess.starts, end) - 1]  # the record that the end lies in, or the last one
+        last = guess.starts[np.searchsorted(guess.starts, end) - 1]  # the record that contains `end`, or the last one
         if last + len(self.row_header) > end and not self._may_grow(buffer[last:end].tobytes(), int(last), end):
             return False
         begun = starts[starts + len(self.row_header) <= end]
@@ -252,10 +251,10 @@ class HmgetDecoder:
         return bool((buffer[ends - 2] == _CRLF[0]).all() and (buffer[ends - 1] == _CRLF[1]).all())
 
     def _starts_by_runs(self, buffer: Bytes, body: int, end: int, num_rows: int) -> _Starts | None:
-        """Record starts by walking runs of found rows; None if the reply is not complete.
+        """Record starts, by walking runs of found rows; None while the reply is incomplete.
 
         Raises:
-            StoreError: a record begins with neither a row header nor the missing-row marker.
+            StoreError: a record starts with neither a row header nor the missing-row marker.
         """
         starts, found = np.empty(num_rows, np.int64), np.zeros(num_rows, np.bool_)
         row, position = 0, body
@@ -278,7 +277,7 @@ class HmgetDecoder:
         return _Starts(starts=starts, found=found, end=position)
 
     def _found_run(self, buffer: Bytes, position: int, limit: int) -> int:
-        """Number of whole found records that follow each other from `position`, at most `limit`."""
+        """Number of complete consecutive found records from `position`, at most `limit`."""
         good = np.ones(limit, np.bool_)
         for offset, word in self._word_checks:
             good &= _strided(buffer, self._word, position - 2 + offset, limit, self.record_bytes) == word
@@ -287,7 +286,7 @@ class HmgetDecoder:
         return limit if good.all() else int(good.argmin())
 
     def _may_grow(self, here: bytes, position: int, end: int) -> bool:
-        """The bytes at `position` are the beginning of a record whose rest has not arrived."""
+        """Whether the bytes at `position` are an incomplete record."""
         head = here[: len(self.row_header)]
         if len(head) < len(self.row_header) and self.row_header.startswith(head):
             return True
@@ -302,7 +301,7 @@ class HmgetDecoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Starts:
-    """Offsets of all records of a reply, which of them hold a row, and the end of the reply."""
+    """Offsets of all records of a reply, a mask of those with a row, and the end of the reply."""
 
     starts: NDArray[np.int64]
     found: NDArray[np.bool_]
@@ -310,7 +309,7 @@ class _Starts:
 
 
 def decode_hset(buffer: Bytes, start: int, end: int, num_rows: int) -> int | None:
-    """Offset after the HSET reply that begins at `start`; None if it is not complete.
+    """Offset after the HSET reply at `start`; None while it is incomplete.
 
     Raises:
         StoreError: an error reply (with the server's text), or not a count between 0 and `num_rows`.
@@ -326,7 +325,7 @@ def decode_hset(buffer: Bytes, start: int, end: int, num_rows: int) -> int | Non
 
 
 def decode_ok(buffer: Bytes, start: int, end: int) -> int | None:
-    """Offset after the reply `+OK` that begins at `start`; None if it is not complete.
+    """Offset after the reply `+OK` at `start`; None while it is incomplete.
 
     Raises:
         StoreError: any other reply.
@@ -340,7 +339,7 @@ def decode_ok(buffer: Bytes, start: int, end: int) -> int | None:
 
 
 def _refuse(buffer: Bytes, start: int, end: int, expected: bytes) -> None:
-    """Raise for what stands at `start`. Returns only while it is the beginning of an error line."""
+    """Raise for the unexpected bytes at `start`. Returns if they are an incomplete error line."""
     line, separator, _ = buffer[start : min(start + _MAX_LINE_BYTES, end)].tobytes().partition(_CRLF)
     if line.startswith(b"-"):
         if separator:
@@ -351,7 +350,7 @@ def _refuse(buffer: Bytes, start: int, end: int, expected: bytes) -> None:
 
 
 def _find_markers(buffer: Bytes, start: int, end: int) -> NDArray[np.int64]:
-    """Offsets of every `$-1 CR LF` in ``buffer[start:end]``, ascending."""
+    """Offsets of all `$-1 CR LF` in ``buffer[start:end]``, ascending."""
     marker_bytes = len(_MISSING)
     places = np.flatnonzero(buffer[start : max(end - marker_bytes + 1, start)] == _MISSING[0]) + start
     for offset in range(1, marker_bytes):
@@ -360,5 +359,5 @@ def _find_markers(buffer: Bytes, start: int, end: int) -> NDArray[np.int64]:
 
 
 def _strided(buffer: Bytes, dtype: np.dtype[Any], offset: int, count: int, stride: int) -> NDArray[Any]:
-    """`count` elements of `dtype` every `stride` bytes; elements may overlap and need no alignment."""
+    """`count` elements of `dtype` every `stride` bytes; elements can overlap and be unaligned."""
     return np.ndarray((max(count, 0),), dtype, buffer, offset if count > 0 else 0, (stride,))

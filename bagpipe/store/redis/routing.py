@@ -1,4 +1,4 @@
-"""Which row goes into which command to which server. Pure: arrays in, arrays and command lists out.
+"""`Router`: rows to commands, per bucket and server. No I/O.
 
 ids of several tables ──bucket_of──> bucket ──one table──> server
                       ──one stable sort──> rows in sending order: server by server, bucket by bucket
@@ -20,10 +20,9 @@ __all__ = ["BucketCommand", "RoutedRows", "Router", "servers_of_buckets"]
 
 
 class BucketCommand(NamedTuple):
-    """One HMGET or HSET: rows ``[start, stop)`` of the sending order, all in `bucket`; number `part` of its bucket's.
+    """One HMGET or HSET: rows ``[start, stop)`` of the sending order, all in `bucket`; the `part`-th of its bucket.
 
-    A tuple because making one takes a third of the time of a frozen dataclass, and a batch makes one per bucket before
-    the first byte is sent.
+    A tuple, which takes a third of a frozen dataclass's time to create; a batch creates one per bucket.
     """
 
     bucket: int
@@ -34,13 +33,13 @@ class BucketCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedRows:
-    """Rows of one width and where they go.
+    """Rows of one width in sending order.
 
     Attributes:
         tables: uint32 ``[n]``, table number of each row, in request order.
         ids: int64 ``[n]``, id of each row, in request order.
-        order: intp ``[n]``; row ``order[k]`` of the request is the k-th sent. Stable: equal ids keep their order.
-        stops: per bucket in sending order: sent rows up to and including its own.
+        order: intp ``[n]``; row ``order[k]`` of the request is sent k-th. Equal ids keep their order.
+        stops: per bucket in sending order: number of rows up to and including the bucket.
     """
 
     tables: NDArray[np.uint32]
@@ -50,7 +49,7 @@ class RoutedRows:
 
 
 def servers_of_buckets(num_buckets: int, num_servers: int) -> NDArray[np.intp]:
-    """Server of each bucket where servers are a list: bucket number modulo their number. Part of the stored format."""
+    """Server of each bucket in a list of servers: bucket modulo `num_servers`. Part of the stored format."""
     return np.arange(num_buckets, dtype=np.intp) % num_servers
 
 
@@ -63,7 +62,7 @@ class Router:
 
     def __init__(self, servers: NDArray[np.intp]) -> None:
         self.num_buckets = len(servers)
-        # Buckets in sending order: all of server 0, then of server 1, ...
+        # Buckets in sending order: all of server 0, then all of server 1, ...
         order = servers.argsort(kind="stable")
         self._buckets: list[int] = order.tolist()
         self._order = order
@@ -83,15 +82,15 @@ class Router:
         return RoutedRows(tables=tables, ids=ids, order=places.argsort(kind="stable"), stops=stops)
 
     def route_buckets(self) -> RoutedRows:
-        """One row for each bucket, for what is done to buckets: as many commands, each of one row of no table or id."""
+        """One placeholder row per bucket, for commands on buckets; its table and id are meaningless."""
         none = np.zeros(self.num_buckets, np.int64)
         places = np.arange(self.num_buckets)
         return RoutedRows(tables=none.astype(np.uint32), ids=none, order=places, stops=(places + 1).tolist())
 
     def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[BucketCommand]:
-        """Commands for one server in sending order, of at most `max_rows` rows each; `rows` were routed here.
+        """Commands for one server in sending order, of at most `max_rows` rows each. `rows`: routed by this router.
 
-        An iterator, so that the first is on its way before the last is made.
+        Lazy, so that the first command is sent before the last is created.
         """
         first, last = self._firsts[server], self._firsts[server + 1]
         start = rows.stops[first - 1] if first else 0
@@ -102,7 +101,7 @@ class Router:
             start = stop
 
     def num_commands(self, rows: RoutedRows, *, max_rows: int) -> NDArray[np.int64]:
-        """How many `commands` each bucket gets from all servers together, int64 ``[num_buckets]``."""
+        """Number of `commands` of each bucket, int64 ``[num_buckets]``."""
         num_commands = np.empty(self.num_buckets, np.int64)
         num_commands[self._order] = -(-np.diff(rows.stops, prepend=0) // max_rows)
         return num_commands

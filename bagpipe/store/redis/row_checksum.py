@@ -1,14 +1,14 @@
-"""The check word behind every stored row. Pure: arrays in, arrays out.
+"""Checksum of a stored row: a 64-bit check word after every record. No I/O.
 
     value in the store = row record | check word, uint64 LE
     check word         = start + table * t + id * i + sum over k of word k * m[k]      modulo 2**64
 
-Words are the record's 32-bit words; all multipliers are odd constants. An odd multiplier has an inverse modulo 2**64,
-so a change of one word, of the table or of the id always changes the sum. 32-bit words, not 64-bit ones: with those,
-turning the top bits of any two words would go unnoticed (2**63 times an even number is 0). 128 bytes take 16 ns in
-large batches, 50 ns in groups of 150 rows.
+Words are 32-bit words of the record; all multipliers are odd constants. An odd multiplier is invertible modulo 2**64,
+so a change of one word, of the table or of the id always changes the sum. With 64-bit words, flipping the top bits of
+two words would go undetected (2**63 times an even number is 0). 128 bytes take 16 ns in large batches, 50 ns in groups
+of 150 rows.
 
-Part of the stored format, as the keys are. It guards against damage and mix-ups, not against malice.
+Part of the stored format. Detects damaged and misplaced rows, not tampering.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CHECK_BYTES = 8
 _WORD = np.dtype("<u4")
 
 _GOLDEN = 0x9E3779B97F4A7C15  # the increment of splitmix64, see bagpipe.store.keys
-#: Numbers of the multipliers in splitmix64's sequence; the record's words take those from `_FIRST_WORD` on.
+#: Indices of the multipliers in splitmix64's sequence; the record's words start at `_FIRST_WORD`.
 _START, _TABLE, _ID, _FIRST_WORD = 0, 1, 2, 3
 _MASK = (1 << 64) - 1
 
 
 @lru_cache(maxsize=64)
 def value_dtype(row_bytes: int) -> np.dtype[np.void]:
-    """What the store keeps of one row: fields ``row`` (void) and ``check`` (uint64 LE), without padding."""
+    """Stored value of one row: fields ``row`` (void) and ``check`` (uint64 LE), without padding."""
     return np.dtype([("row", f"V{row_bytes}"), ("check", "<u8")])
 
 

@@ -1,10 +1,10 @@
-"""Rows of one width on their way: routed rows to frames of requests for one link, replies back into place.
+"""`ReadCodec`, `WriteCodec`: routed rows to frames of requests for one link, and replies back into row order.
 
     commands ──runs of 32 or 64 KiB──> encode a run at once ──> a frame of requests
     reply ──HmgetDecoder──> rows[order[start:stop]], checks[order[start:stop]] = found rows and their check words
 
-A frame is encoded only when the one before has left, into the same scratch array, while the server is still at work.
-A writer with a fence sends its runs as transactions of `bagpipe.store.redis.fenced_write`.
+A frame is encoded only after the previous one was sent, into the same scratch array, while the server works.
+Fenced writers send their runs as transactions of `bagpipe.store.redis.fenced_write`.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ __all__ = [
     "max_command_rows",
 ]
 
-#: Bytes of rows in one command: bounds a reply, the receive buffer and how long the server is busy with one command.
+#: Bytes of rows per command. Bounds the reply, the receive buffer and the server's time per command.
 _COMMAND_BYTES = 64 << 10
-#: Bytes encoded at a time: small enough that the first ones leave early and all stay in a core's cache, large enough
-#: that the server is rarely idle and woken again. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
+#: Bytes encoded at a time: small enough to send the first ones early and to stay in a core's cache, large enough that
+#: the server is rarely idle. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
 _FRAME_BYTES = 32 << 10
-#: The same for transactions, each of which is a frame: two scripts run for each.
+#: The same for transactions, which run two scripts per frame.
 _TRANSACTION_BYTES = 64 << 10
-#: A request has at most 256 pieces.
+#: Keeps a request within its limit of 256 pieces.
 _MAX_TRANSACTION_COMMANDS = 100
 _HSET_REPLY_BYTES = 24
-#: Buckets whose logs are rotated in one frame.
+#: Log rotations per frame.
 _ROTATIONS = 256
 
 
 def max_command_rows(row_bytes: int) -> int:
-    """Rows of one command, at most."""
+    """Maximum rows per command."""
     return max(1, _COMMAND_BYTES // row_bytes)
 
 
 class Group(Protocol):
-    """Rows of one width: where they go, and a void element ``[n]`` for each in request order."""
+    """Rows of one width: their routing, and one void element per row, ``[n]``, in request order."""
 
     @property
     def routed(self) -> RoutedRows: ...
@@ -72,10 +72,10 @@ G = TypeVar("G", bound=Group, contravariant=True)
 
 
 class Codec(Protocol[G]):
-    """Makes the requests of one link. Its scratch arrays hold one frame at a time."""
+    """Encodes the requests of one link. Its scratch arrays hold one frame."""
 
     def frames(self, group: G, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        """Requests for `commands` of a group, in their order."""
+        """Requests for `commands` of a group, in order."""
         ...
 
 
@@ -84,10 +84,10 @@ class ReadGroup:
     """Rows of one width to be read.
 
     Attributes:
-        routed: what to ask for.
+        routed: rows to request.
         rows: void ``[n]``, filled in request order; untouched where a row is missing.
-        checks: uint64 ``[n]``, their check words as they were stored.
-        found: bool ``[n]``, True at first; set False where a row is missing.
+        checks: uint64 ``[n]``, stored check words.
+        found: bool ``[n]``, initially True; set to False where a row is missing.
     """
 
     routed: RoutedRows
@@ -98,7 +98,7 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WriteGroup:
-    """Rows of one width to be written: void ``[n]`` in request order; where they are logged, if at all."""
+    """Rows of one width to be written: void ``[n]`` in request order, and their log entries if fenced."""
 
     routed: RoutedRows
     rows: NDArray[np.void]
@@ -107,12 +107,12 @@ class WriteGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogRotation:
-    """One row of nothing for each bucket, whose log is to be closed.
+    """Rotation of every bucket's log; one placeholder row per bucket.
 
     Attributes:
-        entries: of the logs to be closed; `lengths` are what they must be.
-        next_keys: keys of the logs to be opened, by bucket.
-        next_name: their name in the sets of logs.
+        entries: logs to close and their expected lengths.
+        next_keys: keys of the logs to open, by bucket.
+        next_name: name of these logs in the sets of logs.
     """
 
     routed: RoutedRows
@@ -156,11 +156,11 @@ class ReadCodec:
 
 
 class WriteCodec:
-    """HSET requests with the rows of a `WriteGroup`, guarded if they are logged; or a `LogRotation`.
+    """HSET requests with the rows of a `WriteGroup`, in transactions if fenced; or a `LogRotation`.
 
     Args:
         keys: key of each bucket.
-        max_transaction_commands: HSETs that share a transaction, at most; buckets that share a server may.
+        max_transaction_commands: maximum HSETs per transaction; above 1 all buckets of a link must share a server.
     """
 
     def __init__(self, keys: Sequence[bytes], *, max_transaction_commands: int = _MAX_TRANSACTION_COMMANDS) -> None:
@@ -170,7 +170,7 @@ class WriteCodec:
         self._encoders: dict[int, RowEncoder] = {}
 
     def frames(self, group: WriteGroup | LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        """See `Codec.frames`. Of a group that is logged one request per transaction, else one per command."""
+        """See `Codec.frames`. One request per transaction if the group is fenced, else one per command."""
         if isinstance(group, LogRotation):
             return self._rotations(group, commands)
         if group.entries is None:
@@ -249,7 +249,7 @@ class WriteCodec:
     def _encode(
         self, group: WriteGroup, encoder: RowEncoder, run: Sequence[BucketCommand]
     ) -> tuple[list[bytes], list[memoryview]]:
-        """Of each command: the fields alone, if they are logged, and the encoded pairs."""
+        """For each command: its fields if the group is fenced, and its encoded pairs."""
         routed, first_row = group.routed, run[0].start
         order = routed.order[first_row : run[-1].stop]
         tables, ids = routed.tables.take(order), routed.ids.take(order)
@@ -265,7 +265,7 @@ class WriteCodec:
 def _accept_rows(
     decoder: HmgetDecoder, group: ReadGroup, command: BucketCommand, buffer: Bytes, start: int, end: int
 ) -> int | None:
-    """Put one reply's rows where they belong; offset after the reply, or None while it is incomplete."""
+    """Store one reply's rows in request order. Returns the offset after the reply, None while it is incomplete."""
     reply = decoder.decode(buffer, start, end, command.stop - command.start)
     if reply is None:
         return None
@@ -279,9 +279,9 @@ def _accept_rows(
 
 
 def _runs(commands: Iterable[BucketCommand], record_bytes: int, frame_bytes: int) -> Iterator[list[BucketCommand]]:
-    """Group commands whose rows follow each other into runs of about `frame_bytes`, at least one command each.
+    """Group consecutive commands into runs of about `frame_bytes`, at least one command each.
 
-    No bucket comes twice in a run: a transaction opens each of its buckets once.
+    A run has one command per bucket, because a transaction opens each bucket once.
     """
     run: list[BucketCommand] = []
     for command in commands:

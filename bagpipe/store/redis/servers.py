@@ -1,12 +1,12 @@
-"""Servers by URL: parsing, connecting, questions asked once. redis-py makes and authenticates every connection.
+"""`Server`: one server of a URL. redis-py opens and authenticates every connection.
 
     store.url ──bagpipe.store.redis.urls──> Server (place without password, redis-py settings)
-    Server ──connect──> redis-py connection, whose socket the hot path uses directly
+    Server ──connect──> redis-py connection, whose socket the row path uses directly
            ──admin────> redis-py client for INFO, the schema record and scans
 
-Every refusal is one `InputError` line that names the server and what to do, without the password.
+Every refusal is a one-line `InputError` that names the server and the fix, without the password.
 
-Client retries are off: redis-py 8 re-sends up to ten times by default, writes too, and lets a deadline pass many times.
+redis-py's retries are off: version 8 re-sends up to ten times by default, including writes, and exceeds deadlines.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
 T = TypeVar("T")
 
 
-#: Commands of one pipeline.
+#: Commands per pipeline.
 PIPELINE_COMMANDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCommand:
-    """Words of a command, and the key that says which server gets it."""
+    """A command, and the key that determines its server."""
 
     key: bytes
     words: tuple[bytes | str | int, ...]
 
 
 class Unreachable(InputError):
-    """A server does not answer at all; another one, or the same a little later, may."""
+    """A server does not answer; another one, or the same one later, can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +75,16 @@ class Server:
         """A connected, authenticated link.
 
         Args:
-            timeout_s: deadline of every step.
+            timeout_s: limit of every step.
 
         Raises:
-            Unreachable: nobody answers.
+            Unreachable: no answer.
             InputError: refused, or not a Redis-protocol server.
         """
         connection = self.connection_class(**self._connection_settings(timeout_s))
         with self.refusals(timeout_s, connection.disconnect):
             connection.connect()
-            # A server that wants a password accepts the connection and refuses the first command.
+            # A server that needs a password accepts the connection and refuses the first command.
             connection.send_command("PING", check_health=False)
             if connection.read_response() != b"PONG":
                 raise redis.ConnectionError("it did not answer PING with PONG")
@@ -92,18 +92,18 @@ class Server:
 
     @property
     def database(self) -> int:
-        """Number of the database at the server."""
+        """Number of the database."""
         return int(self.settings["db"])
 
     def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of every server behind this URL: of this one.
+        """(place, INFO) of this server, as a list with one element.
 
         Args:
-            timeout_s: deadline.
-            with_fsync: put its appendfsync there too.
+            timeout_s: limit of every command.
+            with_fsync: add the server's appendfsync.
 
         Raises:
-            InputError: as for `admin`, or the server has only a part of a cluster's keys.
+            InputError: as for `admin`, or the server is a cluster node.
         """
         info = self.info(timeout_s, with_fsync=with_fsync)
         if int(info.get("cluster_enabled", 0)):
@@ -129,13 +129,13 @@ class Server:
 
     @contextmanager
     def session(self, timeout_s: float) -> Iterator[ServerSession]:
-        """Commands on keys of this server; its errors come out as `InputError`."""
+        """A session for commands on single keys; errors become `InputError`."""
         with self.admin(timeout_s) as client:
             yield ServerSession(self, client, timeout_s)
 
     @contextmanager
     def admin(self, timeout_s: float, *, client_class: type[redis.Redis] = redis.Redis) -> Iterator[redis.Redis]:
-        """A client for a few commands; its errors come out as `InputError`."""
+        """A redis-py client for a few commands; errors become `InputError`."""
         pool = ConnectionPool(connection_class=self.connection_class, **self._connection_settings(timeout_s))
         client = client_class(connection_pool=pool)
         try:
@@ -158,7 +158,7 @@ class Server:
 
     @contextmanager
     def refusals(self, timeout_s: float, cleanup: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Turn redis-py's errors into one line that names the server and what to do."""
+        """Turn redis-py's errors into a one-line `InputError` that names the server and the fix."""
         try:
             yield
         except (InputError, StoreError):
@@ -175,7 +175,7 @@ class Server:
 
 
 class ServerSession:
-    """Runs calls on a client of one server. A cluster's session chooses the client by the key."""
+    """Runs commands on one server; the counterpart of `ClusterSession`."""
 
     def __init__(self, server: Server, client: redis.Redis, timeout_s: float) -> None:
         self._server = server
@@ -183,12 +183,12 @@ class ServerSession:
         self._timeout_s = timeout_s
 
     def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
-        """What `call` returns, given a client of the server that has `key`; it may be called more than once."""
+        """Return `call(client)`."""
         with self._server.refusals(self._timeout_s):
             return call(self._client)
 
     def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
-        """Their answers, in order; commands go out many at a time."""
+        """Replies in order; commands are pipelined."""
         answers: list[Any] = []
         with self._server.refusals(self._timeout_s):
             for start in range(0, len(commands), PIPELINE_COMMANDS):
@@ -197,7 +197,7 @@ class ServerSession:
 
 
 def send_commands(client: redis.Redis, commands: Sequence[KeyCommand], *, raise_on_error: bool) -> list[Any]:
-    """Send commands at once; their answers, which may be errors unless those are raised."""
+    """Send commands in one pipeline. Returns the replies, with errors among them unless `raise_on_error`."""
     with client.pipeline(transaction=False) as pipeline:
         for command in commands:
             pipeline.execute_command(*command.words)
@@ -230,9 +230,9 @@ def _explain(error: Exception, timeout_s: float) -> str:
 
 
 def _advice(error: Exception, connection_class: type[AbstractConnection]) -> str:
-    """What to look at if one side may speak TLS and the other not."""
+    """Advice for a likely mismatch of TLS and plain connections."""
     text = str(error)
-    # A server that wants TLS hangs up on whoever greets it plainly; one that does not waits for the rest of a line.
+    # A TLS server closes plain connections; a plain server waits for the rest of a line.
     if connection_class is Connection and ("reset by peer" in text or "closed by server" in text):
         return "; if it speaks TLS, the URL begins with rediss"
     if connection_class is SSLConnection and isinstance(error, redis.TimeoutError) and "connecting" in text:
@@ -241,7 +241,7 @@ def _advice(error: Exception, connection_class: type[AbstractConnection]) -> str
 
 
 def _tls_cause(error: BaseException | None) -> ssl.SSLError | None:
-    """The TLS error behind redis-py's, if that is what it was."""
+    """The TLS error that caused redis-py's error, if any."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error
@@ -249,10 +249,10 @@ def _tls_cause(error: BaseException | None) -> ssl.SSLError | None:
 
 _NO_TLS = "; does the server speak TLS on this port?"
 
-#: OpenSSL's verify codes 18 to 21: self-signed, or no issuer that is trusted (X509_V_ERR_*, x509_vfy.h).
+#: OpenSSL's verify codes 18 to 21: self-signed, or no trusted issuer (X509_V_ERR_*, x509_vfy.h).
 _UNKNOWN_ISSUER = range(18, 22)
 
-#: First match wins, so subclasses stand before their bases.
+#: First match wins, so subclasses precede their bases.
 _EXPLANATIONS: tuple[tuple[type[Exception], str], ...] = (
     (NoPermissionError, "the user may not run a command that is needed: {text}"),
     (redis.AuthenticationError, "user or password refused, give both in the URL ({text})"),

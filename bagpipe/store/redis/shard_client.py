@@ -3,10 +3,10 @@
     RedisStore ──route──> groups of rows ──execute──> one request pipeline per server, one exchange
 
 A store has one client for reading and one for writing, so that two threads never share a socket. A Redis Cluster has
-a client of its own: `bagpipe.store.redis.cluster_client`.
+its own client: `bagpipe.store.redis.cluster_client`.
 
-What may be repeated (reading, and writing with a fence) survives a connection that breaks or falls silent: it is made
-anew and all is sent again, until the deadline. A server that came back as another process ends it: rows may be lost.
+Reads and fenced writes survive a connection that breaks or goes silent: the client reconnects and sends everything
+again, until the deadline. A restarted server ends the job, because rows may be lost.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ __all__ = ["ServerListClient", "ShardClient", "Traffic", "patience_s"]
 G = TypeVar("G", bound=Group)
 G_contra = TypeVar("G_contra", bound=Group, contravariant=True)
 
-#: A server that has been silent for this share of the deadline, but a second at least, is asked again on another
-#: connection, or looked for elsewhere. A dead host says nothing, and a cluster takes some seconds to replace it
-#: (cluster-node-timeout, 15 by default).
+#: A server that is silent for this share of the deadline, at least one second, counts as lost: the client reconnects or
+#: refreshes the topology. A dead host sends nothing, and a cluster takes seconds to replace it (cluster-node-timeout,
+#: 15 s by default).
 _PATIENCE = 0.25
 _LEAST_PATIENCE_S = 1.0
-#: Pauses before a connection is tried again: from the first to the second, doubling.
+#: Pauses between attempts to reconnect: from the first to the second, doubling.
 _PAUSES_S = (0.005, 0.25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Totals of a client since it was made.
+    """Totals of a client.
 
     Attributes:
-        bytes_sent, bytes_received: of the wire.
-        moved, asked: commands that a cluster's node sent elsewhere, for good and once.
-        failovers: times that another node took over from one whose connection was lost.
+        bytes_sent, bytes_received: bytes on the wire.
+        moved, asked: MOVED and ASK redirections of a cluster.
+        failovers: masters that were replaced after their connection was lost.
     """
 
     bytes_sent: int = 0
@@ -61,7 +61,7 @@ class Traffic:
 
 
 class ShardClient(Protocol[G_contra]):
-    """Use as a context manager; one thread at a time."""
+    """Executes batches on all servers of a store. Context manager; not thread-safe."""
 
     def __enter__(self) -> Self: ...
 
@@ -70,30 +70,30 @@ class ShardClient(Protocol[G_contra]):
     ) -> None: ...
 
     def route(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> RoutedRows:
-        """Where rows of one width go; executed before anything else is routed."""
+        """Route rows of one width. Execute them before routing others."""
         ...
 
     def route_buckets(self) -> RoutedRows:
-        """One pseudo-row for each bucket; see `Router.route_buckets`."""
+        """One placeholder row per bucket; see `Router.route_buckets`."""
         ...
 
     def num_commands(self, routed: RoutedRows, row_bytes: int) -> NDArray[np.int64]:
-        """How many commands each bucket gets, int64 ``[num_buckets]``."""
+        """Commands of each bucket, int64 ``[num_buckets]``."""
         ...
 
     def place(self, bucket: int) -> str:
-        """The server of a bucket, for messages."""
+        """Address of a bucket's server, for messages."""
         ...
 
     def execute(self, groups: Sequence[G_contra], *, repeat: bool) -> None:
-        """Send the groups' commands to their servers and take the replies.
+        """Send the groups' commands to their servers and receive the replies.
 
         Args:
             groups: routed by this client.
-            repeat: sending a command twice does no harm, however late the first one arrives.
+            repeat: commands are idempotent, even if the first copy arrives late.
 
         Raises:
-            StoreError: a server failed, answered something else, or not within the deadline.
+            StoreError: a server failed, sent an unexpected reply, or missed the deadline.
         """
         ...
 
@@ -101,15 +101,15 @@ class ShardClient(Protocol[G_contra]):
 
 
 def patience_s(timeout_s: float) -> float:
-    """How long a server may be silent before it counts as lost, within a deadline of so many seconds."""
+    """Seconds of silence after which a server counts as lost, for a deadline of `timeout_s`."""
     return max(_LEAST_PATIENCE_S, _PATIENCE * timeout_s)
 
 
 class ServerListClient(Generic[G]):
-    """Servers that share the buckets by number.
+    """Client of a list of servers, which share the buckets by number.
 
     Args:
-        servers: in the order that is part of the namespace.
+        servers: in order; the order is part of the namespace.
         num_buckets: buckets of the namespace.
         timeout_s: deadline of one exchange, and of every connection attempt.
         make_codec: one codec per link.
@@ -125,10 +125,10 @@ class ServerListClient(Generic[G]):
         self._codecs = tuple(make_codec() for _ in servers)
         self._links: tuple[Link, ...] = ()
         self._run_ids: tuple[str, ...] = ()
-        self._bytes_sent = self._bytes_received = 0  # of links that are gone
+        self._bytes_sent = self._bytes_received = 0  # of closed links
 
     def __enter__(self) -> Self:
-        # Asked before connecting: a process that takes its place afterwards has another one.
+        # Read before connecting, so that a later restart is detected.
         self._run_ids = tuple(_run_id(server, self._timeout_s) for server in self._servers)
         self._links = self._connect(self._timeout_s)
         return self
@@ -192,7 +192,7 @@ class ServerListClient(Generic[G]):
         """A link to every server.
 
         Raises:
-            InputError: a server does not answer, or refuses us; nothing stays open.
+            InputError: a server does not answer or refuses the connection; all links are closed.
         """
         links: list[Link] = []
         try:
@@ -205,11 +205,11 @@ class ServerListClient(Generic[G]):
         return tuple(links)
 
     def _reconnect(self, lost: LinkLost, deadline_s: float, last_pause_s: float) -> float:
-        """Make new links, to the same processes; seconds waited before it, longer than last time.
+        """Pause longer than last time, then reconnect to the same processes. Returns the pause.
 
         Raises:
-            RolledBackError: a server is another process than before.
-            StoreError: it is gone, or refuses us, or is out of reach until the deadline.
+            RolledBackError: a server was restarted.
+            StoreError: a server is down, refuses the connection, or is unreachable until the deadline.
         """
         pause_s = last_pause_s
         while True:
@@ -217,13 +217,13 @@ class ServerListClient(Generic[G]):
             pause_s = min(max(2 * pause_s, _PAUSES_S[0]), _PAUSES_S[1])
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise StoreError(f"{lost}; out of reach until store.timeout_s = {self._timeout_s:g} s") from lost
+                raise StoreError(f"{lost}; unreachable until store.timeout_s = {self._timeout_s:g} s") from lost
             try:
                 self._replace_links(max(min(left_s, self._patience_s), 1e-3))
             except Unreachable as error:
-                if _nobody_listens(error):  # whoever comes back is another process
+                if _nobody_listens(error):  # a server that comes back is another process
                     raise StoreError(f"{lost}; {error}") from error
-            except InputError as error:  # the server was fine when the job began
+            except InputError as error:  # valid when the job began: no longer the user's input
                 raise StoreError(str(error)) from error
             else:
                 return pause_s
@@ -247,7 +247,7 @@ class ServerListClient(Generic[G]):
 
 
 def _run_id(server: Server, timeout_s: float) -> str:
-    """What tells one process of a server from the next."""
+    """INFO's run_id, which changes with every restart."""
     with server.admin(timeout_s) as client:
         return str(client.info("server").get("run_id"))
 

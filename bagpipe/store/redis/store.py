@@ -1,9 +1,9 @@
 """`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers, or of a Redis Cluster.
 
-    read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows put in place
+    read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows in request order;
                 then every row's check word is compared
     write_many  the same with HSET; returns when every server has acknowledged every row
-    fence       from then on every HSET is guarded and logged; rotate: every bucket's log is checked and the next begun
+    fence       all further HSETs are guarded and logged; rotate: checks every bucket's log and opens the next
     check/claim the schema record of every server (of the cluster), compared field by field
 
 One shard client for reading and one for writing, so that a reader thread and a writer thread never share a socket.
@@ -46,15 +46,15 @@ class RedisStore:
     Args:
         urls: redis://, rediss:// or unix:// URLs separated by commas, whose order is part of the namespace; or one
             redis+cluster:// or rediss+cluster:// URL.
-        schema: what the rows mean.
+        schema: tables, row widths and dtype.
         namespace: prefix of all keys.
         num_buckets: bucket hashes of the namespace, a power of two, at least one per server.
-        timeout_s: deadline of one exchange, and of every connection attempt.
-        durability: what acknowledged rows must survive, see `bagpipe.store.redis.server_checks`.
+        timeout_s: deadline of one batch, and of every connection attempt.
+        durability: what acknowledged rows survive, see `bagpipe.store.redis.server_checks`.
 
     Raises:
-        InputError: a URL, the namespace or the number of buckets cannot be used. `__enter__` raises it for a server
-            that is unreachable, refuses us, speaks another protocol, may drop rows, or keeps them not well enough.
+        InputError: an invalid URL, namespace or number of buckets. `__enter__` raises it for a server that is
+            unreachable, refuses the user, speaks another protocol, can evict rows, or is not durable enough.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RedisStore:
         self._writing: ShardClient[WriteGroup | LogRotation]
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
-            one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # buckets have slots of their own
+            one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # every bucket has its own slot
             backends: tuple[Backend, ...] = (cluster,)
             self._reading = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
             self._writing = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
@@ -213,7 +213,7 @@ class RedisStore:
         check_read(self.schema, table, np.empty(0, np.int64))
         try:
             return self._namespace.ids(table)
-        except InputError as error:  # the server was fine when the job began
+        except InputError as error:  # valid when the job began: no longer the user's input
             raise StoreError(str(error)) from error
 
     def statistics(self) -> StoreStatistics:
@@ -231,7 +231,7 @@ class RedisStore:
         )
 
     def _by_width(self, tables: Sequence[int]) -> dict[int, list[int]]:
-        """Numbers of the requests of each row width."""
+        """Request numbers by row width."""
         members: dict[int, list[int]] = {}
         for number, table in enumerate(tables):
             members.setdefault(self.schema.row_width(table), []).append(number)
@@ -248,7 +248,7 @@ class RedisStore:
             raise
 
     def _check_rows(self, group: ReadGroup) -> None:
-        """Raise CorruptRowError at a row whose check word does not fit."""
+        """Raise CorruptRowError if a row does not match its check word."""
         routed = group.routed
         wrong = (check_words(routed.tables, routed.ids, group.rows) != group.checks) & group.found
         if not wrong.any():
@@ -258,12 +258,12 @@ class RedisStore:
         bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], len(self._keys))[0])
         raise CorruptRowError(
             f"{self._reading.place(bucket)}: table {self.schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
-            f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not fit its bytes"
+            f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not match"
         )
 
     def _check_writable(self) -> None:
         self._check_open()
-        if self._refusal is not None:  # once refused, always refused, by the same name
+        if self._refusal is not None:  # a rejected writer stays rejected, with the same error
             raise type(self._refusal)(str(self._refusal))
 
     def _check_open(self) -> None:
@@ -272,5 +272,5 @@ class RedisStore:
 
 
 def _voids(rows: Rows) -> NDArray[np.void]:
-    """Contiguous rows ``[n, width]`` as one void element each."""
+    """Contiguous rows ``[n, width]`` as one void element per row."""
     return rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)

@@ -1,9 +1,9 @@
-"""`store.url` to servers. Pure but for looking whether named certificate files exist.
+"""Parses `store.url` into servers. The only I/O: checks that certificate files exist.
 
     redis://, rediss://, unix://, several with commas     ──parse_urls────────> the servers, in order
     redis+cluster://, rediss+cluster://  host:port[,...]  ──parse_cluster_url─> nodes to ask for the rest of the cluster
 
-No message shows a password.
+Messages never contain a password.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from bagpipe.store.redis.servers import Server
 __all__ = ["is_cluster_url", "parse_cluster_url", "parse_urls", "redact", "server_at"]
 
 _FILE_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-#: Options of a URL's query that mean something here; redis-py's own names. Others would break what we rely on.
+#: Supported query options of a URL, with redis-py's names.
 _QUERY_OPTIONS = frozenset({"db", "username", "password", "ssl_cert_reqs", "ssl_check_hostname", *_FILE_OPTIONS})
 _HIDDEN = "***"
-#: The value of any option that is not known to be harmless: `passwrod=` holds a password too.
+#: Values of options that are not known to be harmless: `passwrod=` holds a password too.
 _SECRET_OPTION = re.compile(rf"([?&](?!(?:{'|'.join(sorted(_QUERY_OPTIONS - {'password'}))})=)[^=&]*=)[^&]*")
-#: A comma starts another URL only where a scheme follows, so a socket path may hold commas.
+#: A comma starts another URL only before a scheme, so a socket path can contain commas.
 _NEXT_URL = re.compile(r",\s*(?=[a-z][a-z+]*://)")
 _CLUSTER = re.compile(r"(rediss?)\+cluster://(?:(?P<user>.*)@)?(?P<hosts>[^/?]*)(?P<rest>.*)", re.DOTALL)
 
 
 def redact(url: str) -> str:
-    """The URL with its password, wherever it stands, replaced by stars. Never raises."""
-    # By pattern, not by parsing: a URL that cannot be parsed is the one that ends up in a message. Up to the last
-    # @, since a password that was not percent-encoded may hold one.
+    """The URL with every password replaced by stars. Never raises."""
+    # By pattern, because a URL in an error message is often unparsable. Up to the last @, because a password that was
+    # not percent-encoded can contain one.
     url = re.sub(r"(://[^:@/]*:).*@", rf"\1{_HIDDEN}@", url, flags=re.DOTALL)
     return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", url)
 
 
 def is_cluster_url(urls: str) -> bool:
-    """A cluster is meant, rather than a list of servers."""
+    """Whether the URL names a cluster rather than a list of servers."""
     return _CLUSTER.match(urls.strip()) is not None
 
 
@@ -48,7 +48,7 @@ def parse_urls(urls: str) -> tuple[Server, ...]:
     """Servers of a comma-separated URL list: redis://, rediss:// and unix://.
 
     Raises:
-        InputError: a URL cannot be read, or one appears twice, or a cluster stands among them.
+        InputError: a malformed URL, a duplicate, or a cluster in a list.
     """
     parts = [url.strip() for url in _NEXT_URL.split(urls)]
     if clusters := [url for url in parts if is_cluster_url(url)]:
@@ -61,10 +61,10 @@ def parse_urls(urls: str) -> tuple[Server, ...]:
 
 
 def parse_cluster_url(url: str) -> tuple[Server, ...]:
-    """The nodes that redis+cluster:// (rediss+cluster:// with TLS) names, all with the same user and options.
+    """The nodes of a redis+cluster:// URL (rediss+cluster:// with TLS), all with the same user and options.
 
     Raises:
-        InputError: the URL cannot be read, or names a database, a socket or a node twice.
+        InputError: a malformed URL, a database, a socket, or a duplicate node.
     """
     url = url.strip()
     match, place = _CLUSTER.fullmatch(url), redact(url)
@@ -86,7 +86,7 @@ def parse_cluster_url(url: str) -> tuple[Server, ...]:
 
 
 def server_at(server: Server, address: Address) -> Server:
-    """A cluster's node at another address, reached with the same user and options."""
+    """The cluster node at another address, with the same user and options."""
     is_tls = server.connection_class is not Connection
     return Server(
         place=f"redis{'s' if is_tls else ''}+cluster://{address}",
@@ -113,7 +113,7 @@ def _parse_one(url: str, place: str) -> Server:
         settings = dict(parse_url(url))
         settings["db"] = int(settings.get("db", 0))
     except ValueError as error:
-        # What cannot be read may be a part of the password.
+        # The unreadable part can be a part of the password.
         detail = str(error) if url == redact(url) or "percent-encoded" in str(error) else "is it percent-encoded?"
         raise InputError(f"store.url: {place} cannot be read: {detail}") from None
     for option in _FILE_OPTIONS:

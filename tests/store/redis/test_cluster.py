@@ -1,4 +1,4 @@
-"""Commands on single keys of a cluster, and what is refused before any row moves."""
+"""Commands on single keys of a cluster, and clusters that are refused when a store opens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exists(key: bytes) -> KeyCommand:
 
 
 def refused(url: str, *words: str, namespace: str = "job", timeout_s: float = 30.0) -> None:
-    """Entering, checking or claiming is refused in one line."""
+    """Assert that entering, checking or claiming fails with a one-line message."""
     with pytest.raises(InputError) as caught:  # noqa: PT012  # whichever of the three refuses
         with RedisStore(url, schema=SCHEMA, namespace=namespace, timeout_s=timeout_s) as store:
             store.check()
@@ -46,7 +46,7 @@ def refused(url: str, *words: str, namespace: str = "job", timeout_s: float = 30
 
 @contextmanager
 def without_slot(nodes: ClusterNodes, slot: int) -> Iterator[ClusterNode]:
-    """Its master does not serve a slot; the master."""
+    """Make the master of a slot stop serving it. Yields the master."""
     owner = nodes.owner_of(slot)
     owner.cluster("DELSLOTS", slot)
     try:
@@ -73,7 +73,7 @@ def test_the_next_node_is_asked_if_the_first_is_gone(redis_cluster: ClusterNodes
 
 
 def test_a_node_that_knows_no_master_is_no_answer(redis_cluster: ClusterNodes, tmp_path: Path) -> None:
-    """As one that was reset, or has just begun to join: another one is asked."""
+    """A node that was reset or is just joining; the next seed is asked."""
     with ExitStack() as stack:
         _, (port, _), _ = start_server(stack, tmp_path / "new", ("port", "cluster-port"), {"cluster-enabled": "yes"})
         url = f"redis+cluster://127.0.0.1:{port}"
@@ -139,7 +139,7 @@ def test_a_key_that_nobody_serves(redis_cluster: ClusterNodes, namespace: str) -
 def test_a_namespace_moves_between_a_server_and_a_cluster(
     redis_cluster: ClusterNodes, redis_server: EmbeddedServer, namespace: str
 ) -> None:
-    """A cluster's record is that of a single server."""
+    """A cluster has the same schema record as a single server."""
     with RedisStore(redis_cluster.url, schema=SCHEMA, namespace=namespace) as store:
         assert store.claim()
         assert store.check()

@@ -1,4 +1,4 @@
-"""Rows through a real cluster whose slots move, whose nodes stop, die and are replaced."""
+"""Reads and writes on a real cluster whose slots move and whose nodes stop, die and are replaced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opened(nodes: ClusterNodes, namespace: str, timeout_s: float = 30.0) -> Redi
 
 @contextmanager
 def in_a_thread(call: Callable[[], object]) -> Iterator[list[BaseException]]:
-    """Runs `call` beside the block and waits for it; the list holds its error, once the block is left."""
+    """Run `call` in a thread during the block. After the block the list holds its error, if any."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -60,7 +60,7 @@ def in_a_thread(call: Callable[[], object]) -> Iterator[list[BaseException]]:
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[ClusterNodes]:
-    """A cluster with a replica of its first master, whose nodes this test may stop."""
+    """A cluster with a replica of its first master, private to one test."""
     with start_cluster(tmp_path, num_replicas=1, node_timeout_ms=1000) as nodes:
         yield nodes
 
@@ -76,11 +76,11 @@ def test_every_node_gets_a_few_commands(redis_cluster: ClusterNodes, namespace: 
         assert (store.statistics().moved, store.statistics().asked) == (0, 0)
 
 
-# Slots on the move
+# Slots that move
 
 
 def test_a_slot_that_moves_step_by_step(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """First ASK for a bucket that is not yet there, then for one that is no longer there, then MOVED."""
+    """ASK for a bucket that does not exist yet, ASK for a bucket that has moved, then MOVED."""
     nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 3))
     source = nodes.owner_of(slot)
     target = next(node for node in nodes.masters if node is not source)
@@ -111,7 +111,7 @@ def test_a_slot_that_moves_step_by_step(redis_cluster: ClusterNodes, namespace: 
 
 
 def test_resharding_while_rows_are_read_and_written(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """Slots go round while one thread writes versions and another reads: no version ever goes back, none is lost."""
+    """One thread writes versions and another reads while slots move: versions never go back, none is lost."""
     nodes, done = redis_cluster, threading.Event()
     slots = sorted({key_slot(bucket_key(namespace, bucket)) for bucket in range(NUM_BUCKETS)})
     moves = []  # one slot of each master, to the next and back
@@ -138,7 +138,7 @@ def test_resharding_while_rows_are_read_and_written(redis_cluster: ClusterNodes,
             versions_read.append(float(versions.min()))
 
     def a_round_passes() -> None:
-        """Both threads begin and end an exchange from here on, or fail."""
+        """Wait until both threads have started and finished a batch, or failed."""
         writes, reads = len(versions_written) + 2, len(versions_read) + 2
         await_true(
             lambda: bool(errors or others) or (len(versions_written) >= writes and len(versions_read) >= reads),
@@ -201,7 +201,7 @@ def test_a_slot_that_nobody_serves_for_too_long(redis_cluster: ClusterNodes, nam
             await_true(lambda: all(node.info()["cluster_state"] == "ok" for node in redis_cluster.nodes), "the cluster")
 
 
-# Connections and nodes that go away
+# Lost connections and nodes
 
 
 def test_connections_that_are_cut_are_made_again(redis_cluster: ClusterNodes, namespace: str) -> None:
@@ -219,7 +219,7 @@ def test_connections_that_are_cut_are_made_again(redis_cluster: ClusterNodes, na
 
 
 def test_a_writer_without_a_fence_ends_with_its_connection(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """What was on its way may still arrive, after newer rows."""
+    """Commands in flight could still arrive, after newer rows."""
     with opened(redis_cluster, namespace) as store:
         store.write(0, IDS, rows_of(0))
         for node in redis_cluster.masters:
@@ -230,7 +230,7 @@ def test_a_writer_without_a_fence_ends_with_its_connection(redis_cluster: Cluste
 
 
 def test_what_a_silent_node_still_held_comes_too_late(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """A stopped node keeps what was sent to it, and does it once it wakes: before or after it is sent again."""
+    """A stopped node executes its pending commands when it resumes, before or after they are sent again."""
     nodes = redis_cluster
     stopped = nodes.owner_of(key_slot(bucket_key(namespace, 0)))
     others = [node for node in nodes.masters if node is not stopped]
@@ -243,7 +243,7 @@ def test_what_a_silent_node_still_held_comes_too_late(redis_cluster: ClusterNode
             with in_a_thread(lambda: store.write(0, IDS, rows_of(1))) as errors:
                 await_true(
                     lambda: sum(node.num_calls("cluster|slots") for node in others) > questions,
-                    "somebody else to be asked",
+                    "another node to be asked",
                 )
                 os.kill(stopped.server.process_id, signal.SIGCONT)
         finally:
@@ -254,7 +254,7 @@ def test_what_a_silent_node_still_held_comes_too_late(redis_cluster: ClusterNode
 
 
 def test_a_replica_takes_over(own_cluster: ClusterNodes, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Then, without another replica, the next node's death ends the job within the deadline."""
+    """The death of a second master, which has no replica, ends the job within the deadline."""
     nodes = own_cluster
     first, second, _ = nodes.masters
     replica = nodes.nodes[3]
@@ -282,7 +282,7 @@ def test_a_replica_takes_over(own_cluster: ClusterNodes, namespace: str, caplog:
 
 
 def test_a_rolling_restart(own_cluster: ClusterNodes, namespace: str) -> None:
-    """A replica takes over in order, the old master comes back as another process, follows, and takes over again."""
+    """A manual failover to the replica, a restart of the old master, and a failover back."""
     nodes, replica = own_cluster, own_cluster.nodes[3]
     first = nodes.masters[0]
     with opened(nodes, namespace) as store:
@@ -301,7 +301,7 @@ def test_a_rolling_restart(own_cluster: ClusterNodes, namespace: str) -> None:
 
 
 def hand_over(master: redis.Redis, replica: redis.Redis) -> None:
-    """Wait until the replica follows, and make it the master."""
+    """Wait until the replica is in sync, and make it the master."""
     await_true(lambda: replica.info("replication").get("master_link_status") == "up", "the replica to follow")
     replica.execute_command("CLUSTER", "FAILOVER")
     await_true(lambda: replica.info("replication")["role"] == "master", "the replica to take over")
@@ -309,7 +309,7 @@ def hand_over(master: redis.Redis, replica: redis.Redis) -> None:
 
 
 def is_in_step(master: ClusterNode) -> bool:
-    """Its replica has acknowledged all it was sent."""
+    """Whether the replica has acknowledged every write."""
     return bool(master.client.execute_command("WAIT", 1, 1000))
 
 
@@ -330,7 +330,7 @@ def test_a_node_that_was_started_again_has_lost_its_rows(tmp_path: Path, namespa
 
 
 def test_guarded_writes_wait_for_a_slot_on_the_move(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """A bucket has several keys, one of them only while it is written: nothing is done half here, half there."""
+    """A bucket has several keys, one of them only during a write; no write is split between two nodes."""
     nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 3))
     source = nodes.owner_of(slot)
     target = next(node for node in nodes.masters if node is not source)
@@ -354,7 +354,7 @@ def test_guarded_writes_wait_for_a_slot_on_the_move(redis_cluster: ClusterNodes,
 
 
 def test_many_commands_of_one_bucket_stay_in_order(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """The first meet a slot on the move, later ones may not: they find a gap in the log, and wait for the first."""
+    """Early commands meet a moving slot, later ones may not: these find a gap in the log and wait."""
     nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 0))
     source = nodes.owner_of(slot)
     target = next(node for node in nodes.masters if node is not source)
@@ -378,7 +378,7 @@ def test_many_commands_of_one_bucket_stay_in_order(redis_cluster: ClusterNodes, 
 
 
 def test_a_replica_that_lagged_takes_over(own_cluster: ClusterNodes, namespace: str) -> None:
-    """The cluster says nothing about the rows it has lost. The logs do."""
+    """The cluster does not report lost rows; the logs reveal them."""
     nodes = own_cluster
     first = nodes.masters[0]
     with opened(nodes, namespace, timeout_s=30.0) as store:

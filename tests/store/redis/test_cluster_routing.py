@@ -1,4 +1,4 @@
-"""Slot tables, redirections, and what is sent again. Against real nodes: test_cluster_client."""
+"""Slot tables, redirections, and the order of resent commands. With real nodes: test_cluster_client."""
 
 from __future__ import annotations
 

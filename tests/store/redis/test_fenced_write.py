@@ -1,4 +1,4 @@
-"""Transactions of a writer with a fence: what they do on a real server, and how their answers are read."""
+"""Fenced transactions: their effect on a real server, and the decoding of their replies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def client(own_server: EmbeddedServer) -> Iterator[redis.Redis]:
 
 
 def snapshot(client: redis.Redis) -> dict[bytes, object]:
-    """Everything in the server, by key."""
+    """All data of the server, by key."""
     read = {b"hash": client.hgetall, b"set": client.smembers, b"string": client.get}
     return {
         key: client.lrange(key, 0, -1) if client.type(key) == b"list" else read[client.type(key)](key)
@@ -125,7 +125,7 @@ def test_a_log_that_forgot_a_group(own_server: EmbeddedServer, client: redis.Red
 
 @pytest.mark.redis
 def test_the_guard_fails_shut(own_server: EmbeddedServer, client: redis.Redis) -> None:
-    """Whatever right is missing, no row is written that is not logged, and none is lost."""
+    """Without any one right, every written row is logged, and none is lost."""
     for command in ("rpushx", "rename", "renamenx", "del", "exists", "hdel", "eval", "multi", "exec", "hset"):
         namespace = f"job-{command}"
         with opened(own_server.url, namespace, 1) as store:
@@ -145,24 +145,24 @@ def test_the_guard_fails_shut(own_server: EmbeddedServer, client: redis.Redis) -
         logged = client.llen(log_key(key, fence)) - 2
         with opened(own_server.url, namespace, 1) as store:
             result = store.read(0, IDS)
-        if command == "renamenx":  # renamed away, and not back: what is lost is seen to be lost
+        if command == "renamenx":  # renamed, and not renamed back: the loss is detected
             assert not result.found.any()
         else:
             assert result.found.all(), command
             written = bool((result.rows == rows_of(2)).all())
             assert written or (result.rows == rows_of(1)).all(), command
             assert logged >= written, f"{command}: written and not logged"
-        if command in ("exists", "hdel", "del"):  # only a refusal needs them
+        if command in ("exists", "hdel", "del"):  # used only by rejections
             assert not errors, errors
         else:
-            expected = "answered 0 to a guarded write" if command == "rename" else "NOPERM|permission|can't run|EXEC"
+            expected = "answered 0 to a fenced write" if command == "rename" else "NOPERM|permission|can't run|EXEC"
             assert re.search(expected, errors[0])
             assert "\n" not in errors[0]
 
 
 @pytest.mark.redis
 def test_what_went_astray_is_not_taken_for_rows(own_server: EmbeddedServer, client: redis.Redis) -> None:
-    """The open name of a bucket may hold leftovers of a group that could not be finished."""
+    """The open name of a bucket can hold leftovers of an unfinished group."""
     for version in (0, 1):
         namespace = f"job-{version}"
         with opened(own_server.url, namespace, 1) as store:
@@ -198,7 +198,7 @@ def test_a_server_without_memory_changes_nothing(own_server: EmbeddedServer, cli
 
 @pytest.mark.redis
 def test_a_server_that_fills_up_while_it_is_written(own_server: EmbeddedServer, client: redis.Redis) -> None:
-    """Groups are written or not; none half, and each that is in its log is in its bucket."""
+    """Groups are written as a whole or not at all, and every logged group is in its bucket."""
     ids = np.arange(40_000, dtype=np.int64)
     with opened(own_server.url, "job", 8) as store:
         fence = take_over(store)
@@ -223,13 +223,13 @@ def test_a_server_that_cannot_save_says_so(own_server: EmbeddedServer, client: r
         store.write(0, IDS, rows_of(1))
         before = snapshot(client)
         client.config_set("save", "3600 1")
-        (tmp_path / "own" / "dump.rdb").mkdir()  # no file can take its place
+        (tmp_path / "own" / "dump.rdb").mkdir()  # prevents the file
         client.bgsave()
         await_true(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "the background save to fail")
         with pytest.raises(StoreError, match="MISCONF"):
             store.write(0, IDS, rows_of(2))
         client.config_set("stop-writes-on-bgsave-error", "no")
-        client.config_set("save", "")  # or it tries once more before it ends
+        client.config_set("save", "")  # else it tries again at shutdown
         assert snapshot(client) == before
 
 
@@ -255,7 +255,7 @@ def test_a_damaged_row_is_named(own_server: EmbeddedServer, client: redis.Redis)
         assert (store.read(0, IDS).rows == rows_of(1)).all()
 
 
-# Answers
+# Replies
 
 
 def transaction(num_commands: int = 2, length: int = 5) -> Transaction:
@@ -269,7 +269,7 @@ def transaction(num_commands: int = 2, length: int = 5) -> Transaction:
 
 
 def accept(data: bytes) -> int | None:
-    """Offset after the reply, which stands behind four other bytes; from every beginning of it, None."""
+    """Offset after a reply that follows four other bytes; every prefix of it must give None."""
     of = transaction()
     for cut in range(len(data)):
         assert of.accept(np.frombuffer(b"????" + data, np.uint8), 4, 4 + cut) is None
@@ -301,8 +301,8 @@ def test_a_group_that_is_written(data: bytes) -> None:
         (QUEUED + b"*4\r\n*1\r\n*3\r\n:1\r\n$2\r\nno\r\n$0\r\n\r\n:0\r\n:0\r\n:1\r\n", StoreError, "an error: no"),
         (QUEUED + b"*4\r\n-ERR no script\r\n:3\r\n:3\r\n:0\r\n", StoreError, "an error: ERR no script"),
         (QUEUED + b"*4\r\n:0\r\n:3\r\n-WRONGTYPE x\r\n:2\r\n", StoreError, "an error: WRONGTYPE x"),
-        (QUEUED + b"*4\r\n:0\r\n:3\r\n:4\r\n:2\r\n", StoreError, "answered 4 to a guarded write"),
-        (QUEUED + b"*4\r\n:0\r\n:3\r\n:0\r\n:1\r\n", StoreError, "answered 1 to a guarded write"),
+        (QUEUED + b"*4\r\n:0\r\n:3\r\n:4\r\n:2\r\n", StoreError, "answered 4 to a fenced write"),
+        (QUEUED + b"*4\r\n:0\r\n:3\r\n:0\r\n:1\r\n", StoreError, "answered 1 to a fenced write"),
         (QUEUED + b"*3\r\n:0\r\n:3\r\n:0\r\n", StoreError, "to a transaction of 2 commands"),
         (QUEUED + b"*-1\r\n", StoreError, "answered None to a transaction"),
         (QUEUED + b"-EXECABORT Transaction discarded because of: OOM x\r\n", ErrorReply, "answered an error: OOM x"),

@@ -1,4 +1,4 @@
-"""What a ledger does when servers misbehave. That it does its work: the conformance suite."""
+"""The ledger when servers misbehave. Its normal work is tested by the conformance suite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUM_BUCKETS = 4
 
 
 class Playground:
-    """A job on a server of its own."""
+    """A job on a private server."""
 
     def __init__(self, server: EmbeddedServer, client: redis.Redis, stack: ExitStack, num_buckets: int) -> None:
         self.server = server
@@ -50,7 +50,7 @@ class Playground:
         self.keys = [bucket_key("job", bucket) for bucket in range(num_buckets)]
 
     def told(self) -> Ledger:
-        """Another ledger of the same job, which saw the server as it is now."""
+        """Another ledger of the same job, opened after the change."""
         return self.store.ledger()
 
 
@@ -87,7 +87,7 @@ def test_a_policy_that_drops_rows(job: Playground) -> None:
 
 
 def test_rows_that_were_dropped_for_want_of_memory(job: Playground) -> None:
-    """Also once the policy is back to what it was."""
+    """Also after the policy was restored."""
     for name in "ab":
         job.client.set(name, bytes(8 << 20))
     job.client.config_set("maxmemory-policy", "allkeys-lru")
@@ -95,7 +95,7 @@ def test_rows_that_were_dropped_for_want_of_memory(job: Playground) -> None:
     await_true(lambda: job.client.info("stats")["evicted_keys"] > 0, "a key to be dropped")
     job.client.config_set("maxmemory", "0")
     job.client.config_set("maxmemory-policy", "noeviction")
-    inspected(job.ledger, r"has dropped keys for want of memory: evicted_keys was 0, is \d+")
+    inspected(job.ledger, r"has evicted keys: evicted_keys was 0, is \d+")
 
 
 def test_a_server_that_syncs_less_often_than_it_did(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_server_that_syncs_less_often_than_it_did(tmp_path: Path) -> None:
         client = stack.enter_context(client_of(server.url))
         ledger = stack.enter_context(RedisStore(server.url, schema=SCHEMA, durability="always").ledger())
         client.config_set("appendfsync", "no")
-        inspected(ledger, "appendfsync is no by now, but store.durability is always")
+        inspected(ledger, "appendfsync is now no, but store.durability is always")
 
 
 def test_flushall_is_seen(job: Playground) -> None:
@@ -120,7 +120,7 @@ def test_flushall_is_seen(job: Playground) -> None:
 
 
 def test_a_server_that_was_started_again(tmp_path: Path) -> None:
-    """With its rows; but who knows which."""
+    """Even if it has rows, because they may be old."""
     folder = tmp_path / "store"
     with playing(folder, durability="always") as job:
         with lose_power(job, folder, {}):
@@ -159,7 +159,7 @@ def lengths_of_aof(folder: Path) -> dict[Path, int]:
 
 @contextmanager
 def lose_power(job: Playground, folder: Path, lengths: dict[Path, int]) -> Iterator[None]:
-    """The server dies, and another process goes on at its address with what was written before."""
+    """The server dies, and another process at its address continues with older data."""
     socket_path = Path(job.server.url.removeprefix("unix://"))
     os.kill(job.server.process_id, signal.SIGKILL)
     await_true(lambda: not answers(job.client), "the server's end")
@@ -172,7 +172,7 @@ def lose_power(job: Playground, folder: Path, lengths: dict[Path, int]) -> Itera
 
 
 def test_a_commit_at_a_server_that_forgot_groups(tmp_path: Path) -> None:
-    """They were counted, the checkpoint is published, the server is started again without the job's noticing."""
+    """The groups were counted and the checkpoint published; then the server restarted unnoticed."""
     folder = tmp_path / "store"
     with playing(folder, durability="always") as job:
         lengths = lengths_of_aof(folder)
@@ -200,7 +200,7 @@ def test_a_recovery_at_a_server_that_forgot_what_was_recovered(tmp_path: Path) -
 
 
 def aof_of(folder: Path) -> dict[str, str]:
-    """Options of a server that goes on with another's append-only file."""
+    """Options of a server that continues another's append-only file."""
     return {"dir": str(folder), "appendonly": "yes", "appendfsync": "always"}
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_does_not_come_back(tmp_path: Path) -> None:
 
 def test_a_server_that_became_a_replica(job: Playground) -> None:
     job.client.replicaof("127.0.0.1", 1)
-    inspected(job.ledger, "was a master and is a slave now")
+    inspected(job.ledger, "changed its role from master to slave")
 
 
 def expire_something(client: redis.Redis, key: bytes) -> None:
@@ -250,7 +250,7 @@ def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
     with job.told() as ledger:
         job.client.pexpire(key, 1_000_000)
         job.client.set("another", "user's")
-        ledger.inspect()  # nothing has expired yet, anywhere
+        ledger.inspect()  # no key has expired yet
         expire_something(job.client, b"another")
         inspected(ledger, f"the key {key.decode()} expires in .* s; rows must not expire".replace("{", r"\{"))
     with job.told() as ledger:
@@ -259,7 +259,7 @@ def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
 
 
 def test_a_log_that_is_gone_spoils_the_checkpoint_id(job: Playground) -> None:
-    """The rows that it named are not known any more."""
+    """The rows in the missing log are unknown."""
     fence = Fence(token=job.token, writer=0, epoch=1)
     job.client.delete(log_key(job.keys[1], fence))
     assert [state.checkpoint_id for state in job.ledger.state()] == ["m:0", invalidated("m:0"), "m:0", "m:0"]
@@ -272,7 +272,7 @@ def test_a_log_that_is_gone_spoils_the_checkpoint_id(job: Playground) -> None:
 
 
 def test_the_list_of_logs_is_gone(job: Playground) -> None:
-    """Nobody knows any more which rows differ from the checkpoint."""
+    """Without logs it is unknown which rows differ from the checkpoint."""
     job.client.delete(logs_key(job.keys[1]))
     with pytest.raises(RolledBackError, match=r"job:.1.: the store has lost the log of this job"):
         job.store.rotate()
@@ -329,7 +329,7 @@ def test_fields_of_the_logs_are_those_of_the_rows(job: Playground) -> None:
 
 
 def test_killed_in_the_middle_of_a_commit(tmp_path: Path) -> None:
-    """Some buckets have the new checkpoint id, some the old one; each has the logs that go with it."""
+    """Some buckets have the new checkpoint id, others the old one, each with its logs."""
     with playing(tmp_path / "store") as job:
         job.store.rotate()
         late = ids_of((1_000, 1_100))
@@ -358,7 +358,7 @@ def test_killed_in_the_middle_of_a_commit(tmp_path: Path) -> None:
 
 
 def test_owners_are_looked_up_in_turn(tmp_path: Path) -> None:
-    """So that an inspection of many buckets costs no more than one of few."""
+    """Bounds the cost of an inspection of many buckets."""
     with playing(tmp_path / "store", num_buckets=256) as job:
         job.client.set(owner_key(job.keys[200]), new_token(2))
         job.client.config_resetstat()
@@ -369,7 +369,7 @@ def test_owners_are_looked_up_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_slot_on_the_move_is_not_taken_over_by_halves(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """A log that has not arrived yet is a log that its writer can still write into."""
+    """The earlier writer could still write into a log that has not been moved yet."""
     nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 0))
     source = nodes.owner_of(slot)
     target = next(node for node in nodes.masters if node is not source)

@@ -1,4 +1,4 @@
-"""One socket, plain and TLS. The whole exchange: test_exchange."""
+"""One socket, plain and TLS. Whole exchanges: test_request_pipeline."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_large_piece_goes_as_it_is(authority: Authority) -> None:
         thread.start()
         pieces = pieces_of(data, b"tail")
         while pieces:
-            # As a pipeline does: what was taken is cut off, all else is offered again.
+            # As a pipeline does: sent bytes are cut off, the rest is offered again.
             sent = link.send(pieces)
             while pieces and sent >= len(pieces[0]):
                 sent -= len(pieces.pop(0))

@@ -1,4 +1,4 @@
-"""The schema record, the keys, and what several servers must agree on (here: databases of one server)."""
+"""Schema records, keys, and the agreement of several servers (here: databases of one server)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_rows_can_be_read_by_other_tools(redis_server: EmbeddedServer, namespace
 
 
 def test_ids_are_listed_without_scan_too(redis_server: EmbeddedServer, namespace: str) -> None:
-    """An older server does not know HSCAN NOVALUES."""
+    """Older servers do not support HSCAN NOVALUES."""
     with RedisStore(redis_server.url, schema=SCHEMA, namespace=namespace) as store:
         store.write(0, IDS, ROWS)
         with client_of(redis_server.url) as client:
@@ -99,7 +99,7 @@ def test_ids_are_listed_without_scan_too(redis_server: EmbeddedServer, namespace
 
 
 def test_a_server_that_is_back_without_its_data(redis_server: EmbeddedServer, namespace: str) -> None:
-    """Refused, unless the caller will load its rows again; then its record is made again, and nothing else."""
+    """Refused unless the caller reloads its rows; then only its record is created again."""
     urls = [f"{redis_server.url}?db={number}" for number in (6, 7, 8)]
     for lost in range(3):
         name = f"{namespace}-{lost}"

@@ -1,4 +1,4 @@
-"""The store against a server that misbehaves in every way: one thread, one socket pair per connection, no clock."""
+"""Exchanges with misbehaving servers: one thread and one socket pair per connection, no clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Accept = Callable[[Bytes, int, int], int | None]
 
 
 def accept_line(log: list[bytes]) -> Accept:
-    """Accepts one line and logs it; refuses a line that begins with '-'."""
+    """Accepts and logs one line; refuses a line that starts with '-'."""
 
     def accept(buffer: Bytes, start: int, end: int) -> int | None:
         line, separator, _ = buffer[start:end].tobytes().partition(b"\n")
@@ -53,7 +53,7 @@ def linked(serve: Callable[[socket.socket], None]) -> Iterator[Link]:
 
 
 def answer(reply: bytes, *, then_close: bool = False) -> Callable[[socket.socket], None]:
-    """Waits for one byte, answers, and keeps the connection until the other side closes it."""
+    """Waits for one byte, replies, and keeps the connection open until the peer closes it."""
 
     def serve(sock: socket.socket) -> None:
         sock.recv(1)
@@ -104,13 +104,13 @@ def test_a_bad_answer_closes_the_link_for_good(serve: Callable[[socket.socket], 
 def test_bytes_that_came_unasked_are_not_taken_for_an_answer() -> None:
     def serve(sock: socket.socket) -> None:
         sock.sendall(b"surplus\n")
-        with suppress(ConnectionResetError):  # closed before all of it was read
+        with suppress(ConnectionResetError):  # closed before everything was read
             sock.recv(1)
 
     log: list[bytes] = []
     with linked(serve) as link:
         select.select([link], [], [])
-        with pytest.raises(StoreError, match="bytes came unasked"):
+        with pytest.raises(StoreError, match="received bytes without a request"):
             exchange([ask(link, log)], TIMEOUT_S)
         assert log == []
 
@@ -180,7 +180,7 @@ def test_an_interrupt_closes_the_link() -> None:
 
 
 def test_large_requests_and_replies_pass_each_other() -> None:
-    """Both sides have far more to say than the sockets hold: whoever only writes, or only reads, would hang."""
+    """Both sides send far more than the sockets buffer: only writing, or only reading, would deadlock."""
     size, count = 300_000, 40
 
     def serve(sock: socket.socket) -> None:
@@ -208,7 +208,7 @@ def test_large_requests_and_replies_pass_each_other() -> None:
 
 
 def test_promised_replies_are_bounded() -> None:
-    """A server that does not answer is not asked for ever more."""
+    """Requests to a server that does not reply are bounded."""
     asked = 0
 
     def frames() -> Iterator[Frame]:

@@ -19,7 +19,7 @@ REPLIES = st.recursive(
 
 
 def encode(reply: Reply) -> bytes:
-    """The plain way."""
+    """Straightforward encoder."""
     match reply:
         case None:
             return b"$-1\r\n"

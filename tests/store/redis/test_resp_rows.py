@@ -1,4 +1,4 @@
-"""The vectorised encoder and decoder against one that goes byte by byte."""
+"""The vectorised encoder and decoder against sequential ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from bagpipe.store.redis.row_checksum import check_words
 
 
 def encode_reply(rows: list[bytes | None]) -> bytes:
-    """An HMGET reply, the plain way."""
+    """An HMGET reply, encoded sequentially."""
     values = [b"$-1\r\n" if row is None else b"$%d\r\n%b\r\n" % (len(row), row) for row in rows]
     return b"*%d\r\n" % len(rows) + b"".join(values)
 
 
 def parse_reply(data: bytes, num_rows: int, row_bytes: int) -> tuple[list[bytes | None], int] | str | None:
-    """A sequential parser: (rows, end), None if incomplete, "wrong" if it cannot be the reply."""
+    """A sequential parser: (rows, end), None if incomplete, "wrong" if malformed."""
     position = 0
 
     def take(expected: bytes) -> bool | None:
@@ -38,7 +38,7 @@ def parse_reply(data: bytes, num_rows: int, row_bytes: int) -> tuple[list[bytes 
         return part == expected if len(part) == len(expected) else (None if expected.startswith(part) else False)
 
     def refuse() -> str | None:
-        """An error line that is not complete yet says nothing yet."""
+        """None for an incomplete error line."""
         rest = data[position:]
         return None if rest.startswith(b"-") and b"\r\n" not in rest else "wrong"
 
@@ -68,7 +68,7 @@ def parse_reply(data: bytes, num_rows: int, row_bytes: int) -> tuple[list[bytes 
 
 
 def decode(data: bytes, num_rows: int, row_bytes: int, before: bytes = b"", after: bytes = b"") -> object:
-    """What HmgetDecoder makes of `data` between other bytes of a buffer, in the form of `parse_reply`."""
+    """Result of HmgetDecoder for `data` between other bytes, in the form of `parse_reply`."""
     buffer = np.frombuffer(before + data + after + b"\0" * 16, np.uint8)
     try:
         reply = HmgetDecoder(np.dtype(f"V{row_bytes}")).decode(buffer, len(before), len(before) + len(data), num_rows)
@@ -81,7 +81,7 @@ def decode(data: bytes, num_rows: int, row_bytes: int, before: bytes = b"", afte
     return [next(values).tobytes() if here else None for here in found], reply.end - len(before)
 
 
-# Bytes that look like the protocol, in every alignment, among others.
+# Bytes that look like RESP, in every alignment, mixed with others.
 TRICKY = st.sampled_from(
     [b"$-1\r\n", b"$4\r\n", b"$8\r\n", b"$20\r\n", b"\r\n", b"$", b"*1\r\n", b"-ERR\r\n", b"\0", b"ab"]
 )
@@ -102,7 +102,7 @@ def test_whatever_the_rows_hold_they_come_back(
     rows, row_bytes = reply
     data = encode_reply(rows)
     assert decode(data, len(rows), row_bytes, before, after) == (rows, len(data))
-    # More has arrived than this reply: its end is found all the same.
+    # The end of the reply is found although more bytes follow.
     assert decode(data + after, len(rows), row_bytes, before) == (rows, len(data))
 
 
@@ -111,7 +111,7 @@ def test_a_cut_reply_waits_for_the_rest(reply: tuple[list[bytes | None], int], d
     rows, row_bytes = reply
     whole = encode_reply(rows)
     cut = data.draw(st.integers(0, len(whole) - 1))
-    # What lies behind the cut in the buffer is stale and must not matter.
+    # Bytes behind the cut are stale and must not matter.
     assert decode(whole[:cut], len(rows), row_bytes, after=whole[cut:]) is None
     assert decode(whole[:cut], len(rows), row_bytes, after=b"$-1\r\n" * 40) is None
 

@@ -19,7 +19,7 @@ from bagpipe.store.redis.routing import Router, servers_of_buckets
 def test_every_row_is_sent_once_to_the_server_of_its_bucket(
     requests: list[tuple[int, list[int]]], server_of: list[int], max_rows: int
 ) -> None:
-    """Whatever table says which server has which bucket; a server may have none."""
+    """Any assignment of buckets to servers; a server may have no bucket."""
     servers, num_buckets = np.array(server_of, np.intp), len(server_of)
     router = Router(servers)
     tables = np.array([table for table, ids in requests for _ in ids], np.uint32)

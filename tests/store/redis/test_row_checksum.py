@@ -30,7 +30,7 @@ def plain_check_word(table: int, row_id: int, record: bytes) -> int:
     return (total + sum(word * multiplier(number) for number, word in enumerate(words, 3))) % 2**64
 
 
-# Part of the stored format. If one of these changes, no row ever written can be read.
+# Part of the stored format: a change makes stored rows unreadable.
 GOLDEN = [0x0C423F9DA9E1EE73, 0xAEF1F73DCFD93E88, 0xEF78D8F417CAD9BB, 0x173021B207F57852]
 
 
@@ -59,7 +59,7 @@ def test_a_change_of_one_word_never_goes_unnoticed(record: bytes, place: int, wo
 
 @given(st.integers(0, 15), st.integers(0, 15), st.integers(0, 31), st.integers(0, 31))
 def test_two_bits_turned(first: int, second: int, first_bit: int, second_bit: int) -> None:
-    """Also the top bits of two words: two numbers whose signs changed."""
+    """Including the top bits of two words, that is two flipped signs."""
     words = np.arange(16, dtype=np.uint32).reshape(1, 16)
     before = check_words(TABLES[:1], IDS[:1], words.view("V64").reshape(-1))
     words[0, first] ^= np.uint32(1 << first_bit)

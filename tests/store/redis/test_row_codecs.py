@@ -20,9 +20,9 @@ def test_a_command_is_bounded_in_bytes(row_bytes: int, num_rows: int) -> None:
     ("dim", "num_rows", "num_buckets"),
     [
         (1, 50_000, 1),  # many rows in one bucket
-        (1, 5_000, 4096),  # more commands than one send may hold, about one row in each
+        (1, 5_000, 4096),  # more commands than fit in one send, about one row each
         (64, 20_000, 2),  # buckets of several commands
-        (100_000, 20, 4),  # each row longer than a usual command, and than the first receive buffer
+        (100_000, 20, 4),  # rows longer than a usual command and than the initial receive buffer
     ],
 )
 def test_rows_survive_being_cut_into_commands_and_frames(

@@ -1,4 +1,4 @@
-"""What a server must allow and promise before a job, and what must not change while it runs."""
+"""Rights, eviction and durability before a job, and changes while it runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def client(tmp_path: Path) -> Iterator[redis.Redis]:
 
 
 def asked(client: redis.Redis, *rules: str) -> list[bytes]:
-    """What a user with these rules, besides EVAL, may not run."""
+    """Required commands that a user with these rules and EVAL is denied."""
     client.execute_command("ACL", "SETUSER", "trainer", "reset", "on", "nopass", "+eval", *rules)
     client.execute_command("AUTH", "trainer", "x")
     return list(client.execute_command(*denied_commands(b"job:{0}").words))

@@ -1,4 +1,4 @@
-"""Connections that break between a store and its servers, at every moment. Real servers, a real proxy."""
+"""Connections that break at every moment. Real servers, a real proxy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opened(url: str, namespace: str, timeout_s: float = 30.0) -> RedisStore:
 
 
 def num_groups(num_writes: int) -> list[int]:
-    """Of each bucket after so many writes of both tables: one for each command."""
+    """Groups of each bucket after several writes of both tables: one per command."""
     total = np.zeros(NUM_BUCKETS, np.int64)
     for table, row_bytes in ((0, 64), (1, 16)):
         counts = np.bincount(bucket_of(np.full(1, table, np.uint32), IDS, NUM_BUCKETS), minlength=NUM_BUCKETS)
@@ -45,7 +45,7 @@ def num_groups(num_writes: int) -> list[int]:
 
 
 class Workload:
-    """Writes versions, reads them back, counts the groups."""
+    """Write versions, read them back, count the groups."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -121,21 +121,21 @@ def test_without_a_fence_the_first_loss_ends_it(proxies: tuple[FaultyProxy, Faul
         first.upset(Upset(how=Upsetting.DROP_ANSWER))
         with pytest.raises(StoreError, match=r"closed the connection|Broken pipe|reset"):
             store.write(0, IDS, rows_of(2))
-        with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):  # whatever ended it, said again
+        with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):  # the first reason, repeated
             store.write(0, IDS, rows_of(2))
         first.upset(Upset(how=Upsetting.DROP_ANSWER))
         assert store.read(0, IDS).found.all(), "reading does no harm"
 
 
 def test_a_server_out_of_reach_until_the_deadline(tmp_path: Path) -> None:
-    """Whoever accepts connections and closes them is asked again, but not for ever."""
+    """A server that accepts and closes connections is retried until the deadline."""
     with EmbeddedServer(tmp_path / "own") as server, ExitStack() as stack:
         with FaultyProxy(server.url, listen=tmp_path / "proxy.sock") as proxy:
             store = stack.enter_context(opened(proxy.url, "job", timeout_s=0.4))
             take_over(store)
             store.write(0, IDS, rows_of(1))
             os.kill(server.process_id, signal.SIGKILL)
-            with pytest.raises(StoreError, match=r"out of reach until store\.timeout_s = 0\.4 s"):
+            with pytest.raises(StoreError, match=r"unreachable until store\.timeout_s = 0\.4 s"):
                 store.write(0, IDS, rows_of(2))
 
 
@@ -152,7 +152,7 @@ def test_a_server_that_is_dead_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durability", ["memory", "always"])
 def test_a_server_that_comes_back_as_another_process(tmp_path: Path, durability: str) -> None:
-    """Behind a proxy, so that only the connection is seen to break. Even with all its rows."""
+    """Behind a proxy, so that only the connection breaks. Fails even if the server has all rows."""
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(tmp_path / "own", durability=durability))
         proxy = stack.enter_context(FaultyProxy(server.url, listen=tmp_path / "proxy.sock"))
@@ -169,7 +169,7 @@ def test_a_server_that_comes_back_as_another_process(tmp_path: Path, durability:
 
 
 def test_a_zombie_that_sends_again_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
-    """The refusal itself is lost on the way; what is sent again is refused again."""
+    """The rejection is lost; the repeated group is rejected again."""
     first, second = proxies
     url = f"{first.url},{second.url}"
     with opened(url, namespace) as zombie, opened(url, namespace) as job:
@@ -178,7 +178,7 @@ def test_a_zombie_that_sends_again_is_fenced(proxies: tuple[FaultyProxy, FaultyP
         take_over(job, generation=2)
         job.write(0, IDS, rows_of(3))
         fired = first.num_fired + second.num_fired
-        for proxy in proxies:  # whichever is heard first
+        for proxy in proxies:  # in any order
             proxy.upset(Upset(how=Upsetting.DROP_ANSWER))
         for _ in range(2):
             with pytest.raises(FencedError, match="generation 2, this one is 1"):

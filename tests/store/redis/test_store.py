@@ -1,4 +1,4 @@
-"""What the store refuses, how it fails, and what it leaves on the servers. Real servers throughout."""
+"""Refusals and failures of the store, and its data on the servers. Real servers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROWS = np.arange(200 * 64, dtype=np.float32).reshape(200, 64)
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server whose settings this test may change, and which it may stop."""
+    """A private server, which a test can reconfigure and stop."""
     with EmbeddedServer(tmp_path / "own") as server:
         yield server
 
 
 def refused(url: str, *words: str, num_buckets: int = 64, namespace: str = "job", timeout_s: float = 30.0) -> str:
-    """The message with which entering, checking or claiming is refused."""
+    """The message of entering, checking or claiming, which must fail."""
     with pytest.raises(InputError) as caught:  # noqa: PT012  # whichever of the three refuses
         with RedisStore(url, schema=SCHEMA, namespace=namespace, num_buckets=num_buckets, timeout_s=timeout_s) as store:
             store.check()
@@ -164,7 +164,7 @@ def test_a_stopped_server_is_given_up_after_the_deadline(own_server: EmbeddedSer
                 store.write(0, IDS, ROWS)
         finally:
             os.kill(own_server.process_id, signal.SIGCONT)
-        # The late answers must never be read: the connections are gone.
+        # The connections are closed, so late replies are never read.
         with pytest.raises(StoreError, match="the connection was closed"):
             store.read(0, IDS)
 

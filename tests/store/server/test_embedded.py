@@ -131,7 +131,7 @@ def test_what_outlives_the_server(tmp_path: Path, durability: str, survives: boo
 
 
 def test_a_killed_job_leaves_its_rows_to_the_next(tmp_path: Path) -> None:
-    """Its server is gone or going; the next one on the folder waits for that, and loads what was acknowledged."""
+    """The next server in the folder waits for the old one to end, and loads all acknowledged rows."""
     program = (
         "import os, signal, sys, redis; from bagpipe.store.server.embedded import EmbeddedServer\n"
         "with EmbeddedServer(sys.argv[1], durability='always') as server:\n"
@@ -148,12 +148,12 @@ def test_a_killed_job_leaves_its_rows_to_the_next(tmp_path: Path) -> None:
 
 
 def test_a_server_that_outlived_its_job_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where no kernel ends it. It is stopped, too, so that it does not hear of its end."""
+    """A server that the kernel does not end. It is stopped, so that SIGTERM has no effect."""
     monkeypatch.setattr("bagpipe.store.server.embedded._ORPHAN_TIMEOUT_S", 0.2)
     folder = tmp_path / "job"
     folder.mkdir()
     with EmbeddedServer(tmp_path / "other") as other:
-        # It holds the folder's log, as an orphan does, and the folder's lock file names it.
+        # Like an orphan, it holds the folder's log, and the lock file names it.
         (folder / "store-server.log").hardlink_to(tmp_path / "other" / "store-server.log")
         (folder / "store.lock").write_text(f"{other.process_id}\n")
         os.kill(other.process_id, signal.SIGSTOP)
