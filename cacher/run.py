@@ -19,8 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.envelope import rank_batch_message
-from bagpipe.client.slim import slim, values_follow
+from bagpipe.client.codec import encode_message, values_are_derivable
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
 from cacher.planning import PlannedPhase
@@ -221,15 +220,13 @@ class Run:
                 self._batches = batches
                 if self._stopped:
                     batches.stop()
-            without_values = values_follow(batches.spec, batches.num_features)
+            omit_values = values_are_derivable(batches.spec, batches.num_features)
             for batch in batches:
                 # A rank that left may enter no more, so its part need not be made.
                 index, ranks = batch.batch.index, self._ranks_in()
                 start_s = time.perf_counter()
                 messages = {
-                    rank: rank_batch_message(
-                        self._number, index, slim(batch.for_rank(rank), without_values=without_values)
-                    )
+                    rank: encode_message(self._number, index, batch.for_rank(rank), omit_values=omit_values)
                     for rank in ranks
                 }
                 encode_s = time.perf_counter() - start_s

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Raised when an older peer would misunderstand what a newer one says.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 #: Requests hold numbers and a configuration; a step of 65,536 x 200 ids takes about 320 MB.
 MAX_TRAINER_MESSAGE_BYTES = 1 << 20

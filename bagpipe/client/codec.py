@@ -1,10 +1,14 @@
-"""Frozen records of numpy arrays to bytes and back. Sans I/O, no pickle.
+"""`RankBatch` to bytes and back. No I/O, no pickle.
 
-    record ─> {"b": {"values": array, "index": 7, …}, …} ─> JSON header | 8-byte aligned little-endian arrays
+    RankBatch ─> {"batch": {"index": 7, "values": ["<i8", [26]], …}, …} ─> JSON header │ 8-byte aligned LE arrays
+    frame     ─> payload of a CacherMessage (protobuf)
 
-The header gives each array's dtype and shape; they follow it in the order of the records' fields. Everything a record
-declares is checked before it is built: the kind of each field, each array's dtype and number of dimensions, and that
-its bytes are there. What the numbers mean is the oracle's affair.
+The header gives each array's dtype and shape. The arrays follow in the order of the records' fields. Two arrays can be
+left out (null in the header), two fifths of the bytes of a one-hot batch: `lengths` that are all 1, and `values`
+that are ``unique.ids[inverse]``.
+
+The decoder checks what a record declares before it builds it: the kind of each field, each array's dtype and number of
+dimensions, and that its bytes are there. It does not check what the numbers mean.
 """
 
 from __future__ import annotations
@@ -13,22 +17,24 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
-__all__ = ["CodecError", "decode_rank_batch", "rank_batch_parts"]
+__all__ = ["CodecError", "decode_rank_batch", "encode_message", "encode_rank_batch", "values_are_derivable"]
 
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
 _ALIGNMENT = 8
+_LENGTH_DELIMITED = 2  # protobuf's wire type of messages and bytes
 
 
 class CodecError(ValueError):
@@ -37,26 +43,32 @@ class CodecError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array field: dtype and number of dimensions."""
+    """An array field: dtype and number of dimensions.
+
+    Attributes:
+        optional: the record allows None.
+        derivable: the decoder can derive it from the rest of the `RankBatch`.
+    """
 
     dtype: str
     num_dims: int = 1
     optional: bool = False
+    derivable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Json:
-    """A field that holds a JSON object, or nothing (null)."""
+    """A field that holds a JSON object or null."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """A record field that may be missing (null)."""
+    """A record field that can be null."""
 
     record: type
 
 
-#: Records that may travel: per record, its fields in order and what each must hold: `_Array`, int, `_Json`, a record.
+#: The records on the wire: fields in order, and what each holds: `_Array`, int, `_Json`, or a record.
 _RECORDS: Mapping[type, Mapping[str, Any]] = {
     RankBatch: {
         "batch": Batch,
@@ -69,8 +81,8 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
     Batch: {
         "index": int,
         "dense": _Array("<f4", 2),
-        "values": _Array("<i8"),
-        "lengths": _Array("<i4", 2),
+        "values": _Array("<i8", derivable=True),
+        "lengths": _Array("<i4", 2, derivable=True),
         "labels": _Array("<f4"),
         "weights": _Array("<f4", optional=True),
         "reader_state": _Json(),
@@ -108,10 +120,34 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
 }
 
 
-def rank_batch_parts(step: RankBatch) -> list[bytes | memoryview]:
-    """A step as pieces of bytes, to be joined; arrays are not copied."""
+def values_are_derivable(spec: OracleSpec, num_features: int) -> bool:
+    """Whether ``unique.ids[inverse]`` are a batch's `values`: the plan reads every feature, in the batch's order."""
+    return [ref.feature for ref in spec.features] == list(range(num_features))
+
+
+def encode_message(run: int, index: int, rank_batch: RankBatch, *, omit_values: bool = False) -> bytes:
+    """The serialised `CacherMessage` of a rank batch. Each array is copied once, straight to its place.
+
+    protobuf's own encoder would write the same bytes, but copy them three more times.
+
+    Args:
+        omit_values: leave out the batch's ids; allowed if `values_are_derivable`.
+    """
+    parts = encode_rank_batch(rank_batch, omit_values=omit_values)
+    num_bytes = sum(map(len, parts))
+    head = pb.RankBatch(run=run, index=index).SerializeToString()
+    head += _field(pb.RankBatch.PAYLOAD_FIELD_NUMBER, num_bytes)
+    return b"".join((_field(pb.CacherMessage.RANK_BATCH_FIELD_NUMBER, len(head) + num_bytes), head, *parts))
+
+
+def encode_rank_batch(rank_batch: RankBatch, *, omit_values: bool = False) -> list[bytes | memoryview]:
+    """The frame of a rank batch as pieces of bytes to join. Arrays are not copied."""
+    omitted = {"values"} if omit_values else set()
+    lengths = rank_batch.batch.lengths
+    if lengths.size == rank_batch.batch.values.size and lengths.size and int(lengths.min()) == 1:
+        omitted.add("lengths")
     arrays: list[NDArray[Any]] = []
-    header = json.dumps(_describe(step, arrays)).encode()
+    header = json.dumps(_describe(rank_batch, arrays, omitted)).encode()
     prefix = _PREFIX.pack(_MAGIC, len(header)) + header
     parts: list[bytes | memoryview] = [prefix, _padding(len(prefix))]
     for array in arrays:
@@ -120,10 +156,10 @@ def rank_batch_parts(step: RankBatch) -> list[bytes | memoryview]:
 
 
 def decode_rank_batch(frame: bytearray) -> RankBatch:
-    """The step in these bytes; its arrays are views of `frame`.
+    """The rank batch in a frame. Its arrays are views of `frame`, but for those that were left out.
 
     Raises:
-        CodecError: the bytes are not a step.
+        CodecError: the bytes are not a rank batch.
     """
     if len(frame) < _PREFIX.size:
         raise CodecError(f"malformed frame: {len(frame)} bytes, at least {_PREFIX.size} needed")
@@ -136,19 +172,44 @@ def decode_rank_batch(frame: bytearray) -> RankBatch:
         header = json.loads(frame[_PREFIX.size : _PREFIX.size + header_bytes])
     except (ValueError, RecursionError) as error:
         raise CodecError(f"malformed frame: {error}") from None
-    step: RankBatch = _build(RankBatch, "rank_batch", header, _Reader(frame, _aligned(_PREFIX.size + header_bytes)))
-    return step
+    reader = _Reader(frame, _aligned(_PREFIX.size + header_bytes))
+    return _derive(_build(RankBatch, "rank_batch", header, reader))
+
+
+def _derive(rank_batch: Any) -> RankBatch:
+    """The rank batch with the arrays that were left out.
+
+    Raises:
+        CodecError: the shapes of what is there do not match. Checked before anything is allocated.
+    """
+    batch, consumer = rank_batch.batch, rank_batch.consumer
+    values, lengths = batch.values, batch.lengths
+    if values is None:
+        try:
+            values = consumer.unique.ids[consumer.inverse]
+        except IndexError as error:
+            raise CodecError(f"malformed rank batch: {error}") from None
+    if lengths is None and batch.num_examples and values.size % batch.num_examples == 0:
+        lengths = np.ones((values.size // batch.num_examples, batch.num_examples), np.int32)
+    if lengths is None or lengths.shape[1] != batch.num_examples:
+        shape = None if lengths is None else lengths.shape
+        raise CodecError(f"malformed rank batch: {shape} lengths, {batch.num_examples} examples, {values.size} ids")
+    if values is not batch.values or lengths is not batch.lengths:
+        batch = dataclasses.replace(batch, values=values, lengths=lengths)
+        rank_batch = dataclasses.replace(rank_batch, batch=batch)
+    whole: RankBatch = rank_batch
+    return whole
 
 
 class _Reader:
-    """Hands out the arrays behind the header, one after the other."""
+    """Reads the arrays behind the header in order."""
 
     def __init__(self, frame: bytearray, offset: int) -> None:
         self._frame = frame
         self._offset = offset
 
     def array(self, path: str, expected: _Array, value: object) -> NDArray[Any] | None:
-        if value is None and expected.optional:
+        if value is None and (expected.optional or expected.derivable):
             return None
         shape = _shape(expected, value)
         if shape is None:
@@ -167,26 +228,30 @@ class _Reader:
 
 
 def _shape(expected: _Array, value: object) -> list[int] | None:
-    """The shape in an array's header ``[dtype, shape]``; None if it is not what is expected."""
+    """The shape in an array's header ``[dtype, shape]``; None if the header does not match."""
     if not isinstance(value, list) or len(value) != 2 or value[0] != expected.dtype or not isinstance(value[1], list):
         return None
     shape = [size for size in value[1] if type(size) is int and size >= 0]
     return shape if len(shape) == len(value[1]) == expected.num_dims else None
 
 
-def _describe(record: object, arrays: list[NDArray[Any]]) -> dict[str, Any]:
-    """Header of a record; its arrays are appended in the order of the fields."""
-    return dict(_described_fields(record, arrays))
+def _describe(record: object, arrays: list[NDArray[Any]], omitted: Collection[str] = ()) -> dict[str, Any]:
+    """Header of a record. Appends its arrays in the order of the fields; `omitted` names derivable fields."""
+    return dict(_described_fields(record, arrays, omitted))
 
 
-def _described_fields(record: object, arrays: list[NDArray[Any]]) -> Iterator[tuple[str, Any]]:
-    for name in _RECORDS[type(record)]:
+def _described_fields(
+    record: object, arrays: list[NDArray[Any]], omitted: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    for name, expected in _RECORDS[type(record)].items():
         value = getattr(record, name)
-        if isinstance(value, np.ndarray):
+        if isinstance(expected, _Array) and expected.derivable and name in omitted:
+            yield name, None
+        elif isinstance(value, np.ndarray):
             arrays.append(value)
             yield name, [value.dtype.str, list(value.shape)]
         elif dataclasses.is_dataclass(value):
-            yield name, _describe(value, arrays)
+            yield name, _describe(value, arrays, omitted)
         else:
             yield name, value
 
@@ -216,9 +281,23 @@ def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
 
 
 def _padding(num_bytes: int) -> bytes:
-    """What follows so many bytes up to an aligned place."""
+    """The padding after `num_bytes` bytes."""
     return bytes(_aligned(num_bytes) - num_bytes)
 
 
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _field(number: int, num_bytes: int) -> bytes:
+    """Protobuf's tag and length of a field of bytes."""
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(num_bytes)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

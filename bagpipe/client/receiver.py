@@ -21,7 +21,6 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
 from bagpipe.client.codec import CodecError, decode_rank_batch
 from bagpipe.client.link import Credentials, Link, LinkLost
-from bagpipe.client.slim import full
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.schema import DataSchema
@@ -271,7 +270,7 @@ class Receiver:
         if message.index > run.next_batch or run.ended:
             raise _Gap(f"the cacher sent step {message.index}, expected {run.next_batch}")
         try:
-            decoded = full(decode_rank_batch(bytearray(message.payload)))
+            decoded = decode_rank_batch(bytearray(message.payload))
         except CodecError as error:
             raise JobError(f"the cacher sent something that cannot be read: {error}") from None
         if decoded.batch.index != message.index:

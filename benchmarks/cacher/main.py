@@ -23,9 +23,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from bagpipe.client.envelope import rank_batch_message
+from bagpipe.client.codec import encode_message, values_are_derivable
 from bagpipe.client.remote import RemoteBatches
-from bagpipe.client.slim import slim, values_follow
 from bagpipe.config.sections import Assignment, CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import DataSchema
@@ -133,16 +132,14 @@ def _plan(cell: Cell) -> Rate:
     config = cell.job()
     data = PlannedData(config.data, config.run.seed)
     batches = data.phase("train", cell.spec(data.schema))
-    without_values = values_follow(batches.spec, batches.num_features)
+    omit_values = values_are_derivable(batches.spec, batches.num_features)
     num_ids, num_bytes, start_s, start_cpu_s = 0, 0, 0.0, 0.0
     for batch in batches:
         if batch.batch.index == cell.warmup:
             num_ids, num_bytes, start_s, start_cpu_s = 0, 0, time.perf_counter(), time.process_time()
         num_ids += batch.batch.values.size
         for rank in range(cell.ranks):
-            num_bytes += len(
-                rank_batch_message(0, batch.batch.index, slim(batch.for_rank(rank), without_values=without_values))
-            )
+            num_bytes += len(encode_message(0, batch.batch.index, batch.for_rank(rank), omit_values=omit_values))
         if batch.batch.index == cell.warmup + cell.measured - 1:
             break
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s

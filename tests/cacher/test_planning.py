@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagpipe.client.codec import rank_batch_parts
+from bagpipe.client.codec import encode_rank_batch
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.rank_batch import PlanSpan
@@ -129,7 +129,7 @@ def planned(data: PlannedData, first_batch: int, reader_state: Mapping[str, Any]
     spec = spec_of(config(batch_size=10), data.schema)
     steps = data.batches("train", spec, first_batch=first_batch, reader_state=reader_state)
     span = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=0)
-    return [b"".join(map(bytes, rank_batch_parts(dataclasses.replace(step, span=span)))) for step in steps]
+    return [b"".join(map(bytes, encode_rank_batch(dataclasses.replace(step, span=span)))) for step in steps]
 
 
 @pytest.mark.parametrize("first_batch", [1, 7, 17])

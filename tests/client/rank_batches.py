@@ -1,4 +1,4 @@
-"""Steps to send over a wire: drawn ones for the codec, planned ones for whole streams."""
+"""Rank batches to send: random ones for the codec, a plausible one for whole streams."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bagpipe.client.codec import rank_batch_parts
+from bagpipe.client.codec import encode_rank_batch
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
-__all__ = ["arrays_of", "assert_same", "encode_rank_batch", "example_rank_batch", "steps"]
+__all__ = ["arrays_of", "assert_same", "example_rank_batch", "frame_of", "rank_batches"]
 
 _SIZES = st.integers(0, 7)
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -27,20 +27,26 @@ def _array(dtype: str, num_dims: int = 1) -> st.SearchStrategy[Any]:
 _ROWS = st.builds(RowList, table_offsets=_array("<i8"), ids=_array("<i8"))
 
 
-def steps() -> st.SearchStrategy[RankBatch]:
-    """Steps of any shape; their numbers need not make sense."""
-    return st.builds(
-        RankBatch,
-        batch=st.builds(
+def _batches() -> st.SearchStrategy[Batch]:
+    return st.tuples(_SIZES, _SIZES).flatmap(
+        lambda sizes: st.builds(
             Batch,
             index=_INT64,
             dense=_array("<f4", 2),
             values=_array("<i8"),
-            lengths=_array("<i4", 2),
-            labels=_array("<f4"),
+            lengths=hnp.arrays(np.dtype("<i4"), sizes, elements=st.integers(0, 2)),
+            labels=hnp.arrays(np.dtype("<f4"), sizes[1]),
             weights=st.none() | _array("<f4"),
             reader_state=st.none() | st.dictionaries(st.text(), _INT64 | st.dictionaries(st.text(), st.booleans())),
-        ),
+        )
+    )
+
+
+def rank_batches() -> st.SearchStrategy[RankBatch]:
+    """Rank batches of any shape. Their numbers need not make sense, but every example has its lengths."""
+    return st.builds(
+        RankBatch,
+        batch=_batches(),
         consumer=st.builds(
             ConsumerPlan,
             unique=_ROWS,
@@ -79,7 +85,7 @@ def steps() -> st.SearchStrategy[RankBatch]:
 
 
 def example_rank_batch(index: int = 0, num_examples: int = 3) -> RankBatch:
-    """A small, plausible step."""
+    """A small, plausible, one-hot rank batch."""
     ids = np.arange(num_examples, dtype=np.int64) * 10
     numbers = np.arange(num_examples, dtype=np.int32)
     rows = RowList(table_offsets=np.array([0, num_examples]), ids=ids)
@@ -116,9 +122,9 @@ def example_rank_batch(index: int = 0, num_examples: int = 3) -> RankBatch:
     )
 
 
-def encode_rank_batch(step: RankBatch) -> bytearray:
+def frame_of(rank_batch: RankBatch, *, omit_values: bool = False) -> bytearray:
     """The frame that `decode_rank_batch` reads."""
-    return bytearray().join(rank_batch_parts(step))
+    return bytearray().join(encode_rank_batch(rank_batch, omit_values=omit_values))
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -13,7 +13,7 @@ import grpc
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
 from data.schema_file import criteo_schema
-from tests.client.rank_batches import encode_rank_batch, example_rank_batch
+from tests.client.rank_batches import example_rank_batch, frame_of
 
 __all__ = ["Script", "end", "error", "scripted", "step", "welcome"]
 
@@ -27,7 +27,7 @@ def welcome(schema: str = "", identity: str = "") -> pb.CacherMessage:
 
 
 def step(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.CacherMessage:
-    payload = bytes(encode_rank_batch(example_rank_batch(index))) if payload is None else payload
+    payload = bytes(frame_of(example_rank_batch(index))) if payload is None else payload
     return pb.CacherMessage(rank_batch=pb.RankBatch(run=run, index=index, payload=payload))
 
 

@@ -1,4 +1,4 @@
-"""Steps as bytes: there and back again, and nothing but CodecError for bytes that are none."""
+"""Rank batches as bytes and back; CodecError for any other bytes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client import codec
-from bagpipe.client.codec import CodecError, decode_rank_batch
+from bagpipe.client.codec import CodecError, decode_rank_batch, encode_message, values_are_derivable
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
-from tests.client.rank_batches import arrays_of, assert_same, encode_rank_batch, example_rank_batch, steps
+from tests.cacher.daemons import config, planned_batches
+from tests.client.rank_batches import arrays_of, assert_same, example_rank_batch, frame_of, rank_batches
+
+NUMBERS = st.integers(0, 2**64 - 1)
 
 
 @settings(deadline=None)
-@given(steps())
+@given(rank_batches())
 def test_round_trip(step: RankBatch) -> None:
-    frame = encode_rank_batch(step)
+    frame = frame_of(step)
     back = decode_rank_batch(frame)
     assert_same(back, step)
     assert back.span == step.span
-    assert encode_rank_batch(back) == frame
+    assert frame_of(back) == frame
 
 
 def test_arrays_are_views_at_aligned_places() -> None:
     """And can be written: torch.from_numpy warns about arrays that cannot."""
-    frame = encode_rank_batch(example_rank_batch())
+    frame = frame_of(example_rank_batch())
     assert all(array.flags.writeable for array in arrays_of(decode_rank_batch(frame)))
     values = decode_rank_batch(frame).batch.values
     assert not values.flags.owndata
@@ -62,20 +67,20 @@ def test_arrays_that_are_not_contiguous_are_sent_all_the_same() -> None:
     step = example_rank_batch()
     wide = np.arange(12, dtype=np.float32).reshape(3, 4)
     batch = dataclasses.replace(step.batch, dense=wide[:, ::2])
-    back = decode_rank_batch(encode_rank_batch(dataclasses.replace(step, batch=batch)))
+    back = decode_rank_batch(frame_of(dataclasses.replace(step, batch=batch)))
     np.testing.assert_array_equal(back.batch.dense, wide[:, ::2])
 
 
-@pytest.mark.parametrize("length", range(0, len(encode_rank_batch(example_rank_batch())), 7))
+@pytest.mark.parametrize("length", range(0, len(frame_of(example_rank_batch())), 7))
 def test_a_frame_cut_short(length: int) -> None:
     with pytest.raises(CodecError):
-        decode_rank_batch(encode_rank_batch(example_rank_batch())[:length])
+        decode_rank_batch(frame_of(example_rank_batch())[:length])
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_a_mutated_frame_is_refused_or_is_a_step(data: st.DataObject) -> None:
-    frame = encode_rank_batch(example_rank_batch())
+    frame = frame_of(example_rank_batch())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(frame) - 1))
         frame[place] = data.draw(st.integers(0, 255))
@@ -83,7 +88,8 @@ def test_a_mutated_frame_is_refused_or_is_a_step(data: st.DataObject) -> None:
         step = decode_rank_batch(frame)
     except CodecError:
         return
-    assert sum(array.nbytes for array in arrays_of(step)) <= len(frame)
+    # `values` are derived from half as many bytes, `lengths` from as many bytes as they have.
+    assert sum(array.nbytes for array in arrays_of(step)) <= 4 * len(frame)
 
 
 @settings(deadline=None)
@@ -98,7 +104,7 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 def reheaded(change: dict[str, object] | str) -> bytearray:
     """The example frame with another header: ``{"batch.values": new}`` or raw text."""
-    frame = encode_rank_batch(example_rank_batch())
+    frame = frame_of(example_rank_batch())
     _, header_bytes = struct.unpack_from("<4sI", frame)
     header = json.loads(frame[8 : 8 + header_bytes])
     body = frame[-(-(8 + header_bytes) // 8) * 8 :]
@@ -127,7 +133,7 @@ def reheaded(change: dict[str, object] | str) -> bytearray:
         ({"batch.values": ["<i8"]}, "rank_batch.batch.values"),
         ({"batch.values": ["|O", [3]]}, "rank_batch.batch.values"),
         ({"batch.values": ["<f8", [3]]}, "rank_batch.batch.values"),
-        ({"batch.values": None}, "rank_batch.batch.values"),
+        ({"batch.dense": None}, "rank_batch.batch.dense"),
         ({"batch.values": 3}, "rank_batch.batch.values"),
         ({"batch.index": "0"}, "rank_batch.batch.index to be an integer"),
         ({"batch.index": True}, "rank_batch.batch.index to be an integer"),
@@ -149,3 +155,67 @@ def test_headers_that_lie(change: dict[str, object] | str, message: str) -> None
 
 def test_the_header_change_above_is_what_is_refused() -> None:
     assert_same(decode_rank_batch(reheaded({"batch.index": 0})), example_rank_batch())
+
+
+@given(rank_batches(), NUMBERS, NUMBERS)
+def test_protobuf_reads_a_message(rank_batch: RankBatch, run: int, index: int) -> None:
+    message = pb.CacherMessage.FromString(encode_message(run, index, rank_batch))
+    assert message.WhichOneof("kind") == "rank_batch"
+    assert (message.rank_batch.run, message.rank_batch.index) == (run, index)
+    assert_same(decode_rank_batch(bytearray(message.rank_batch.payload)), rank_batch)
+
+
+def test_protobuf_writes_the_same_bytes() -> None:
+    for size in (0, 1, 5, 100, 3000):
+        written = encode_message(3, 1 << 40, example_rank_batch(7, size))
+        assert pb.CacherMessage.FromString(written).SerializeToString() == written
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("limit", [200, 3])  # 3: ranks without examples
+@pytest.mark.parametrize("omit_values", [False, True])
+def test_planned_batches_come_back_whole(world_size: int, limit: int, omit_values: bool) -> None:
+    for batches in planned_batches(config(batch_size=20, limit=limit), world_size):
+        for rank_batch in batches:
+            assert_same(decode_rank_batch(frame_of(rank_batch, omit_values=omit_values)), rank_batch)
+
+
+def test_one_hot_batches_shrink() -> None:
+    rank_batch = example_rank_batch(num_examples=100)
+    batch = rank_batch.batch
+    # The same sizes, but not one-hot.
+    lengths = np.array([[0, 2, *[1] * 98]], np.int32)
+    bags = dataclasses.replace(rank_batch, batch=dataclasses.replace(batch, lengths=lengths))
+    saved = batch.values.nbytes + batch.lengths.nbytes
+    assert len(frame_of(bags)) - len(frame_of(rank_batch, omit_values=True)) == pytest.approx(saved, abs=32)
+
+
+def test_bags_keep_their_lengths() -> None:
+    rank_batch = example_rank_batch(num_examples=4)
+    lengths = np.array([[2, 0, 1, 1]], np.int32)
+    rank_batch = dataclasses.replace(rank_batch, batch=dataclasses.replace(rank_batch.batch, lengths=lengths))
+    back = decode_rank_batch(frame_of(rank_batch, omit_values=True))
+    assert back.batch.lengths.tolist() == [[2, 0, 1, 1]]
+    assert_same(back, rank_batch)
+
+
+@pytest.mark.parametrize(("features", "derivable"), [((0, 1, 2), True), ((0, 1), False), ((0, 2, 1), False)])
+def test_values_are_derivable_if_all_features_are_read_in_order(features: tuple[int, ...], derivable: bool) -> None:
+    refs = tuple(FeatureRef(feature=feature, table=table) for table, feature in enumerate(features))
+    spec = OracleSpec(table_rows=(1,) * len(refs), features=refs, num_slots=1, lookahead=1)
+    assert values_are_derivable(spec, 3) is derivable
+
+
+def test_what_does_not_fit_together_is_refused_before_it_is_allocated() -> None:
+    rank_batch = example_rank_batch()
+    for changes in (
+        {"lengths": np.empty((1 << 40, 0), np.int32)},
+        {"lengths": np.empty((1, 2), np.int32)},
+        {"labels": np.zeros(1 << 20, np.float32)},
+    ):
+        batch = dataclasses.replace(rank_batch.batch, **changes)
+        with pytest.raises(CodecError, match="malformed rank batch"):
+            decode_rank_batch(frame_of(dataclasses.replace(rank_batch, batch=batch), omit_values=True))
+    beyond = dataclasses.replace(rank_batch.consumer, inverse=np.array([0, 1, 9], np.int32))
+    with pytest.raises(CodecError, match="malformed rank batch: index 9"):
+        decode_rank_batch(frame_of(dataclasses.replace(rank_batch, consumer=beyond), omit_values=True))
