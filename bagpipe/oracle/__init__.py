@@ -1,13 +1,13 @@
-"""The oracle: knows the coming batches, so it decides what the caches fetch, keep and evict, and where. Pure numpy.
+"""The oracle: plans which rows the caches fetch, keep and evict, from a window of coming batches. Pure numpy.
 
-batch ─> intake: index ─> assign (example -> rank) ─> split (each rank's unique rows)
+batch ─> batch_indexer: index ─> assign (example -> rank) ─> split (each rank's unique rows)
             │ unique rows                                        │
-         handles (row -> small number)                           │
+         handles (row -> dense integer)                          │
             v                                                    │
          window.NextUses ──next uses, uses by rank──> placement  │          direct.DirectPlanner: no cache
             │                                          │ owners  │
-         residents.Residents, one per rank <───────────┘         │
-            │ eviction.EvictionQueue                             v
-            └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier
-                                                                   (independent replay: form, versions)
+         resident_set.ResidentSet, one per rank <──────┘         │
+            │ eviction.EvictionQueue, lrfu                       v
+            └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier (tests)
+                                                                     └──> rank_batch.RankBatch: one rank's part
 """

@@ -1,4 +1,4 @@
-"""The `CachePlan` of a batch: what is known of each unique row of the global batch, dealt out to consumers and owners.
+"""Assembles the `CachePlan` of a batch: distributes the records of the unique rows to consumers and owners.
 
 share.rows (a rank's unique rows) ──gather──> its ConsumerPlan, pull_now
 owner of each row ──stable sort──> owned rows of each rank
@@ -23,13 +23,13 @@ __all__ = ["GlobalRows", "assemble", "positions_by_rank", "select_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GlobalRows:
-    """The U unique rows of a global batch, whoever uses them. `pull_now` and `owned` are not read for one rank.
+    """The U unique rows of a global batch. `pull_now` and `owned` are unused for a single rank.
 
     Attributes:
         owners: uint16 ``[U]``.
         slots: int32 ``[U]``, in the owner's cache.
         sync_now: bool ``[U]``, the next batch uses the row.
-        pull_now: bool ``[U]``, the batch before used the row.
+        pull_now: bool ``[U]``, the previous batch used the row.
         owned: int64 by rank, ascending positions of the rows it owns.
     """
 
@@ -48,7 +48,7 @@ def select_rows(rows: RowList, positions: NDArray[np.integer]) -> RowList:
 
 
 def positions_by_rank(ranks: NDArray[np.unsignedinteger], world_size: int) -> tuple[NDArray[np.int64], ...]:
-    """For each rank, int64: the ascending positions where it stands."""
+    """By rank, int64: the ascending positions of that rank in `ranks`."""
     keys = ranks.astype(np.uint8) if world_size <= 1 << 8 else ranks
     # A stable sort of 8 or 16 bits is a radix sort.
     order = np.argsort(keys, kind="stable")
@@ -79,7 +79,7 @@ def assemble(batch: IndexedBatch, rows: GlobalRows, owners: tuple[OwnerPlan, ...
 
 
 def _consumer(share: Share, unique: RowList, rows: GlobalRows) -> ConsumerPlan:
-    used = share.rows.astype(np.int64)  # numpy gathers by 64-bit numbers; others it converts each time
+    used = share.rows.astype(np.int64)  # numpy gathers by int64; it converts other indices each time
     return ConsumerPlan(
         unique=select_rows(unique, used),
         inverse=share.inverse,
@@ -96,7 +96,7 @@ def _exchanges(unique: RowList, rows: GlobalRows, shares: Sequence[Share]) -> tu
     place_among_owned = np.empty(len(unique), dtype=np.int32)
     for owned in rows.owned:
         place_among_owned[owned] = np.arange(owned.shape[0], dtype=np.int32)
-    # Uses lie consumer after consumer and keep that order within each owner.
+    # Uses are ordered by consumer and keep that order within each owner.
     used = np.concatenate([share.rows for share in shares]).astype(np.int64)
     owners = rows.owners.take(used)
     served = tuple(place_among_owned.take(used.take(uses)) for uses in positions_by_rank(owners, world_size))

@@ -1,9 +1,9 @@
-"""Which rank gets which example of a global batch: a pure function of the batches so far and the world size.
+"""Assigns the examples of a global batch to ranks: a pure function of the batches so far and the world size.
 
-Never of the cache or the lookahead: sums over a rank's examples would change with them. Every way gives rank r as many
-examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B; with example shares see `share_bounds`.
+It does not depend on the cache or the lookahead, which would change sums over a rank's examples. Every assigner gives
+rank r as many examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B; see `share_bounds`.
 
-    contiguous   rank r gets its examples side by side
+    contiguous   rank r gets neighbouring examples
     locality     hash(row) ──home[]──> rank that used the row last ──sum over the example's ids──> score[B, N]
                  best score first, within the sizes; then the rows' homes follow
 """
@@ -26,17 +26,17 @@ from bagpipe.types.batch import Batch
 
 __all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "check_shares", "share_bounds"]
 
-#: Rows share the cells of the home table by hash; 2**24 of them cost 16 or 32 MiB and hold half the rows of Criteo.
+#: Rows hash to the cells of the home table. 2**24 cells take 16 or 32 MiB and hold half the rows of Criteo.
 HOME_BITS = 24
-#: A share is a small number; a larger one is a mistake.
+#: Shares are small numbers. A larger one is an error.
 MAX_SHARE = (1 << 31) - 1
 
 
 class Assigner(Protocol):
-    """Batches come in order, one by one: `assign`, then `learn`.
+    """Assigns batches in order: `assign`, then `learn`.
 
     Attributes:
-        learns: what it assigns depends on the batches before.
+        learns: the assignment depends on previous batches.
     """
 
     learns: bool
@@ -46,7 +46,7 @@ class Assigner(Protocol):
         ...
 
     def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
-        """The batch was split like this."""
+        """Learn from the split of the batch."""
         ...
 
 
@@ -55,19 +55,19 @@ def share_bounds(num_examples: int, shares: Sequence[int]) -> tuple[int, ...]:
 
     Args:
         num_examples: of a global batch.
-        shares: by rank, in proportion; equal ones, whatever they are, give the equal split. With fewer examples than
-            ranks some get none; a rank whose share is 0 never gets any.
+        shares: by rank, in proportion. Equal shares of any value give the equal split. With fewer examples than ranks
+            some ranks get none. A rank with share 0 never gets any.
     """
     sums = (0, *itertools.accumulate(shares))
     return tuple(num_examples * before // sums[-1] for before in sums)
 
 
 def check_shares(spec: OracleSpec) -> None:
-    """Refuse example shares that cannot be given.
+    """Check the example shares.
 
     Raises:
-        InputError: not one share per rank, a share out of range, no examples for anybody, or unequal shares with an
-            assignment that does not know them.
+        InputError: not one share per rank, a share out of range, all shares 0, or unequal shares with an assignment
+            that supports equal ones only.
     """
     shares = spec.example_shares
     if not shares:
@@ -100,16 +100,16 @@ class Contiguous:
         return np.repeat(self._ranks, np.diff(share_bounds(batch.num_examples, self._shares)))
 
     def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
-        """Nothing to learn."""
+        """No-op."""
 
 
 class Locality:
-    """Examples go where their rows were used last.
+    """Examples go to the ranks that used their rows last.
 
-    A row counts by the fourth root of 1 / its uses in the batch. A rare row can be spared a journey by one example, a
-    frequent one hardly ever; but frequent rows are those that the next batch uses too, whose journeys a step waits for.
-    Of the exponents -2, -1, -1/2, -1/4 and 0 this one moves fewest rows (benchmarks/exchange), and square roots round
-    alike on every machine.
+    A row's weight is ``uses ** -1/4``, with its uses in the batch. One example can save the transfer of a rare row, but
+    hardly that of a frequent one. But the next batch uses frequent rows too, and the step waits for their transfer. Of
+    the exponents -2, -1, -1/2, -1/4 and 0 this one moves fewest rows (benchmarks/exchange), and square roots round the
+    same on every machine.
 
     Args:
         home_bits: the home table has ``2**home_bits`` cells.
@@ -124,7 +124,7 @@ class Locality:
         self._home = np.zeros(1 << home_bits, dtype=np.uint8 if spec.world_size < 1 << 8 else np.uint16)
 
     def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
-        """See `Assigner`. Equal scores, as in the first batch, go as in `Contiguous`."""
+        """See `Assigner`. Ties, as in the first batch, go as in `Contiguous`."""
         num_examples, world_size = batch.num_examples, self._spec.world_size
         homes = self._home.take(self._cells(index)).astype(np.int64)
         weights = 1 / np.sqrt(np.sqrt(np.diff(index.offsets)))
@@ -133,12 +133,12 @@ class Locality:
         sums = np.bincount(cells, weights.take(index.inverse), minlength=num_examples * columns)
         score = sums.astype(np.float64, copy=False).reshape(num_examples, columns)[:, 1:]
         sizes = np.diff(share_bounds(num_examples, (1,) * world_size))
-        # Less than one use of any row weighs, so that it decides between equals only.
+        # Less than the weight of one use of any row, so it only breaks ties.
         score[np.arange(num_examples), np.repeat(np.arange(world_size), sizes)] += 0.5 / max(1, index.order.shape[0])
         return _balanced(score, sizes)
 
     def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
-        """Rows move to the rank that used them most."""
+        """Set the home of each row to the rank that used it most."""
         homes = busiest_ranks(shares, len(index.unique)) + 1
         self._home[self._cells(index)] = homes.astype(self._home.dtype)
 
@@ -159,10 +159,11 @@ ASSIGNERS: Mapping[str, Callable[[OracleSpec], Assigner]] = {"contiguous": Conti
 
 
 def _balanced(score: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """uint16 ``[num_examples]``: a rank for each example, so that each rank gets its size.
+    """uint16 ``[num_examples]``: a rank for each example, with `sizes` examples per rank.
 
-    In a round every example without a rank asks for its best one that has room; a rank asked by too many takes those
-    who would lose most elsewhere. Each round but the last fills a rank, so there are at most `world_size`.
+    In each round every unassigned example requests its best rank with room. A rank with too many requests takes those
+    with the largest margin over their second choice. Each round but the last fills a rank, so there are at most
+    `world_size` rounds.
     """
     ranks = np.zeros(score.shape[0], dtype=np.uint16)
     room = sizes.copy()

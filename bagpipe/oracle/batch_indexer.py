@@ -1,7 +1,7 @@
-"""How a batch enters the oracle: indexed, and split over the ranks.
+"""Indexes a batch and splits it over the ranks.
 
-Batch ─> Indexer ──one rank──────────────────────────────> Incoming.whole
-                 └─many─> Assigner ─> split ─> learn ────> Incoming.shares
+Batch ─> Indexer ──one rank──────────────────────────────> IndexedBatch.whole
+                 └─many─> Assigner ─> split ─> learn ────> IndexedBatch.shares
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["BatchIndexer", "IndexedBatch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IndexedBatch:
-    """What the oracle keeps of a batch while it waits to be planned.
+    """What the planner keeps of a batch until it is planned.
 
     Attributes:
         batch_index: the batch.
         unique: distinct rows of the global batch.
-        whole: the index of the batch if there is one rank; else None.
-        shares: by rank, if there are several; else empty.
+        whole: the index of the batch for a single rank; else None.
+        shares: by rank; empty for a single rank.
     """
 
     batch_index: int
@@ -35,7 +35,7 @@ class IndexedBatch:
 
 
 class BatchIndexer:
-    """Batches come in order, one by one: with several ranks the assignment may depend on those before."""
+    """Indexes batches in order. With several ranks the assignment can depend on previous batches."""
 
     def __init__(self, spec: OracleSpec) -> None:
         self._spec = spec
@@ -44,10 +44,10 @@ class BatchIndexer:
 
     @property
     def learns(self) -> bool:
-        """How a batch is split depends on those before: to begin in the middle, they must be taken too."""
+        """The split depends on previous batches: a plan that begins in the middle must index those too."""
         return self._assigner is not None and self._assigner.learns
 
-    def take(self, batch: Batch) -> IndexedBatch:
+    def index(self, batch: Batch) -> IndexedBatch:
         """Index and split a batch.
 
         Raises:

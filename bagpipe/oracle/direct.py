@@ -1,9 +1,9 @@
-"""Direct mode: no cache. Every batch fetches all its rows, after the batch before has written all of its rows back.
+"""Direct mode: no cache. Every batch fetches all its rows after the previous batch has written back all of its rows.
 
-It is the reference that cached training must equal bit for bit, and goes through the same plans and the same engine.
-A row's owner is the rank that uses it most in the batch. Every row comes from the store after the write-back of the
-batch before, so a pull never has an update to wait for, and `pull_now` is False throughout. Which rows were planned
-before is remembered where `dense_sizes` allows: only so can a rank know that a row another rank wrote must exist.
+Cached training must equal direct mode bit for bit. Both use the same plans and the same engine. A row's owner is the
+rank that uses it most in the batch. Every row comes from the store after the previous batch's write-back, so no pull
+waits for an update and `pull_now` is all False. Where `dense_sizes` allows, the planner remembers which rows were
+planned: a rank can then tell that a row that another rank wrote must exist.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["DirectPlanner"]
 
 
 class DirectPlanner:
-    """Plans without a cache; the same methods as `Planner`."""
+    """Plans without a cache. Same methods as `Planner`."""
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
-        self._intake = BatchIndexer(spec)
+        self._indexer = BatchIndexer(spec)
         self._window: deque[IndexedBatch] = deque()
         nothing = RowList(
             table_offsets=np.zeros(len(spec.table_rows) + 1, dtype=np.int64), ids=np.empty(0, dtype=np.int64)
@@ -42,24 +42,24 @@ class DirectPlanner:
     @property
     def learns(self) -> bool:
         """See `BatchIndexer.learns`."""
-        return self._intake.learns
+        return self._indexer.learns
 
     @property
     def is_ready(self) -> bool:
-        """There is a batch to plan."""
+        """A batch is waiting to be planned."""
         return bool(self._window)
 
     def push(self, batch: Batch) -> None:
-        """Take a batch. Batches come in order, one by one.
+        """Add a batch. Batches come in order.
 
         Raises:
             InputError: an id outside its table.
         """
-        self._window.append(self._intake.take(batch))
+        self._window.append(self._indexer.index(batch))
 
     def pass_over(self, batch: Batch) -> None:
         """See `Planner.pass_over`."""
-        self._intake.take(batch)
+        self._indexer.index(batch)
 
     def plan(self) -> CachePlan:
         """Plan the oldest batch. IndexError if there is none."""
@@ -89,7 +89,7 @@ class DirectPlanner:
     def _owner(
         self, rank: int, batch: IndexedBatch, positions: NDArray[np.int64], is_new: NDArray[np.bool_]
     ) -> OwnerPlan:
-        """The record of a rank that owns the unique rows at these positions."""
+        """The record of the rank that owns the unique rows at these positions."""
         fetch = select_rows(batch.unique, positions)
         evict, self._previous[rank] = self._previous[rank], fetch
         self._num_slots_used[rank] = max(self._num_slots_used[rank], len(fetch))

@@ -1,9 +1,9 @@
-"""Handles: small dense numbers for the rows the oracle has to remember (in the window or in the cache).
+"""Handles: small dense integers for the rows that the oracle tracks (rows in the window or in a cache).
 
-    (table, id) ──lookup_or_add──> handle in [0, num_handles) ──release──> free again
+    (table, id) ──lookup_or_add──> handle in [0, num_handles) ──release──> free
 
 All other oracle state is arrays indexed by handle, so its size follows window + cache, not the vocabulary.
-Two maps implement the same interface: `DenseHandles` (bounded vocabularies: the handle is the row's number, so those
+Two maps have the same interface: `DenseHandles` (bounded vocabularies: the handle is the row number, so these
 arrays are as long as the vocabulary, 16 B a row) and `HashHandles` (any 64-bit ids, open addressing in numpy).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.lrfu import NEVER_USED, NO_WORTH, Ghosts
+from bagpipe.oracle.lrfu import NEVER_USED, NO_SCORE, GhostScores
 from bagpipe.oracle.plan import RowList
 
 __all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
@@ -22,8 +22,8 @@ __all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
 #: Vocabularies up to this many rows use the dense map (16 B a row: 1 GiB at most); larger ones the hash map.
 DENSE_ROWS_LIMIT = 1 << 26
 _EMPTY, _DELETED = -1, -2
-#: Bits that a row sets in the filter of planned rows, all in one word of it, so that a look costs one access to memory.
-_MARKS = 4
+#: Bits that a row sets in the Bloom filter of planned rows. All are in one word: a lookup is one memory access.
+_BITS_PER_ROW = 4
 
 
 def _table_numbers(rows: RowList) -> NDArray[np.int16]:
@@ -38,10 +38,10 @@ def hash_rows(rows: RowList) -> NDArray[np.uint64]:
 
 
 class _Pool:
-    """Hands out handles and remembers which row each one stands for.
+    """Allocates handles and stores the row of each one.
 
     Attributes:
-        ids: int64 by handle. tables: int16 by handle. Entries of free handles are meaningless.
+        ids: int64 by handle. tables: int16 by handle. Entries of free handles are undefined.
     """
 
     def __init__(self, num_handles: int = 1024) -> None:
@@ -52,15 +52,15 @@ class _Pool:
 
     @property
     def num_handles(self) -> int:
-        """Handles that exist, more after some `lookup_or_add`; arrays indexed by handle need this length."""
+        """Length of arrays indexed by handle. Can grow with `lookup_or_add`."""
         return int(self.ids.shape[0])
 
     @property
     def num_used(self) -> int:
         return self.num_handles - self._num_free
 
-    def take(self, tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """New handles for rows that have none."""
+    def allocate(self, tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Allocate handles for rows."""
         count = ids.shape[0]
         if count > self._num_free:
             self._grow(self.num_used + count)
@@ -70,7 +70,7 @@ class _Pool:
         self.tables[handles] = tables
         return handles
 
-    def give_back(self, handles: NDArray[np.int64]) -> None:
+    def free(self, handles: NDArray[np.int64]) -> None:
         count = handles.shape[0]
         self._free[self._num_free : self._num_free + count] = handles
         self._num_free += count
@@ -89,23 +89,23 @@ class _Pool:
 
 
 def dense_sizes(table_rows: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Sizes of tables whose rows are numbered one by one and remembered without error; None: they are too large."""
+    """Table sizes if `DenseHandles` can number their rows; None if a table is unbounded or all are too large."""
     bounded = tuple(rows for rows in table_rows if rows is not None)
     is_dense = len(bounded) == len(table_rows) and sum(bounded) <= DENSE_ROWS_LIMIT
     return bounded if is_dense else None
 
 
 class DenseHandles:
-    """Bounded vocabularies: a row's handle is its number, table after table. Every row's worth is remembered."""
+    """Bounded vocabularies: a row's handle is its number, table after table. Keeps the score of every row."""
 
     def __init__(self, table_rows: tuple[int, ...]) -> None:
         self._base = np.zeros(len(table_rows) + 1, dtype=np.int64)
         np.cumsum(table_rows, out=self._base[1:])
-        self._worth = np.zeros(self.num_handles, dtype=np.int32)  # NEVER_USED
+        self._scores = np.zeros(self.num_handles, dtype=np.int32)  # NEVER_USED
 
     @property
     def num_handles(self) -> int:
-        """Handles that exist; arrays indexed by handle need this length."""
+        """Length of arrays indexed by handle."""
         return int(self._base[-1])
 
     def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
@@ -118,29 +118,29 @@ class DenseHandles:
         return tables.astype(np.int16), handles - self._base[tables]
 
     def release(self, handles: NDArray[np.int64]) -> None:
-        """Nothing to forget."""
+        """No-op: rows keep their handles."""
 
     def admit(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Rows enter a cache: bool, they never did before; int32, what they were worth when they left."""
-        worth = self._worth.take(handles)
-        is_new: NDArray[np.bool_] = worth == NEVER_USED
-        self._worth[handles[is_new]] = NO_WORTH
-        return is_new, worth
+        """Rows enter a cache: bool, for the first time; int32, their scores at the last eviction."""
+        scores = self._scores.take(handles)
+        is_new: NDArray[np.bool_] = scores == NEVER_USED
+        self._scores[handles[is_new]] = NO_SCORE
+        return is_new, scores
 
-    def remember(self, handles: NDArray[np.int64], worth: NDArray[np.int32]) -> None:
-        """Rows leave a cache and were worth this."""
-        self._worth[handles] = worth
+    def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32]) -> None:
+        """Remember the scores of evicted rows."""
+        self._scores[handles] = scores
 
 
 class HashHandles:
-    """(table, id) -> handle by linear probing over whole arrays: a probe round moves only the unresolved keys on.
+    """(table, id) -> handle by vectorised linear probing: each round advances the unresolved keys only.
 
-    Rows once planned are remembered in a fixed Bloom filter (default 2**27 bits, 16 MiB). A collision makes a new row
-    look like a known one, which costs one needless read and nothing else: of a million rows about fifteen do.
-    The worth of evicted rows is remembered in fixed memory too (`Ghosts`).
+    A fixed-size Bloom filter (default 2**27 bits, 16 MiB) holds the planned rows. A false positive takes a new row for
+    a known one, which costs one unnecessary read: about 15 rows in a million. `GhostScores` holds the scores of evicted
+    rows, in fixed memory too.
 
     Args:
-        planned_bits: of the filter, a power of two of at least 64.
+        planned_bits: size of the filter, a power of two of at least 64.
     """
 
     def __init__(self, *, planned_bits: int = 1 << 27) -> None:
@@ -148,10 +148,10 @@ class HashHandles:
         self._cells = np.full(4096, _EMPTY, dtype=np.int64)
         self._num_filled = 0  # cells that are not _EMPTY, deleted ones included
         self._planned = np.zeros(planned_bits // 64, dtype=np.uint64)
-        self._ghosts = Ghosts()
+        self._ghosts = GhostScores()
 
     def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
-        """Handles of distinct rows, int64 ``[len(rows)]``; rows without one get one."""
+        """Handles of distinct rows, int64 ``[len(rows)]``; allocated where missing."""
         tables = _table_numbers(rows)
         hashes = _mix(tables, rows.ids)
         handles = self._find(tables, rows.ids, hashes)
@@ -159,14 +159,14 @@ class HashHandles:
         if missing.size:
             if 2 * (self._num_filled + missing.size) > self._cells.shape[0]:
                 self._rebuild(missing.size)
-            new = self._pool.take(tables[missing], rows.ids[missing])
+            new = self._pool.allocate(tables[missing], rows.ids[missing])
             self._insert(new, hashes[missing])
             handles[missing] = new
         return handles
 
     @property
     def num_handles(self) -> int:
-        """Handles that exist, more after some `lookup_or_add`; arrays indexed by handle need this length."""
+        """Length of arrays indexed by handle. Can grow with `lookup_or_add`."""
         return self._pool.num_handles
 
     def rows(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
@@ -174,7 +174,7 @@ class HashHandles:
         return self._pool.tables[handles], self._pool.ids[handles]
 
     def release(self, handles: NDArray[np.int64]) -> None:
-        """Forget the rows of these handles."""
+        """Remove the rows of these handles."""
         mask = np.uint64(self._cells.shape[0] - 1)
         cells = (_mix(self._pool.tables[handles], self._pool.ids[handles]) & mask).astype(np.int64)
         wanted = handles
@@ -183,31 +183,31 @@ class HashHandles:
             self._cells[cells[here]] = _DELETED
             wanted = wanted[~here]
             cells = (cells[~here] + 1) & int(mask)
-        self._pool.give_back(handles)
+        self._pool.free(handles)
 
     def admit(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Rows enter a cache: bool, they never did before; int32, what they were worth when they left.
+        """Rows enter a cache: bool, for the first time; int32, their scores at the last eviction.
 
-        A new row may be taken for a known one, never the reverse; what is forgotten is `NO_WORTH`.
+        A new row can be taken for a known one, never the reverse. A forgotten score is `NO_SCORE`.
         """
         hashes = _mix(self._pool.tables[handles], self._pool.ids[handles])
-        worth = self._ghosts.recall(hashes)
+        scores = self._ghosts.recall(hashes)
         marks = np.zeros(handles.shape[0], dtype=np.uint64)
-        for _ in range(_MARKS):
+        for _ in range(_BITS_PER_ROW):
             marks |= np.left_shift(np.uint64(1), hashes & np.uint64(63))
             hashes >>= np.uint64(6)
         words = (hashes & np.uint64(self._planned.shape[0] - 1)).view(np.int64)
         first: NDArray[np.bool_] = (self._planned.take(words) & marks) != marks
         while words.shape[0]:
-            # Several rows may mark one word: the last write stays, the others try again. (`bitwise_or.at` is slower.)
+            # Several rows can mark one word: the last write stays, the others retry. (`bitwise_or.at` is slower.)
             self._planned[words] |= marks
             lost = np.flatnonzero((self._planned.take(words) & marks) != marks)
             words, marks = words[lost], marks[lost]
-        return first, worth
+        return first, scores
 
-    def remember(self, handles: NDArray[np.int64], worth: NDArray[np.int32]) -> None:
-        """Rows leave a cache and were worth this; called before they are released."""
-        self._ghosts.remember(_mix(self._pool.tables[handles], self._pool.ids[handles]), worth)
+    def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32]) -> None:
+        """Remember the scores of evicted rows. Call it before `release`."""
+        self._ghosts.remember(_mix(self._pool.tables[handles], self._pool.ids[handles]), scores)
 
     def _find(self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         mask = self._cells.shape[0] - 1
@@ -232,7 +232,7 @@ class HashHandles:
         cells = (hashes & np.uint64(mask)).astype(np.int64)
         while handles.size:
             is_free = self._cells[cells] == _EMPTY
-            # Several keys may claim one free cell: the last write stays, the others see it and move on.
+            # Several keys can claim one free cell: the last write stays, the others probe on.
             self._cells[cells[is_free]] = handles[is_free]
             homeless = self._cells[cells] != handles
             self._num_filled += int(handles.size - np.count_nonzero(homeless))
@@ -240,7 +240,7 @@ class HashHandles:
             cells = (cells[homeless] + 1) & mask
 
     def _rebuild(self, extra: int) -> None:
-        """Lay the live handles out again with room for `extra` more; deleted cells vanish."""
+        """Rehash the live handles with room for `extra` more. Drops deleted cells."""
         live = self._cells[self._cells >= 0]
         size = self._cells.shape[0]
         while 4 * (live.size + extra) > size:

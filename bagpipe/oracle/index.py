@@ -1,6 +1,6 @@
 """The batch index: distinct rows of one batch, and the map between occurrences and rows in both directions.
 
-One sort of packed words gives everything. A word is ``id << position_bits | occurrence``; occurrences of a table are
+One sort of packed words yields all of it. A word is ``id << position_bits | occurrence``; occurrences of a table are
 contiguous, so sorting each table's slice sorts by (table, id, occurrence):
 
     sorted words ──top bits change──> unique rows        ──low bits──> `order` (CSR columns)
@@ -44,7 +44,7 @@ class BatchIndex:
 
 
 class Indexer:
-    """Indexes batches; keeps its scratch arrays between them, because fresh pages cost as much as the arithmetic."""
+    """Indexes batches. Reuses its scratch arrays, because fresh pages cost as much as the arithmetic."""
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec

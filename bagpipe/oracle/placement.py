@@ -1,8 +1,8 @@
-"""Which rank shall own a row that enters the cache: the one that uses it most, within the room that each rank has.
+"""Owner of a row that enters the cache: the rank that uses it most and has room.
 
-    uses[row, rank] ──most uses; of equals the rank with least load──> owner ──over its room?──> next best with room
+    uses[row, rank] ──most uses; ties: least load──> owner ──no room?──> next best rank with room
 
-Owners decide only which bytes travel where, never what is computed.
+Owners decide which bytes travel where, never what is computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 __all__ = ["place_rows"]
 
-#: Rows are placed in this many parts per rank, each seeing the load that those before left.
+#: Tied rows are placed in this many parts per rank. Each part sees the load that the previous parts left.
 _PARTS_PER_RANK = 2
 
 
@@ -23,8 +23,8 @@ def place_rows(
 
     Args:
         uses: ``[rows, ranks]``, how often each rank will use the row.
-        load: int64 ``[ranks]``, rows each rank owns already.
-        room: int64 ``[ranks]``, rows each rank can take; all of them together at least `rows`.
+        load: int64 ``[ranks]``, rows that each rank owns already.
+        room: int64 ``[ranks]``, rows that each rank can take; the sum is at least `rows`.
     """
     owners = np.zeros(uses.shape[0], dtype=np.uint16)
     load, room = load.copy(), room.copy()
@@ -47,7 +47,7 @@ def place_rows(
 
 
 def _most_used(uses: NDArray[np.unsignedinteger], load: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """uint16 ``[rows]``: of uses ``[ranks, rows]`` the rank with most, of equals the one with least load."""
+    """uint16 ``[rows]``: the rank with most uses (``[ranks, rows]``); ties go to the least load."""
     num_ranks = load.shape[0]
     is_most = uses == uses.max(axis=0)
     wanted = _last_true(is_most)

@@ -1,10 +1,10 @@
-"""`CachePlan`: everything the engine needs to know about one batch's rows, decided ahead of time. Pure data.
+"""`CachePlan`: everything that the engine needs to know about one batch's rows. Pure data.
 
     occurrence p ──inverse[p]──> unique row u ──slots[u]──> slot in the owner's cache
     unique row u ──order[offsets[u]:offsets[u+1]]──> its occurrences (the transpose, in CSR form)
 
-*Occurrences* are numbered as the ids lie in memory after the batch's features are put in the order of
-`OracleSpec.features` (table by table): segment after segment, each segment being one feature of one table.
+*Occurrences* are numbered in memory order after the batch's features are put in the order of `OracleSpec.features`
+(table by table): segment after segment, one segment per feature and table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_BATCH = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRef:
-    """One occurrence segment: feature number `feature` of the batch looked up in table number `table`."""
+    """One segment of occurrences: feature number `feature` of the batch, looked up in table number `table`."""
 
     feature: int
     table: int
@@ -30,17 +30,17 @@ class FeatureRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleSpec:
-    """What the oracle is asked to plan for.
+    """The input of the planner besides the batches.
 
     Attributes:
         table_rows: per table number: ids lie in ``[0, rows)``, or None for any 64-bit id.
-        features: occurrence segments, sorted by table number. A feature may appear under several tables.
+        features: occurrence segments, sorted by table number. A feature can appear under several tables.
         num_slots: cache rows per rank; 0 is direct mode (no cache).
-        lookahead: batches seen ahead, the batch being planned included; at least 1.
+        lookahead: batches in the window, the one being planned included; at least 1.
         policy: name of an eviction policy.
         world_size: number of ranks.
-        assign: how examples are assigned to ranks, contiguous or locality.
-        example_shares: by rank, its part of every batch's examples, in proportion (0: none); empty: equal parts. See
+        assign: assignment of examples to ranks, contiguous or locality.
+        example_shares: by rank, its proportion of every batch's examples (0: none); empty: equal. See
             `bagpipe.oracle.assign.share_bounds`.
     """
 
@@ -72,7 +72,7 @@ class RowList:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConsumerPlan:
-    """What one rank reads for its examples of the batch.
+    """The rows that one rank reads for its examples.
 
     Attributes:
         unique: the distinct rows, grouped by table; U of them.
@@ -81,7 +81,7 @@ class ConsumerPlan:
         order: int32 ``[num_occurrences]``, occurrence numbers grouped by unique row, ascending within a row.
         slots: int32 ``[U]``, slot of each unique row in its owner's cache.
         owners: uint16 ``[U]``, rank whose cache holds the row.
-        sync_now: bool ``[U]``, the row is needed by the next batch (of any rank), so its update must land first.
+        sync_now: bool ``[U]``, the next batch (of any rank) uses the row, so its update must land first.
     """
 
     unique: RowList
@@ -95,20 +95,20 @@ class ConsumerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnerPlan:
-    """What happens to one rank's cache before it can serve the batch.
+    """Changes of one rank's cache before it can serve the batch.
 
     Attributes:
         fetch: rows that enter the cache for this batch.
-        fetch_slots: int32 ``[len(fetch)]``, slot each of them gets.
-        fetch_new: bool ``[len(fetch)]``, the oracle has never planned this row before: on a namespace that was empty
-            when the job began it cannot be in the store and need not be read.
+        fetch_slots: int32 ``[len(fetch)]``, their slots.
+        fetch_new: bool ``[len(fetch)]``, the first plan of this row. In a namespace that was empty when the job began
+            the row cannot be in the store, so it is not read.
         evict: rows that leave the cache before the fetched ones are inserted.
-        evict_slots: int32 ``[len(evict)]``, slot each of them leaves.
+        evict_slots: int32 ``[len(evict)]``, their slots.
         evict_after: the batch whose row update must be done before the evicted rows are read out of their slots:
             no earlier than the last use of any of them; `NO_BATCH` if none.
         fetch_after: the batch whose evicted rows must be acknowledged by the store before the fetch may be sent:
             no earlier than the latest eviction of any fetched row; `NO_BATCH` if none.
-        num_slots: slots in use at most, up to and including this batch (direct mode has no fixed number).
+        num_slots: most slots in use up to and including this batch (direct mode has no fixed number).
     """
 
     fetch: RowList
@@ -123,14 +123,14 @@ class OwnerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExchangePlan:
-    """What one rank gives and takes for the batch: rows before its forward, row gradients after its backward.
+    """One rank's exchange with the other ranks: rows before the forward, row gradients after the backward.
 
-    A rank both *consumes* (the U unique rows of its `ConsumerPlan`) and *owns* (M rows of the batch, whoever uses
-    them). Row u of consumer c is served by rank ``c.owners[u]``; both sides list the rows they share in the same order,
-    that of the consumer's unique rows, so counts and order need not travel.
+    A rank *consumes* the U unique rows of its `ConsumerPlan` and *owns* M rows of the batch, used by any rank. Rank
+    ``c.owners[u]`` serves row u of consumer c. Both sides list the rows they share in the order of the consumer's
+    unique rows, so counts and order do not travel.
 
     Attributes:
-        pull_now: bool ``[U]``, some rank's batch before used the row, so it can be pulled only after that update.
+        pull_now: bool ``[U]``, the previous batch (of any rank) used the row, so the pull waits for its update.
         owned: rows of the batch that this rank owns, grouped by table; M of them.
         owned_slots: int32 ``[M]``, slot of each in this rank's cache.
         owned_pull_now: bool ``[M]``, as `pull_now`.
@@ -156,8 +156,8 @@ class CachePlan:
     Attributes:
         batch_index: the batch.
         consumers, owners: by rank.
-        exchanges: by rank; empty for one rank, which exchanges nothing.
-        examples: by rank, int32 numbers of the examples it gets, ascending; empty for one rank, which gets all.
+        exchanges: by rank; empty for a single rank.
+        examples: by rank, int32 numbers of the examples it gets, ascending; empty for a single rank, which gets all.
     """
 
     batch_index: int

@@ -1,12 +1,11 @@
-"""The oracle: batches go in, plans come out `lookahead - 1` batches later.
+"""The planner: batches go in, plans come out `lookahead - 1` batches later.
 
-    push(batch) ─> intake: index, split over the ranks ─> window: link each row's previous use to this batch (its
-                   *next use*)
-    plan()      ─> oldest batch: hits keep owner and slot; every miss gets an owner (the rank that uses it most), which
-                   gives it a free slot, or that of the row it needs last
+    push(batch) ─> index, split over the ranks ─> window: this batch becomes the *next use* of each row's previous use
+    plan()      ─> oldest batch: hits keep owner and slot; each miss gets an owner (the rank that uses it most)
+                   and there a free slot, or the slot of a victim
 
 State is O(window + cache): arrays by handle and by slot. Plans are a pure function of the batches and the `OracleSpec`.
-A slot's number here is ``owner * num_slots + slot``; records hold the slot alone.
+Slots are numbered ``owner * num_slots + slot`` here; plan records hold `slot` alone.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
-from bagpipe.oracle.resident_set import Residents, SlotState
+from bagpipe.oracle.resident_set import ResidentSet, SlotState
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.types.batch import Batch
 
 __all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
 
-#: Slots of all ranks together, for their numbers are kept in 32 bits.
+#: Slots of all ranks together: slot numbers are int32.
 MAX_SLOTS = (1 << 31) - 1
-#: Ranks, for their numbers travel in 16 bits.
+#: Ranks: rank numbers are uint16 on the wire.
 MAX_RANKS = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WindowBatch:
-    incoming: IndexedBatch
+    indexed: IndexedBatch
     handles: NDArray[np.int64]
 
 
@@ -51,111 +50,111 @@ class Planner:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
-        self._intake = BatchIndexer(spec)
+        self._indexer = BatchIndexer(spec)
         self._window: deque[_WindowBatch] = deque()
         self._handles = _make_handles(spec)
-        # By handle. How often each rank uses a row matters only if there are several.
+        # By handle. Use counts by rank matter only with several ranks.
         num_handles = self._handles.num_handles
         many = spec.world_size > 1
         self._rank_counts = RankCounts(spec.world_size, largest=spec.lookahead)
         self._next_uses = NextUses(num_handles, num_count_words=self._rank_counts.num_words if many else 0)
-        self._slot = np.full(num_handles, -1, dtype=np.int32)
+        self._slot_of_handle = np.full(num_handles, -1, dtype=np.int32)
         self._evicted_at = np.full(num_handles, NO_BATCH, dtype=np.int32)
         # By slot.
         num_slots = spec.num_slots * spec.world_size
-        self._table = SlotState.empty(num_slots)
+        self._slot_state = SlotState.empty(num_slots)
         self._clock = LrfuClock(num_slots)
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
-        parts = (self._table.part(base, base + spec.num_slots) for base in range(0, num_slots, spec.num_slots))
-        self._residents = tuple(Residents(spec, part) for part in parts)
+        parts = (self._slot_state.part(base, base + spec.num_slots) for base in range(0, num_slots, spec.num_slots))
+        self._resident_sets = tuple(ResidentSet(spec, part) for part in parts)
 
     @property
     def num_resident(self) -> int:
         """Rows in the caches after the last plan."""
-        return sum(residents.num_resident for residents in self._residents)
+        return sum(resident_set.num_resident for resident_set in self._resident_sets)
 
     @property
     def learns(self) -> bool:
         """See `BatchIndexer.learns`."""
-        return self._intake.learns
+        return self._indexer.learns
 
     @property
     def is_ready(self) -> bool:
-        """The window is full: the next batch to be planned sees its whole lookahead."""
+        """The window is full: the oldest batch can be planned with its whole lookahead."""
         return len(self._window) >= self.spec.lookahead
 
     def push(self, batch: Batch) -> None:
-        """Let a batch into the window. Batches come in order, one by one.
+        """Add a batch to the window. Batches come in order.
 
         Raises:
             CapacityError: the batch has more unique rows than the caches have slots.
             InputError: an id outside its table.
         """
-        incoming = self._intake.take(batch)
-        _check_capacity(self.spec, batch.index, len(incoming.unique))
-        handles = self._handles.lookup_or_add(incoming.unique)
-        if self._handles.num_handles > self._slot.shape[0]:
+        indexed = self._indexer.index(batch)
+        _check_capacity(self.spec, batch.index, len(indexed.unique))
+        handles = self._handles.lookup_or_add(indexed.unique)
+        if self._handles.num_handles > self._slot_of_handle.shape[0]:
             self._grow(self._handles.num_handles)
-        counts = self._count_uses(incoming) if incoming.shares else None
-        slots = self._slot.take(self._next_uses.enter(handles, batch.index, counts))
+        counts = self._count_uses(indexed) if indexed.shares else None
+        slots = self._slot_of_handle.take(self._next_uses.enter(handles, batch.index, counts))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
-        self._window.append(_WindowBatch(incoming, handles))
+        self._window.append(_WindowBatch(indexed, handles))
 
     def pass_over(self, batch: Batch) -> None:
-        """Learn from a batch that comes before the first one to be planned. See `BatchIndexer.learns`.
+        """Learn from a batch before the first planned one. See `BatchIndexer.learns`.
 
         Raises:
             InputError: an id outside its table.
         """
-        self._intake.take(batch)
+        self._indexer.index(batch)
 
     def plan(self) -> CachePlan:
-        """Plan the oldest batch of the window and let it go. IndexError if the window is empty."""
+        """Remove the oldest batch from the window and plan it. IndexError if the window is empty."""
         batch = self._window.popleft()
-        incoming, handles, now = batch.incoming, batch.handles, batch.incoming.batch_index
-        slots = self._slot.take(handles).astype(np.int64)
+        indexed, handles, now = batch.indexed, batch.handles, batch.indexed.batch_index
+        slots = self._slot_of_handle.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         misses_of_ranks = self._place(batch, slots, missing)
         next_use = self._next_uses.leave(handles)
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
-        fetch_new[missing], worth = self._handles.admit(handles.take(missing))
+        fetch_new[missing], scores = self._handles.admit(handles.take(missing))
 
         owners = tuple(
             self._fill(rank, batch, slots, misses, fetch_new.take(misses))
             for rank, misses in enumerate(misses_of_ranks)
         )
-        self._table.next_use[slots] = next_use
-        self._table.worth[slots[missing]] = worth
-        self._table.worth[slots] = self._clock.use(self._table.worth.take(slots))
-        return assemble(incoming, self._describe(now, slots, missing, next_use), owners)
+        self._slot_state.next_use[slots] = next_use
+        self._slot_state.lrfu_score[slots[missing]] = scores
+        self._slot_state.lrfu_score[slots] = self._clock.use(self._slot_state.lrfu_score.take(slots))
+        return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
 
-    def _count_uses(self, incoming: IndexedBatch) -> NDArray[np.uint64]:
+    def _count_uses(self, indexed: IndexedBatch) -> NDArray[np.uint64]:
         """uint64 ``[U, num_words]``: the ranks that use each unique row."""
-        return self._rank_counts.of([share.rows for share in incoming.shares], len(incoming.unique))
+        return self._rank_counts.of([share.rows for share in indexed.shares], len(indexed.unique))
 
     def _expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
-        """Resident rows that had no use in the window are used by the batch that just entered it."""
-        self._table.next_use[slots] = batch_index
-        if len(self._residents) == 1:
-            self._residents[0].expect(slots, batch_index)
+        """The batch that just entered the window uses these slots, whose rows were idle."""
+        self._slot_state.next_use[slots] = batch_index
+        if len(self._resident_sets) == 1:
+            self._resident_sets[0].expect(slots, batch_index)
             return
         owners = slots // self.spec.num_slots
-        for rank, residents in enumerate(self._residents):
-            residents.expect(slots[owners == rank] - rank * self.spec.num_slots, batch_index)
+        for rank, resident_set in enumerate(self._resident_sets):
+            resident_set.expect(slots[owners == rank] - rank * self.spec.num_slots, batch_index)
 
     def _place(
         self, batch: _WindowBatch, slots: NDArray[np.int64], missing: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], ...]:
-        """By rank: which of the missing rows it shall own, as ascending positions among the unique rows."""
+        """By rank: the missing rows it will own, as ascending positions among the unique rows."""
         world_size = self.spec.world_size
         if world_size == 1:
             return (missing,)
         words = self._next_uses.later_counts(batch.handles, missing)
-        words += self._count_uses(batch.incoming).take(missing, axis=0)
+        words += self._count_uses(batch.indexed).take(missing, axis=0)
         hits = np.bincount(slots[slots >= 0] // self.spec.num_slots, minlength=world_size)
-        load = np.array([residents.num_resident for residents in self._residents])
+        load = np.array([resident_set.num_resident for resident_set in self._resident_sets])
         owners = place_rows(self._rank_counts.unpack(words), load, self.spec.num_slots - hits)
         return tuple(missing.take(positions) for positions in positions_by_rank(owners, world_size))
 
@@ -167,50 +166,50 @@ class Planner:
         misses: NDArray[np.int64],
         fetch_new: NDArray[np.bool_],
     ) -> OwnerPlan:
-        """Make room at one rank and let its missing rows in; their slots are written into `slots`."""
-        now, residents, base = batch.incoming.batch_index, self._residents[rank], rank * self.spec.num_slots
-        victims, evict_after = residents.make_room(misses.shape[0], now, slots - base if base else slots)
+        """Make room at one rank and insert its missing rows. Writes their slots into `slots`."""
+        now, resident_set, base = batch.indexed.batch_index, self._resident_sets[rank], rank * self.spec.num_slots
+        victims, evict_after = resident_set.make_room(misses.shape[0], now, slots - base if base else slots)
         evict, victims = self._evict(victims + base, now)
-        residents.release(victims - base)
+        resident_set.release(victims - base)
         handles = batch.handles.take(misses)
-        fetch_slots = residents.take(misses.shape[0])
+        fetch_slots = resident_set.take(misses.shape[0])
         inserted = fetch_slots + base
-        self._slot[handles] = inserted
-        self._table.handle[inserted] = handles
+        self._slot_of_handle[handles] = inserted
+        self._slot_state.handle[inserted] = handles
         slots[misses] = inserted
         return OwnerPlan(
-            fetch=select_rows(batch.incoming.unique, misses),
+            fetch=select_rows(batch.indexed.unique, misses),
             fetch_slots=fetch_slots.astype(np.int32),
             fetch_new=fetch_new,
             evict=evict,
             evict_slots=(victims - base).astype(np.int32),
             evict_after=evict_after,
             fetch_after=self._fetch_after(handles[~fetch_new], now),
-            num_slots=residents.num_slots_used,
+            num_slots=resident_set.num_slots_used,
         )
 
     def _evict(self, slots: NDArray[np.int64], now: int) -> tuple[RowList, NDArray[np.int64]]:
-        """Empty the slots; the rows they held, by table, and the slots in that order."""
-        handles = self._table.handle.take(slots)
+        """Empty the slots. Returns their rows by table, and the slots in that order."""
+        handles = self._slot_state.handle.take(slots)
         tables, ids = self._handles.rows(handles)
         by_table = np.argsort(tables, kind="stable")
         handles, slots, ids = handles[by_table], slots[by_table], ids[by_table]
         table_offsets = np.zeros(len(self.spec.table_rows) + 1, dtype=np.int64)
         np.cumsum(np.bincount(tables, minlength=len(self.spec.table_rows)), out=table_offsets[1:])
 
-        self._table.handle[slots] = -1
-        self._slot[handles] = -1
-        remembered = self._table.next_use.take(slots) != NEVER
+        self._slot_state.handle[slots] = -1
+        self._slot_of_handle[handles] = -1
+        remembered = self._slot_state.next_use.take(slots) != NEVER
         self._evicted_at[handles[remembered]] = now
-        self._handles.remember(handles, self._table.worth.take(slots))
+        self._handles.remember(handles, self._slot_state.lrfu_score.take(slots))
         self._handles.release(handles[~remembered])
         return RowList(table_offsets=table_offsets, ids=ids), slots
 
     def _fetch_after(self, handles: NDArray[np.int64], now: int) -> int:
-        """The latest eviction, by any rank, of any of these rows, all planned before.
+        """The latest eviction, by any rank, of any of these known rows.
 
-        A row evicted with no use in the window was forgotten; but then its next use lay a whole window later, so its
-        eviction was at ``now - lookahead`` at the latest.
+        The eviction of an idle row is not recorded. Its next use was beyond the window, so it was evicted at
+        ``now - lookahead`` at the latest.
         """
         if not handles.shape[0]:
             return NO_BATCH
@@ -221,21 +220,21 @@ class Planner:
     def _describe(
         self, now: int, slots: NDArray[np.int64], missing: NDArray[np.int64], next_use: NDArray[np.int32]
     ) -> GlobalRows:
-        """What the records say of each unique row; the ranks learn which of their slots the batch uses."""
-        # With a window of one batch the next batch is unknown, so every row may be needed by it.
+        """The records of the unique rows. Also tells each rank which of its slots the batch uses."""
+        # With a window of one batch the next batch is unknown, so any row can be in it.
         blind = self.spec.lookahead == 1
         sync_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
         if self.spec.world_size == 1:
-            self._residents[0].use(slots, next_use)
+            self._resident_sets[0].use(slots, next_use)
             owners, none = np.zeros(slots.shape[0], dtype=np.uint16), np.empty(0, dtype=np.bool_)
             return GlobalRows(owners=owners, slots=slots.astype(np.int32), sync_now=sync_now, pull_now=none, owned=())
         owners = (slots // self.spec.num_slots).astype(np.uint16)
         local = slots - owners * np.int64(self.spec.num_slots)
         owned = positions_by_rank(owners, self.spec.world_size)
-        for residents, positions in zip(self._residents, owned, strict=True):
-            residents.use(local.take(positions), next_use.take(positions))
+        for resident_set, positions in zip(self._resident_sets, owned, strict=True):
+            resident_set.use(local.take(positions), next_use.take(positions))
         pull_now = self._is_used.take(slots)
-        pull_now[missing] = False  # their slots were another row's
+        pull_now[missing] = False  # their slots held other rows
         self._is_used[self._used_slots] = False
         self._is_used[slots] = True
         self._used_slots = slots
@@ -245,7 +244,7 @@ class Planner:
 
     def _grow(self, num_handles: int) -> None:
         self._next_uses.grow(num_handles)
-        self._slot = _grown(self._slot, num_handles, -1)
+        self._slot_of_handle = _grown(self._slot_of_handle, num_handles, -1)
         self._evicted_at = _grown(self._evicted_at, num_handles, NO_BATCH)
 
 
@@ -277,7 +276,7 @@ def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
 
 
 def plan_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[tuple[Batch, CachePlan]]:
-    """Plans of a stream of batches, each with its batch; at the end of the stream the window runs empty."""
+    """Plans of a stream of batches, each with its batch. The end of the stream empties the window."""
     window: deque[Batch] = deque()
 
     def remembered() -> Iterator[Batch]:
@@ -290,7 +289,7 @@ def plan_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[tuple[B
 
 
 def plans_of(planner: Planner | DirectPlanner, batches: Iterable[Batch]) -> Iterator[CachePlan]:
-    """As `plan_batches`, but only the plans: no batch is held, and the planner keeps much less of each."""
+    """The plans of `plan_batches` alone. Holds no batches; the planner keeps much less of each."""
     waiting = 0
     for batch in batches:
         planner.push(batch)

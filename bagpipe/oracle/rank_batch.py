@@ -1,4 +1,4 @@
-"""`RankBatch`: what the cacher hands one trainer rank for one batch, and the interface it is read through."""
+"""`RankBatch`: one rank's part of a batch and its plan. `BatchSource`: the interface that yields them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Phase = Literal["train", "eval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSpan:
-    """When the cacher worked on a batch: nanoseconds of the machine's monotonic clock, for the trace."""
+    """When the cacher read and planned a batch, in nanoseconds of the machine's monotonic clock; for the trace."""
 
     read_start_ns: int
     plan_start_ns: int
@@ -34,11 +34,11 @@ class RankBatch:
 
     Attributes:
         batch: the rank's examples.
-        consumer: what the rank reads for them.
-        owner: what happens to the rank's own cache.
+        consumer: the rows it reads for them.
+        owner: the changes of its own cache.
         num_global_examples: examples in the global batch; the loss is their mean.
-        span: when the cacher worked on it.
-        exchange: what it gives to and takes from the other ranks; None if there are none.
+        span: when the cacher worked on the batch.
+        exchange: its exchange with the other ranks; None for a single rank.
     """
 
     batch: Batch
@@ -62,7 +62,7 @@ class RankBatch:
 
 
 class BatchSource(Protocol):
-    """Where a trainer gets its batches from."""
+    """Where a trainer gets its batches."""
 
     schema: DataSchema
 
@@ -75,17 +75,17 @@ class BatchSource(Protocol):
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
     ) -> Iterator[RankBatch]:
-        """Batches of a phase in batch order. Bounded: a slow reader slows the cacher, nothing piles up.
+        """One rank's batches of a phase, in order. Bounded: a slow reader slows the cacher down.
 
         Args:
             phase: the training or the held-out examples.
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
             first_batch: begin with this batch, the caches empty.
-            reader_state: of a step at or before `first_batch`, so that the data need not be read from the beginning.
+            reader_state: of a batch before `first_batch` (`Batch.reader_state`); saves reading the data from its start.
 
         Raises:
-            InputError: the data is bad; all steps before the bad block have been yielded.
+            InputError: the data is bad; all batches before the bad block have been yielded.
         """
         ...
 

@@ -1,16 +1,15 @@
 """One rank's cache slots: which are free, and whose row leaves when room is needed.
 
-    make_room(misses) ─> victims: idle rows, worth least first; then rows needed last
+    make_room(misses) ─> victims: idle rows, lowest score first; then farthest next use
     release(slots)    ─> free ─> take(count)
     expect(slots, b)  <─ batch b entered the window and uses them
 
-Rows of the batch before change until that batch's update: taking the slot of one makes the insert wait for it. They are
-*spared* while others last, where that is cheap: rows that should have left and stay for one batch more make the cache
-smaller by as many. Where more than a small part of it changes with a batch, all rows are equal.
+Rows of the previous batch change until that batch's update: evicting one makes the insert wait for the update. They are
+*spared* while other victims last and sparing is cheap: a spared row occupies a slot for one batch too long, which makes
+the cache smaller. If a batch replaces more than a small part of the cache, no row is spared.
 
-Most rows of a batch are needed again soon and would never be evicted, so only rows whose next use lies beyond a
-*horizon* are queued for eviction. When those do not suffice, all slots are queued once and the horizon halves; the
-choice is the same either way.
+Most rows of a batch are needed again soon and are never evicted, so only rows whose next use lies beyond a *horizon*
+are queued. If those do not suffice, all slots are queued once and the horizon halves. The victims are the same.
 """
 
 from __future__ import annotations
@@ -21,59 +20,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_rank
-from bagpipe.oracle.lrfu import NO_WORTH
+from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
 
-__all__ = ["SPARED_PART", "Residents", "SlotState"]
+__all__ = ["SPARED_PART", "ResidentSet", "SlotState"]
 
-#: Rows of the batch before are spared if at most this part of the slots must be emptied: no more room can be lost.
+#: Rows of the previous batch are spared if at most 1 / SPARED_PART of the slots must be emptied, which bounds the loss.
 SPARED_PART = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotState:
-    """What the planner knows of every slot of one or more ranks.
+    """What the planner knows about each slot of one or more ranks.
 
     Attributes:
         handle: int64, the row in the slot, -1 if it is free.
-        next_use: int32, the next batch that uses the row, `NEVER` if the window has none.
-        worth: int32, see `bagpipe.oracle.lrfu`.
+        next_use: int32, the next batch that uses the row, `NEVER` if the row is idle.
+        lrfu_score: int32, the row's score, see `bagpipe.oracle.lrfu`.
     """
 
     handle: NDArray[np.int64]
     next_use: NDArray[np.int32]
-    worth: NDArray[np.int32]
+    lrfu_score: NDArray[np.int32]
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotState:
         return cls(
             np.full(num_slots, -1, dtype=np.int64),
             np.full(num_slots, NEVER, dtype=np.int32),
-            np.full(num_slots, NO_WORTH, dtype=np.int32),
+            np.full(num_slots, NO_SCORE, dtype=np.int32),
         )
 
     def part(self, start: int, stop: int) -> SlotState:
-        """Slots `start` to `stop`, sharing memory."""
-        return SlotState(self.handle[start:stop], self.next_use[start:stop], self.worth[start:stop])
+        """A view of slots `start` to `stop`."""
+        return SlotState(self.handle[start:stop], self.next_use[start:stop], self.lrfu_score[start:stop])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Uses:
-    """The rank's rows of a planned batch: their slots, and their next uses as known when it was planned."""
+    """The rank's rows of a planned batch: slots, and next uses as known at planning."""
 
     slots: NDArray[np.int64]
     next_use: NDArray[np.int32]
 
 
-class Residents:
+class ResidentSet:
     """The rows resident at one rank. Slots are numbered from 0 on every rank.
 
     Args:
-        table: the rank's slots. The planner keeps `next_use` and `worth` up to date, `Residents` only reads them.
+        state: the rank's slots. The planner updates `next_use` and `lrfu_score`.
     """
 
-    def __init__(self, spec: OracleSpec, table: SlotState) -> None:
-        self._table = table
+    def __init__(self, spec: OracleSpec, state: SlotState) -> None:
+        self._state = state
         self._policy = POLICIES[spec.policy]
         self._queue = EvictionQueue(spec.num_slots)
         self._horizon = spec.lookahead * 7 // 8
@@ -93,7 +92,7 @@ class Residents:
         return self._queue.num_entries
 
     def expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
-        """Resident rows that had no use in the window are used by the batch that just entered it."""
+        """The batch that just entered the window uses these slots, whose rows were idle."""
         slots = slots[self._queue.is_queued(slots)]
         self._queue.push(slots, np.full(slots.shape[0], batch_index, dtype=np.int32))
 
@@ -102,7 +101,7 @@ class Residents:
 
         Args:
             count: rows that enter the cache for batch `now`.
-            used: slots whose rows that batch uses; slots outside this rank, below 0 or beyond, do not count.
+            used: slots that batch `now` uses. Slots of other ranks (below 0 or too large) are ignored.
         """
         self._queue.advance(now)
         idle = self._queue.pop_idle() if self._policy.drop_idle else np.empty(0, dtype=np.int64)
@@ -133,12 +132,12 @@ class Residents:
         return chosen, max(now - 1 if waits else now - 2, NO_BATCH)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """These slots are free again."""
+        """Free these slots."""
         self._free[self._num_free : self._num_free + slots.shape[0]] = slots
         self._num_free += slots.shape[0]
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """So many free slots."""
+        """Allocate `count` free slots."""
         slots = self._free[self._num_free - count : self._num_free][::-1].astype(np.int64)
         self._num_free -= count
         if count:
@@ -146,27 +145,27 @@ class Residents:
         return slots
 
     def use(self, slots: NDArray[np.int64], next_use: NDArray[np.int32]) -> None:
-        """The batch just planned uses these slots, and then their rows' next uses are these."""
+        """The batch just planned uses these slots; `next_use` follows it."""
         self._previous = _Uses(slots, next_use)
 
     def _enqueue_previous(self, now: int, beyond: int) -> NDArray[np.int64]:
-        """Queue those rows of the batch before whose next use lies after batch `beyond`: their slots."""
+        """Queue the previous batch's rows with a next use after batch `beyond`. Returns their slots."""
         far = np.flatnonzero(self._previous.next_use > beyond)
         slots = self._previous.slots.take(far)
-        # Where the window knew no next use, a batch that entered it since may have one; not least this very batch.
-        next_use = self._table.next_use.take(slots)
+        # A batch that entered the window since, or this batch itself, can be the next use of a row that had none.
+        next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER
         idle = slots[is_idle]
-        self._queue.push(idle, idle_rank(self._table.worth.take(idle)))
+        self._queue.push(idle, idle_rank(self._state.lrfu_score.take(idle)))
         later = ~is_idle & (next_use != now)
         self._queue.push(slots[later], next_use[later])
         return slots
 
     def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
-        """Queue every resident row, however soon it is needed, but the spared ones. Idle rows are queued already."""
+        """Queue every resident row except the spared ones. Idle rows are queued already."""
         self._horizon //= 2
-        others = self._table.handle >= 0
+        others = self._state.handle >= 0
         others[spared] = False
         slots = np.flatnonzero(others)
         slots = slots[~self._queue.is_queued(slots)]
-        self._queue.push(slots, self._table.next_use[slots])
+        self._queue.push(slots, self._state.next_use[slots])

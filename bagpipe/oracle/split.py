@@ -3,8 +3,8 @@
     index.order (row by row) ──rank of the occurrence's example──> one subsequence per rank, still row by row
     a change of row in it ───> the rank's unique rows, its CSR     ──scattered──> its inverse
 
-A rank numbers occurrences as they lie in its own sub-batch. That keeps the order of the global numbers, so what is
-ascending in the global CSR is ascending in the rank's.
+A rank numbers occurrences in the order of its own sub-batch. This keeps the order of the global numbers, so numbers
+that ascend in the global CSR ascend in the rank's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Share", "busiest_ranks", "split"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Share:
-    """What one rank uses of a batch. A rank without examples, or without ids, has empty arrays.
+    """One rank's part of a batch. Without examples or ids the arrays are empty.
 
     Attributes:
         examples: int32, ascending numbers of its examples.
@@ -41,7 +41,7 @@ class Share:
 
 
 def split(batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: NDArray[np.uint16]) -> tuple[Share, ...]:
-    """Split a batch over the ranks. Linear in its occurrences, but for one comparison of bytes per rank.
+    """Split a batch over the ranks. Linear in its occurrences, plus one comparison of bytes per rank and occurrence.
 
     Args:
         index: the index of the whole batch.
@@ -50,7 +50,7 @@ def split(batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: ND
     ranks = rank_of_example.astype(np.uint8) if spec.world_size <= 1 << 8 else rank_of_example
     sizes = np.bincount(ranks, minlength=spec.world_size)
     rank_of_occurrence, local_numbers = _number_occurrences(batch, spec, ranks, sizes)
-    # What follows reads these row by row. (numpy gathers by 64-bit numbers; others it converts each time.)
+    # Row by row. (numpy gathers by int64; it converts other indices each time.)
     by_row = index.order.astype(np.int64)
     rows, numbers = index.inverse.take(by_row), local_numbers.take(by_row)
     ranks_by_row = rank_of_occurrence.take(by_row)
@@ -63,7 +63,7 @@ def split(batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: ND
 
 
 def busiest_ranks(shares: Sequence[Share], num_rows: int) -> NDArray[np.uint16]:
-    """uint16 ``[num_rows]``: the rank with most occurrences of each unique row of the batch, the lowest of equals."""
+    """uint16 ``[num_rows]``: the rank with most occurrences of each unique row; ties go to the lowest."""
     most = np.zeros(num_rows, dtype=np.int32)
     busiest = np.zeros(num_rows, dtype=np.uint16)
     for rank, share in enumerate(shares):
@@ -77,7 +77,7 @@ def busiest_ranks(shares: Sequence[Share], num_rows: int) -> NDArray[np.uint16]:
 def _share(
     mine: NDArray[np.int64], examples: NDArray[np.int32], rows: NDArray[np.int32], numbers: NDArray[np.int32]
 ) -> Share:
-    """One rank's share, from the places of its occurrences in the row-by-row arrays."""
+    """One rank's part, from the places of its occurrences in the row-by-row arrays."""
     rows, order = rows.take(mine), numbers.take(mine)
     is_first = np.ones(mine.shape[0], dtype=np.bool_)
     np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
@@ -107,7 +107,7 @@ def _number_occurrences(
 
 
 def _running_numbers(ranks: NDArray[np.unsignedinteger], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """int32: how many entries of the same rank come before each."""
+    """int32: the number of earlier entries of the same rank."""
     starts = np.cumsum(counts) - counts
     numbers = np.empty(ranks.shape[0], dtype=np.int32)
     numbers[np.argsort(ranks, kind="stable")] = np.arange(ranks.shape[0]) - np.repeat(starts, counts)

@@ -1,25 +1,42 @@
-"""An independent judge of plans: replays them against their batches with dicts and sets, and shares no code with the
-planner. Slow on purpose (a Python loop over ids): for tests and for plans under suspicion, not for hot paths.
+"""Independent verification of plans: replays them against their batches with dicts and sets.
 
-Each rule is one method; the first one broken raises `PlanError` with the batch, the rule and the row.
+Shares no code with the planner. Python loops over ids make it slow: it is for tests and debugging, not for hot paths.
+Each rule is one method. The first violation raises `PlanError` with the batch, the rule and the row.
 
-    check(batch, plan): form ─> examples ─> index of each consumer ─> evict ─> fetch ─> homes ─> exchange ─> versions
+    check(batch, plan): arrays ─> examples ─> index of each consumer ─> evict ─> fetch ─> homes ─> exchange ─> versions
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
-from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
-from bagpipe.oracle.plan_validation import Row, rows_of, violations
+import numpy as np
+
+from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.versions import Seen, Versions
 from bagpipe.types.batch import Batch
 
-__all__ = ["PlanError", "Verifier", "verify"]
+__all__ = ["PlanError", "Verifier", "verify", "violations"]
 
+Row = tuple[int, int]  # (table number, id)
 Home = tuple[int, int]  # (rank, slot)
+
+_DTYPES: dict[str, str] = {
+    **dict.fromkeys(("inverse", "offsets", "order", "slots", "fetch_slots", "evict_slots"), "int32"),
+    **dict.fromkeys(("owned_slots", "serve_offsets", "serve_rows"), "int32"),
+    **dict.fromkeys(("sync_now", "fetch_new", "pull_now", "owned_pull_now", "owned_sync_now"), "bool"),
+    "owners": "uint16",
+}
+
+#: Per record: fields as long as a list of rows.
+_PER_ROW: dict[type, tuple[tuple[str, str], ...]] = {
+    ConsumerPlan: (("unique", "slots"), ("unique", "owners"), ("unique", "sync_now")),
+    OwnerPlan: (("fetch", "fetch_slots"), ("fetch", "fetch_new"), ("evict", "evict_slots")),
+    ExchangePlan: (("owned", "owned_slots"), ("owned", "owned_pull_now"), ("owned", "owned_sync_now")),
+}
 
 
 class PlanError(AssertionError):
@@ -27,12 +44,12 @@ class PlanError(AssertionError):
 
 
 class Verifier:
-    """Feed it every (batch, plan) of a run in order; `finish` checks what only the end of the run shows."""
+    """Takes every (batch, plan) of a run in order. `finish` checks the end of the run."""
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
         self._shares = spec.example_shares or (1,) * spec.world_size
-        # Without a cache, or a view of the next batch, every row counts as needed next.
+        # Without a cache, or with a window of one batch, every row counts as needed next.
         self._is_blind = spec.num_slots == 0 or spec.lookahead == 1
         self._batch_index = NO_BATCH
         self._home: dict[Row, Home] = {}
@@ -41,7 +58,7 @@ class Verifier:
         self._last_use: dict[Row, int] = {}
         self._last_eviction: dict[Row, int] = {}
         self._num_slots_used = [0] * spec.world_size
-        # The batch before: its rows, and which of them each record marks as needed by the next batch.
+        # Of the previous batch: its rows, and which of them each record marks as needed by the next batch.
         self._previous_rows: set[Row] = set()
         self._previous_marks: list[dict[Row, bool]] = []
 
@@ -54,8 +71,8 @@ class Verifier:
         if not batch.index == plan.batch_index == self._batch_index + 1:
             self._fail(f"expected batch {self._batch_index + 1}, got batch {batch.index} with plan {plan.batch_index}")
         self._batch_index = batch.index
-        for misfit in violations(plan, self.spec):
-            self._fail(misfit)
+        for violation in violations(plan, self.spec):
+            self._fail(violation)
         bags = _bags(batch)
         examples = self._check_examples(batch, plan)
         rows_of_ranks = [
@@ -64,9 +81,9 @@ class Verifier:
         ]
         rows = set(itertools.chain.from_iterable(rows_of_ranks))
         self._check_marks_before(rows)
-        # A row may leave one rank for another in one batch, so all evictions come first.
+        # A row can move between ranks within one batch, so all evictions come first.
         for rank, owner in enumerate(plan.owners):
-            self._check_evict(rank, owner, rows, {row for other in plan.owners for row in rows_of(other.fetch)})
+            self._check_evict(rank, owner, rows, {row for other in plan.owners for row in _rows_of(other.fetch)})
         for rank, owner in enumerate(plan.owners):
             self._check_fetch(rank, owner, rows)
         for rank, consumer in enumerate(plan.consumers):
@@ -79,12 +96,12 @@ class Verifier:
         self._update(rows)
 
     def finish(self) -> None:
-        """The run is over: nothing is needed by a next batch."""
+        """End of the run: no row is needed by a next batch."""
         if not self._is_blind and any(any(marks.values()) for marks in self._previous_marks):
             self._fail("rows are marked as needed by the next batch, but there is none")
 
     def _check_examples(self, batch: Batch, plan: CachePlan) -> list[list[int]]:
-        """The examples of each rank: every one at one rank, as many at each as a contiguous split gives its share."""
+        """The examples of each rank: a partition, with the sizes of a contiguous split by shares."""
         everything = list(range(batch.num_examples))
         if not plan.examples:
             return [everything]
@@ -98,7 +115,7 @@ class Verifier:
         return examples
 
     def _check_index(self, rank: int, consumer: ConsumerPlan, occurrences: Sequence[Row]) -> list[Row]:
-        rows = rows_of(consumer.unique)
+        rows = _rows_of(consumer.unique)
         if len(set(rows)) != len(rows):
             self._fail(f"a unique row of rank {rank} is listed twice")
         if set(rows) != set(occurrences):
@@ -119,23 +136,23 @@ class Verifier:
         return rows
 
     def _check_marks_before(self, rows: set[Row]) -> None:
-        """What the batch before marked as needed next is what this batch uses, at every rank that marked it."""
+        """The rows that the previous batch marked as needed next are those this batch uses."""
         for marks in self._previous_marks:
             for row, is_marked in marks.items():
                 if row in rows and not is_marked:
-                    self._fail(f"row {row} of the batch before is needed now but not marked sync now")
+                    self._fail(f"row {row} of the previous batch is needed now but not marked sync now")
                 if row not in rows and is_marked and not self._is_blind:
-                    self._fail(f"row {row} of the batch before is marked sync now but not needed")
+                    self._fail(f"row {row} of the previous batch is marked sync now but not needed")
 
     def _check_marks_now(self, plan: CachePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
         marks = [(rows, consumer.sync_now) for rows, consumer in zip(rows_of_ranks, plan.consumers, strict=True)]
-        marks += [(rows_of(exchange.owned), exchange.owned_sync_now) for exchange in plan.exchanges]
+        marks += [(_rows_of(exchange.owned), exchange.owned_sync_now) for exchange in plan.exchanges]
         self._previous_marks = [dict(zip(rows, flags.tolist(), strict=True)) for rows, flags in marks]
         if self._is_blind and not all(all(marks.values()) for marks in self._previous_marks):
             self._fail("a row is not marked sync now, but the next batch is unknown")
 
     def _check_evict(self, rank: int, owner: OwnerPlan, used: set[Row], fetched: set[Row]) -> None:
-        evicted = rows_of(owner.evict)
+        evicted = _rows_of(owner.evict)
         for row, slot in zip(evicted, owner.evict_slots.tolist(), strict=True):
             if self._home.get(row) != (rank, slot):
                 self._fail(f"rank {rank} evicts {row} from slot {slot}, it is in {self._home.get(row)}")
@@ -157,7 +174,7 @@ class Verifier:
                 self._fail(f"evict_after is {owner.evict_after}, but nothing is evicted")
 
     def _check_fetch(self, rank: int, owner: OwnerPlan, used: set[Row]) -> None:
-        fetched = rows_of(owner.fetch)
+        fetched = _rows_of(owner.fetch)
         num_slots = self.spec.num_slots or owner.num_slots
         if not set(fetched) <= used:
             self._fail("fetches a row that the batch does not use")
@@ -195,7 +212,7 @@ class Verifier:
                 self._fail(f"rank {rank} reads {row} from (rank, slot) {home}, it is in {self._home.get(row)}")
 
     def _check_owned(self, rank: int, exchange: ExchangePlan, used: set[Row]) -> None:
-        owned = rows_of(exchange.owned)
+        owned = _rows_of(exchange.owned)
         if len(set(owned)) != len(owned) or set(owned) != {row for row in used if self._home[row][0] == rank}:
             self._fail(f"the owned rows of rank {rank} are not those of the batch's rows that live there")
         for row, slot in zip(owned, exchange.owned_slots.tolist(), strict=True):
@@ -203,7 +220,7 @@ class Verifier:
                 self._fail(f"rank {rank} serves {row} from slot {slot}, it is in {self._home[row]}")
 
     def _check_served(self, rank: int, exchange: ExchangePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
-        owned = rows_of(exchange.owned)
+        owned = _rows_of(exchange.owned)
         offsets, places = exchange.serve_offsets.tolist(), exchange.serve_rows.tolist()
         if offsets[0] != 0 or offsets[-1] != len(places) or offsets != sorted(offsets):
             self._fail(f"serve_offsets of rank {rank} do not span its serve_rows")
@@ -216,20 +233,20 @@ class Verifier:
                 self._fail(f"serve_rows of rank {rank} for rank {consumer} are not ascending")
 
     def _check_pulls(self, rank: int, exchange: ExchangePlan, rows: Sequence[Row]) -> None:
-        """A pull waits for the batch before exactly if that batch changes the row in its slot."""
+        """A pull waits for the previous batch if and only if that batch changes the row in its slot."""
         changing = self._previous_rows if self.spec.num_slots else set()
         for row, now in zip(rows, exchange.pull_now.tolist(), strict=True):
             self._expect_fresh(
                 self._versions.pull(row, self._batch_index, now=now), f"rank {rank} pulls {row} before its last update"
             )
             if now and row not in changing:
-                self._fail(f"rank {rank} pulls {row} late, though the batch before does not change it")
-        for row, now in zip(rows_of(exchange.owned), exchange.owned_pull_now.tolist(), strict=True):
+                self._fail(f"rank {rank} pulls {row} late, though the previous batch does not change it")
+        for row, now in zip(_rows_of(exchange.owned), exchange.owned_pull_now.tolist(), strict=True):
             if now != (row in changing):
                 self._fail(f"rank {rank} serves {row} {'late' if now else 'early'}, unlike its consumers' pulls")
 
     def _update(self, rows: set[Row]) -> None:
-        """The batch is trained: each of its rows is updated once, by then or late."""
+        """Train the batch: each of its rows is updated once, now or late."""
         marks = {row: now for marks in self._previous_marks for row, now in marks.items()}
         for row in rows:
             self._versions.update(row, self._batch_index, sync_now=marks[row])
@@ -245,7 +262,7 @@ class Verifier:
 
 
 def verify(planned: Iterable[tuple[Batch, CachePlan]], spec: OracleSpec) -> int:
-    """Verify a whole run; the number of batches.
+    """Verify a whole run. Returns the number of batches.
 
     Raises:
         PlanError: some plan breaks an invariant.
@@ -266,7 +283,59 @@ def _bags(batch: Batch) -> list[list[list[int]]]:
 
 
 def _occurrences(bags: Sequence[Sequence[Sequence[int]]], examples: Sequence[int], spec: OracleSpec) -> list[Row]:
-    """The rows of some examples' ids, in the order in which occurrences are numbered."""
+    """The rows of some examples, in the order of occurrence numbers."""
     return [
         (ref.table, row_id) for ref in spec.features for example in examples for row_id in bags[ref.feature][example]
     ]
+
+
+def violations(plan: CachePlan, spec: OracleSpec) -> Iterator[str]:
+    """Wrong record counts, dtypes, dimensions or lengths of a plan, as text. Without any, its contents can be read."""
+    many = spec.world_size if spec.world_size > 1 else 0
+    counts = tuple(len(part) for part in (plan.consumers, plan.owners, plan.exchanges, plan.examples))
+    if counts != (spec.world_size, spec.world_size, many, many):
+        yield f"expected a record of each kind for each of {spec.world_size} ranks, got {counts}"
+        return
+    for rank, examples in enumerate(plan.examples):
+        yield from _array_violations(examples, "int32", f"examples of rank {rank}")
+    for records in (plan.consumers, plan.owners, plan.exchanges):
+        for rank, record in enumerate(records):
+            yield from _record_violations(record, spec, f"{type(record).__name__} of rank {rank}")
+    for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=bool(many))):
+        if len(exchange.pull_now) != len(consumer.unique):
+            yield f"rank {rank} has {len(exchange.pull_now)} pull_now for {len(consumer.unique)} rows"
+        if len(exchange.serve_offsets) != spec.world_size + 1:
+            yield f"rank {rank} has {len(exchange.serve_offsets)} serve_offsets for {spec.world_size} ranks"
+
+
+def _record_violations(record: Any, spec: OracleSpec, name: str) -> Iterator[str]:
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, RowList):
+            yield from _rows_violations(value, len(spec.table_rows), f"{field.name} in {name}")
+        elif isinstance(value, np.ndarray):
+            yield from _array_violations(value, _DTYPES[field.name], f"{field.name} in {name}")
+    for rows, field_name in _PER_ROW[type(record)]:
+        expected, got = len(getattr(record, rows)), len(getattr(record, field_name))
+        if expected != got:
+            yield f"{field_name} in {name}: {got} of them for {expected} rows"
+
+
+def _rows_violations(rows: RowList, num_tables: int, name: str) -> Iterator[str]:
+    yield from _array_violations(rows.table_offsets, "int64", f"table_offsets of {name}")
+    yield from _array_violations(rows.ids, "int64", f"ids of {name}")
+    offsets = rows.table_offsets.tolist()
+    if len(offsets) != num_tables + 1 or offsets[0] != 0 or offsets[-1] != len(rows) or offsets != sorted(offsets):
+        yield f"table_offsets of {name} do not span {num_tables} tables and {len(rows)} rows"
+
+
+def _array_violations(array: Any, dtype: str, name: str) -> Iterator[str]:
+    if array.ndim != 1 or array.dtype != np.dtype(dtype):
+        yield f"{name}: expected 1 dimension of {dtype}, got {array.ndim} of {array.dtype}"
+
+
+def _rows_of(rows: RowList) -> list[Row]:
+    """The rows as (table, id) pairs."""
+    offsets = rows.table_offsets.tolist()
+    ids = rows.ids.tolist()
+    return [(table, row_id) for table in range(len(offsets) - 1) for row_id in ids[offsets[table] : offsets[table + 1]]]

@@ -1,13 +1,13 @@
-"""Row versions: every update adds one, and whoever reads a row must find the version of all updates before.
+"""Row versions: every update adds one, and a read must find the version after all previous updates.
 
-The judge's replay of what reaches a reader if everything happens as late as the plan allows:
+Replays what a reader finds if everything happens as late as the plan allows:
 
     pull early  ─ sees all updates up to two batches before
-    pull now    ─ and those updates of the batch before that its sync now marks
+    pull now    ─ also the updates of the previous batch that its sync now marks
     evict       ─ sees all updates up to `evict_after`
     fetch       ─ sees the evictions of plans up to `fetch_after`
 
-Each method returns what was found and what should have been, and leaves the verdict to the caller.
+Each method returns the version found and the version wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Seen", "Versions"]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A version found, and the one that should have been."""
+    """The version found, and the version wanted."""
 
     found: int
     wanted: int
@@ -38,13 +38,13 @@ class _Update:
 
 @dataclass(slots=True)
 class _Resident:
-    """A row in a slot: the version it came with, and its updates since, oldest first."""
+    """A row in a slot: its version at the insert, and its updates since, oldest first."""
 
     version: int
     updates: list[_Update] = field(default_factory=list)
 
     def landed(self, has_landed: Callable[[_Update], bool]) -> int:
-        """The version in the slot when only such updates have landed. Old updates landed before new ones."""
+        """The version in the slot if only these updates have landed. Updates land in order."""
         missing = 0
         for update in reversed(self.updates):
             if has_landed(update):
@@ -62,7 +62,7 @@ class Versions:
         self._stored: dict[Hashable, list[tuple[int, int]]] = {}
 
     def update(self, row: Hashable, batch: int, *, sync_now: bool) -> None:
-        """The batch used the row; its update follows at once, or late."""
+        """The batch used the row; its update follows now or late."""
         self._resident[row].updates.append(_Update(batch, sync_now))
         self._wanted[row] += 1
 
@@ -81,7 +81,7 @@ class Versions:
         return Seen(found, self._wanted[row])
 
     def fetch(self, row: Hashable, *, after: int, unread: bool) -> Seen:
-        """A plan fetches the row once the evictions up to `after` are acknowledged; `unread`: it is made anew."""
+        """A plan fetches the row once the evictions up to `after` are acknowledged; `unread`: it starts new."""
         known = [version for batch, version in self._stored.get(row, []) if batch <= after]
         found = known[-1] if known and not unread else 0
         self._resident[row] = _Resident(found)

@@ -1,13 +1,13 @@
-"""Next uses inside the window: which later batch, of those seen so far, needs a row again, and which ranks how often.
+"""Next uses inside the window: the next batch that uses a row, and how often each rank uses it.
 
-One ring holds an int32 per unique row of every batch in the window, oldest batch first; by handle we keep the place of
-a row's *latest* use. When a batch enters, that place learns the new batch as its next use:
+One ring holds an int32 per unique row of every batch in the window, oldest batch first. By handle there is the place of
+a row's *latest* use. When a batch enters, it becomes the next use at that place:
 
     enter(batch 7): ring[place_of_handle[h]] = 7 ; place_of_handle[h] = new place
     leave():        ring of the oldest batch, in the order of its rows
 
-With several ranks a second ring holds running counts: in how many batches each rank has used the row, up to this one.
-Those at the latest place minus those at the oldest are the uses in between.
+With several ranks a second ring holds running counts: in how many batches each rank has used the row so far. The
+difference between the latest place and the oldest is the number of uses in between.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NOT_IN_WINDOW = -1
 class RankCounts:
     """Small counters, one per rank, packed into 64-bit words.
 
-    A counter may run over into its neighbour: only differences are ever read, and the difference of two words is right
-    as long as each counter's difference fits its bits.
+    A counter can overflow into its neighbour. Only differences are read, and the difference of two words is right as
+    long as each counter's difference fits its bits.
 
     Args:
         world_size: counters per row.
-        largest: the largest difference that will be asked for.
+        largest: the largest difference that is read.
     """
 
     def __init__(self, world_size: int, largest: int) -> None:
@@ -64,7 +64,7 @@ class NextUses:
     """O(1) work per unique row of a batch, entering and leaving; O(window) memory.
 
     Args:
-        num_count_words: words of running counts per row (`RankCounts`); 0: none are kept.
+        num_count_words: words of running counts per row (`RankCounts`); 0: no counts.
     """
 
     def __init__(self, num_handles: int, *, num_count_words: int = 0) -> None:
@@ -77,10 +77,10 @@ class NextUses:
     def enter(
         self, handles: NDArray[np.int64], batch_index: int, counts: NDArray[np.uint64] | None = None
     ) -> NDArray[np.int64]:
-        """A batch with these distinct rows enters the window. Those of them that no batch in the window used.
+        """Add a batch with these distinct rows. Returns the handles that no batch in the window used.
 
         Args:
-            counts: uint64 ``[len(handles), num_count_words]``, the ranks that use each row; None if none are kept.
+            counts: uint64 ``[len(handles), num_count_words]``, the ranks that use each row; None without counts.
         """
         if self._count + handles.shape[0] > self._ring.shape[0]:
             self._grow_ring(self._count + handles.shape[0])
@@ -103,7 +103,7 @@ class NextUses:
         return handles.take(np.flatnonzero(~known))
 
     def leave(self, handles: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The oldest batch leaves: the next use of each of its rows (`handles` as they entered), `NEVER` if none."""
+        """Remove the oldest batch, whose rows are `handles`. Returns the next use of each row, `NEVER` if none."""
         next_use = np.concatenate([self._ring[span] for span in self._spans(self._head, handles.shape[0])])
         self._head = (self._head + handles.shape[0]) & (self._ring.shape[0] - 1)
         self._count -= handles.shape[0]
@@ -128,7 +128,7 @@ class NextUses:
         self._place_of_handle = places
 
     def _spans(self, first: int, count: int) -> tuple[slice, slice]:
-        """`count` places of the ring from running number `first` on: up to its end, and from its beginning."""
+        """`count` places of the ring from number `first` on: up to the ring's end, then from its start."""
         size = self._ring.shape[0]
         start = first & (size - 1)
         stop = min(start + count, size)

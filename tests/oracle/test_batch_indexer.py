@@ -13,19 +13,19 @@ SPEC = OracleSpec(
 
 def test_one_rank_keeps_the_whole_index_and_several_their_shares() -> None:
     batch = make_batch(3, [[[5, 5], [6]]])
-    alone = BatchIndexer(SPEC).take(batch)
+    alone = BatchIndexer(SPEC).index(batch)
     assert (alone.batch_index, alone.unique.ids.tolist(), alone.shares) == (3, [5, 6], ())
     assert alone.whole is not None
     assert alone.whole.inverse.tolist() == [0, 0, 1]
-    shared = BatchIndexer(dataclasses.replace(SPEC, world_size=3)).take(batch)
+    shared = BatchIndexer(dataclasses.replace(SPEC, world_size=3)).index(batch)
     assert shared.whole is None
     assert [share.rows.tolist() for share in shared.shares] == [[], [0], [1]]
 
 
 def test_the_assignment_learns_from_every_batch() -> None:
-    intake = BatchIndexer(dataclasses.replace(SPEC, world_size=2))
-    assert intake.learns
+    indexer = BatchIndexer(dataclasses.replace(SPEC, world_size=2))
+    assert indexer.learns
     assert not BatchIndexer(dataclasses.replace(SPEC, world_size=2, assign="contiguous")).learns
     assert not BatchIndexer(SPEC).learns
-    intake.take(make_batch(0, [[[5], [6]]]))
-    assert [share.examples.tolist() for share in intake.take(make_batch(1, [[[6], [5]]])).shares] == [[1], [0]]
+    indexer.index(make_batch(0, [[[5], [6]]]))
+    assert [share.examples.tolist() for share in indexer.index(make_batch(1, [[[6], [5]]])).shares] == [[1], [0]]

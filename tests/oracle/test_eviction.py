@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.oracle.eviction import NEVER, NEVER_RANK, EvictionQueue, idle_rank
-from bagpipe.oracle.lrfu import NO_WORTH, TICKS
+from bagpipe.oracle.lrfu import NO_SCORE, TICKS
 
 operations = st.lists(
     st.one_of(
@@ -105,8 +105,8 @@ def test_slots_in_both_are_found_whatever_was_asked_before() -> None:
             assert queue.any_in_both(first, second) == bool(set(first.tolist()) & set(second.tolist()))
 
 
-def test_idle_rows_rank_above_all_others_those_worth_less_higher() -> None:
-    ranks = idle_rank(np.array([NO_WORTH, 4 * TICKS, 5 * TICKS, 1 << 30], dtype=np.int32)).tolist()
+def test_idle_rows_rank_above_all_others_lower_scores_higher() -> None:
+    ranks = idle_rank(np.array([NO_SCORE, 4 * TICKS, 5 * TICKS, 1 << 30], dtype=np.int32)).tolist()
     assert ranks == sorted(ranks, reverse=True)
     assert len(set(ranks)) == 4
     assert NEVER_RANK <= min(ranks) <= max(ranks) <= NEVER

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.oracle.handles import DenseHandles, HashHandles
-from bagpipe.oracle.lrfu import NO_WORTH
+from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import RowList
 from tests.oracle.batches import WIDE_IDS
 
@@ -88,12 +88,12 @@ def test_hardly_any_new_row_looks_known() -> None:
     assert mistaken <= 1
 
 
-def test_what_a_row_was_worth_when_it_left_is_remembered_after_its_handle_is_gone() -> None:
+def test_the_score_of_an_evicted_row_outlives_its_handle() -> None:
     batch = RowList(table_offsets=np.array([0, 5]), ids=np.arange(5))
     for handles in (DenseHandles((9,)), HashHandles()):
         numbers = handles.lookup_or_add(batch)
-        assert handles.admit(numbers)[1].max() <= NO_WORTH
+        assert handles.admit(numbers)[1].max() <= NO_SCORE
         handles.remember(numbers[:3], np.array([70, 80, 90], dtype=np.int32))
         handles.release(numbers)
-        is_new, worth = handles.admit(handles.lookup_or_add(batch))
-        assert (is_new.any(), worth.tolist()) == (False, [70, 80, 90, NO_WORTH, NO_WORTH])
+        is_new, scores = handles.admit(handles.lookup_or_add(batch))
+        assert (is_new.any(), scores.tolist()) == (False, [70, 80, 90, NO_SCORE, NO_SCORE])
