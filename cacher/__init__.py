@@ -1,5 +1,5 @@
-"""The Oracle Cacher: reads the data, looks ahead, plans, and hands every trainer its steps.
+"""The oracle cacher: reads the data, plans with lookahead, and sends every rank its batches.
 
-data.loader ──Batch──> oracle.planner ──CachePlan──> planning.PlannedData ──Step──> service ──frames──> trainer
-                                                                            (its own process: embedded)
+data.loader ──Batch──> oracle.planner ──CachePlan──> planning.PlannedData ──RankBatch──> service ──gRPC──> trainer
+                                                                   (embedded: one daemon for one job)
 """

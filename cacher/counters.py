@@ -1,4 +1,4 @@
-"""`Counters`: totals since the daemon started, added to by any thread."""
+"""`Counters`: thread-safe totals since the daemon started."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["Counters", "Totals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What has been done so far.
+    """Totals since the daemon started.
 
     Attributes:
         batches_planned: global batches.
         plan_s: seconds spent planning them, without reading and serialising.
-        encode_s: seconds spent cutting and serialising the ranks' steps.
-        steps_sent, bytes_sent: steps to ranks, those sent again included.
-        streams: streams that said Hello.
+        encode_s: seconds spent cutting and serialising the ranks' parts.
+        batches_sent, bytes_sent: rank batches sent, repeats included.
+        streams: streams with a Hello.
         refused: handshakes and requests refused, unauthenticated ones included.
-        dropped: streams ended for saying nothing, or nonsense.
+        dropped: streams ended for silence or invalid messages.
     """
 
     batches_planned: int = 0
     plan_s: float = 0.0
     encode_s: float = 0.0
-    steps_sent: int = 0
+    batches_sent: int = 0
     bytes_sent: int = 0
     streams: int = 0
     refused: int = 0
@@ -34,7 +34,7 @@ class Totals:
 
 
 class Counters:
-    """Adds up `Totals`."""
+    """Thread-safe `Totals`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

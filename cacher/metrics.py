@@ -1,4 +1,4 @@
-"""Prometheus metrics: read from the daemon's own records when somebody asks, nothing is kept twice.
+"""Prometheus metrics, read from the daemon's own records at each scrape.
 
 GET /metrics ─> collector ─> Counters.totals(), Jobs.counts(), Run.statistics() of every run
 """
@@ -24,15 +24,15 @@ _SNAPSHOT_TIMEOUT_S = 5.0
 
 @contextmanager
 def serve_metrics(listen: Address, snapshot: Callable[[], Snapshot], loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Answer scrapes in threads of their own.
+    """Serve scrapes in separate threads.
 
     Args:
         listen: host and port.
-        snapshot: called for every scrape, on the loop's thread.
+        snapshot: called for each scrape, on the loop's thread.
         loop: the daemon's.
 
     Raises:
-        InputError: the address cannot be used.
+        InputError: cannot listen at the address.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -60,24 +60,24 @@ class _DaemonCollector(Collector):
         for name, text, value in (
             ("batches_planned", "Global batches planned", totals.batches_planned),
             ("plan_seconds", "Seconds spent planning", totals.plan_s),
-            ("encode_seconds", "Seconds spent cutting and serialising steps", totals.encode_s),
-            ("steps_sent", "Steps sent to ranks", totals.steps_sent),
-            ("sent_bytes", "Bytes of steps sent to ranks", totals.bytes_sent),
-            ("streams", "Streams that said who they are", totals.streams),
+            ("encode_seconds", "Seconds spent cutting and serialising rank batches", totals.encode_s),
+            ("batches_sent", "Rank batches sent", totals.batches_sent),
+            ("sent_bytes", "Bytes of rank batches sent", totals.bytes_sent),
+            ("streams", "Streams with a Hello", totals.streams),
             ("refused", "Handshakes and requests refused", totals.refused),
-            ("dropped", "Streams ended for silence or nonsense", totals.dropped),
+            ("dropped", "Streams ended for silence or invalid messages", totals.dropped),
         ):
             yield CounterMetricFamily(f"bagpipe_cacher_{name}", text, value=value)
         for name, text, value in (
             ("jobs", "Jobs served", now.jobs),
             ("ranks", "Ranks connected", now.ranks),
-            ("silent_streams", "Streams that have not said who they are", now.silent),
+            ("silent_streams", "Streams without a Hello yet", now.silent),
         ):
             yield GaugeMetricFamily(f"bagpipe_cacher_{name}", text, value=value)
         yield from self._runs(now)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the daemon is not asked before it runs."""
+        """Nothing: registering must not query the daemon before it runs."""
         return iter(())
 
     async def _take(self) -> Snapshot:
@@ -85,12 +85,12 @@ class _DaemonCollector(Collector):
 
     def _runs(self, now: Snapshot) -> Iterator[Metric]:
         by_rank = ["job", "run", "rank"]
-        depth = GaugeMetricFamily("bagpipe_cacher_queue_steps", "Serialised steps held for a rank", labels=by_rank)
-        free = GaugeMetricFamily("bagpipe_cacher_credits", "Steps a rank could still be given", labels=by_rank)
-        held = GaugeMetricFamily("bagpipe_cacher_queue_bytes", "Bytes of steps held", labels=["job", "run"])
+        depth = GaugeMetricFamily("bagpipe_cacher_queue_batches", "Serialised batches held for a rank", labels=by_rank)
+        free = GaugeMetricFamily("bagpipe_cacher_credits", "Batches that a rank can still receive", labels=by_rank)
+        held = GaugeMetricFamily("bagpipe_cacher_queue_bytes", "Bytes of batches held", labels=["job", "run"])
         for job, number, run in now.runs:
-            for rank, (steps, credits) in enumerate(zip(run.steps_buffered, run.credits_free, strict=True)):
-                depth.add_metric([job, str(number), str(rank)], steps)
+            for rank, (batches, credits) in enumerate(zip(run.batches_buffered, run.credits_free, strict=True)):
+                depth.add_metric([job, str(number), str(rank)], batches)
                 free.add_metric([job, str(number), str(rank)], credits)
             held.add_metric([job, str(number)], run.bytes_buffered)
         yield from (depth, free, held)

@@ -1,9 +1,9 @@
-"""`PlannedData`: a data source with the oracle on top, in the calling process; `service` puts it behind a socket.
+"""`PlannedData`: a data source with its plans, in the calling process. `service` serves it over gRPC.
 
-    loader ──Batch──> planner's window (lookahead) ──CachePlan──> PlannedBatch ──one rank's part──> Step
+    loader ──Batch──> planner's window (lookahead) ──CachePlan──> PlannedBatch ──for_rank──> RankBatch
 
-Bad data ends the stream only after all steps before it, whatever the lookahead; a batch that cannot fit the cache ends
-it at once, since then no part of the job can be done as configured.
+Bad data ends the stream after all batches before it, whatever the lookahead. A batch that cannot fit the cache ends it
+immediately, because the job cannot run as configured.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class _WindowBatch:
 
 
 class PlannedPhase:
-    """The planned batches of one phase, in order. An iterator; close it to stop the loader.
+    """The planned batches of one phase, in order. An iterator; `close` stops the loader.
 
     Args:
-        loader: begins at `first_batch` or before; at the first batch of all if `planner` learns.
-        planner: as `make_planner` makes it.
+        loader: begins at or before `first_batch`; at batch 0 if `planner` learns.
+        planner: from `make_planner`.
         max_steps, first_batch: see `PlannedData.phase`.
 
     Attributes:
-        spec: what is planned for.
-        skipped_rows: malformed rows before the last batch handed out; at the end of the data, all of them.
+        spec: of the plans.
+        skipped_rows: malformed rows up to the last batch yielded; at the end of the data, all of them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class PlannedPhase:
         self._max_steps = max_steps
         self._planner = planner
         self._is_stopped = False
-        self._data_end: int | None = None  # number of the first batch that the data has not
+        self._data_end: int | None = None  # number of batches in the data
         self._window: deque[_WindowBatch] = deque()
         self._batches = self._plan_all()
 
@@ -102,10 +102,9 @@ class PlannedPhase:
 
     @property
     def end(self) -> int | None:
-        """Number of the first batch that does not come, once all before it have been handed out.
+        """Number of the first batch after the phase, once all batches have been yielded; else None.
 
-        None before, and for good if reading was stopped or failed: an iterator that ends is not enough to call it
-        the end of the data.
+        Stays None if reading was stopped or failed: the end of the iterator alone is not the end of the data.
         """
         if self._is_stopped:
             return None
@@ -113,11 +112,11 @@ class PlannedPhase:
         return self._next_batch if has_ended or self._has_enough() else None
 
     def stop(self) -> None:
-        """Hand out nothing more, and end as soon as possible; for any thread."""
+        """Yield nothing more and end as soon as possible. From any thread."""
         self._is_stopped = True
 
     def close(self) -> None:
-        """Stop reading and planning. Harmless when called again."""
+        """Stop reading and planning. Idempotent."""
         self._batches.close()
 
     def _plan_all(self) -> Generator[PlannedBatch, None, None]:
@@ -129,13 +128,13 @@ class PlannedPhase:
                 yield self._plan()
             if self._is_done():
                 return
-            # Also those after the last good row.
+            # Includes those after the last good row.
             self.skipped_rows = self._loader.skipped_rows()
             if error is not None:
                 raise error
 
     def _fill(self) -> Generator[PlannedBatch, None, InputError | None]:
-        """Batches while the window is full. Returns when the data ends: None, or with what is wrong with it."""
+        """Read and plan while the data lasts. Returns None, or the error of bad data."""
         number = int(self._loader.state()["batch"])  # of the batch that is read next
         while not self._is_done():
             read_start_ns = time.monotonic_ns()
@@ -162,7 +161,7 @@ class PlannedPhase:
         return None
 
     def _push(self, batch: Batch) -> bool:
-        """Let a batch into the planner's window; False if it is too large and need not be planned."""
+        """Add a batch to the planner's window. False if it is too large but not wanted."""
         try:
             self._planner.push(batch)
         except CapacityError:
@@ -188,15 +187,15 @@ class PlannedPhase:
 
 
 class PlannedData:
-    """A data set and the plans over it; for one rank also a `bagpipe.oracle.rank_batch.BatchSource` without a socket.
+    """A data set and its plans. Also an in-process `bagpipe.oracle.rank_batch.BatchSource`.
 
     Args:
-        config: what to read.
-        seed: seed of the data order (and of synthetic data).
+        config: of the data.
+        seed: of the data order (and of synthetic data).
 
     Attributes:
         schema: of the data.
-        identity: what the plans depend on besides `config`, see `cacher.identity`.
+        identity: digests of what the plans depend on besides `config`, see `cacher.identity`.
 
     Raises:
         InputError: the data cannot be opened.
@@ -219,17 +218,17 @@ class PlannedData:
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
     ) -> PlannedPhase:
-        """The batches of a phase, planned for all ranks of `spec`. Any number of phases may be under way.
+        """The batches of a phase, planned for all ranks of `spec`. Any number of phases can run at a time.
 
         Args:
             phase: the training or the held-out examples.
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
-            first_batch: begin with this batch, the caches empty.
-            reader_state: of a step; one that does not lead to `first_batch` of this data is of no use, and not used.
+            first_batch: begin with this batch and empty caches.
+            reader_state: of a batch before `first_batch`. Ignored if it is of other data or after `first_batch`.
 
         Raises:
-            InputError: nothing can be planned for `spec`. Iterating: see `BatchSource`.
+            InputError: `spec` cannot be planned for. Iterating: see `BatchSource`.
         """
         planner = make_planner(spec)
         loader = self._loader(phase, first_batch, None if planner.learns else reader_state)
@@ -252,7 +251,7 @@ class PlannedData:
         reader_state: Mapping[str, Any] | None = None,
         rank: int = 0,
     ) -> Generator[RankBatch, None, None]:
-        """One rank's steps of a phase in batch order, see `BatchSource`. Closing them stops the loader."""
+        """One rank's batches of a phase, see `BatchSource`. Closing the generator stops the loader."""
         asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, reader_state=reader_state)
         with closing(asked) as batches:
             try:
@@ -263,5 +262,5 @@ class PlannedData:
                 self._skipped_rows[phase] = batches.skipped_rows
 
     def skipped_rows(self) -> int:
-        """Malformed rows skipped so far: those before the last step handed out, of each phase."""
+        """Malformed rows skipped so far: those up to the last batch yielded, of each phase."""
         return sum(self._skipped_rows.values())

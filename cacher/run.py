@@ -1,11 +1,10 @@
-"""`Run`: one phase of one job. A thread plans and serialises; each rank has a bounded buffer of steps it may ask for.
+"""`Run`: one phase of one job. A thread plans and serialises into one bounded buffer per rank.
 
-    planner thread: PlannedPhase ──all ranks' steps──> buffer of rank 0 │ … │ rank N-1 ──item(index)──> rank's stream
-                    waits while any rank has no room                   └── acknowledged steps leave
+    planner thread: PlannedPhase ──RankBatches──> buffer of rank 0 │ … │ rank N-1 ──item(index)──> rank's stream
+                    waits while any buffer is full                   └── acknowledged batches leave
 
-A buffer holds the steps from a rank's watermark on, at most as many as its credits: what a rank has not acknowledged
-can be sent again after a lost connection, and a rank that is slow, late or gone stops the planner instead of filling
-memory.
+A buffer holds a rank's batches from its watermark on, at most as many as its credits. Unacknowledged batches can be
+sent again after a lost connection. A rank that is slow, late or lost blocks the planner instead of filling memory.
 """
 
 from __future__ import annotations
@@ -28,36 +27,36 @@ __all__ = ["Run", "RunStatistics"]
 
 _LOG = logging.getLogger("cacher")
 
-#: How errors are named on the wire; the client raises the class of this name.
+#: Names of errors on the wire. The client raises the class of that name.
 _ERROR_NAMES: Mapping[type[Exception], str] = {CapacityError: "CapacityError", InputError: "InputError"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatistics:
-    """A run at one moment.
+    """The state of a run.
 
     Attributes:
-        steps_planned: so far.
-        steps_buffered: serialised steps held, by rank.
+        batches_planned: so far.
+        batches_buffered: serialised batches held, by rank.
         bytes_buffered: their bytes, of all ranks.
-        credits_free: steps each rank could still be given.
+        credits_free: batches that each rank can still receive.
     """
 
-    steps_planned: int
-    steps_buffered: tuple[int, ...]
+    batches_planned: int
+    batches_buffered: tuple[int, ...]
     bytes_buffered: int
     credits_free: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Buffer:
-    """One rank's steps ``[first, first + len(messages))``.
+    """One rank's batches ``[first, first + len(messages))``.
 
     Attributes:
-        watermark: steps below are acknowledged.
-        credits: steps from the watermark on that may be planned for the rank.
-        first: index of the first step held: the watermark, or the one the rank asked to begin with.
-        left: the rank wants nothing more of this run.
+        watermark: batches below are acknowledged.
+        credits: batches from the watermark on that can be planned for the rank.
+        first: index of the first batch held: the watermark, or the first one that the rank requested.
+        left: the rank has left this run.
     """
 
     watermark: int
@@ -70,7 +69,7 @@ class _Buffer:
         return self.left or index < self.watermark + self.credits
 
     def forget(self, below: int) -> None:
-        """Drop the steps below an index."""
+        """Drop the batches below an index."""
         while self.messages and self.first < below:
             self.messages.popleft()
             self.first += 1
@@ -78,15 +77,15 @@ class _Buffer:
 
 
 class Run:
-    """Threads: one plans; any number may call the methods.
+    """Has one planner thread. Any thread can call the methods.
 
     Args:
         planned: opens the phase; called in the planner thread.
         number: the run's number on the wire.
-        world_size: ranks that take part.
-        first_batch: index of the first step.
-        credits: of ranks that have not been heard of yet.
-        wake: called, in the planner thread, when a rank's next item may be there.
+        world_size: number of ranks.
+        first_batch: index of the first batch.
+        credits: of ranks that have not entered yet.
+        wake: called in the planner thread with a rank whose next item can be available.
         counters: totals for the metrics.
     """
 
@@ -108,7 +107,7 @@ class Run:
         self._changed = threading.Condition()
         self._buffers = [_Buffer(watermark=first_batch, credits=credits, first=first_batch) for _ in range(world_size)]
         self._next_index = first_batch
-        self._steps_planned = 0
+        self._batches_planned = 0
         self._last: bytes | None = None
         self._has_failed = False
         self._stopped = False
@@ -116,22 +115,22 @@ class Run:
         self._thread = threading.Thread(target=self._plan, name=f"cacher-planner-{number}", daemon=True)
 
     def start(self) -> None:
-        """Begin to plan."""
+        """Start the planner thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Plan no further; does not wait for the thread."""
+        """Stop planning. Does not wait for the thread."""
         with self._changed:
             self._stop()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the planner thread to end; whether it has."""
+        """Wait for the planner thread. Returns whether it has ended."""
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def enter(self, rank: int, *, credits: int, next_batch: int, watermark: int) -> bool:
-        """A rank asks for the steps from `next_batch` on. False if it has acknowledged them already."""
+        """A rank requests the batches from `next_batch` on. False if it has acknowledged them already."""
         with self._changed:
             buffer = self._buffers[rank]
             if next_batch < buffer.first or buffer.left:
@@ -143,7 +142,7 @@ class Run:
             return True
 
     def acknowledge(self, rank: int, watermark: int) -> bool:
-        """All steps below the watermark are taken. False if there were not so many."""
+        """A rank has taken all batches below the watermark. False if fewer were planned."""
         with self._changed:
             buffer = self._buffers[rank]
             if watermark > max(self._next_index, buffer.first):
@@ -154,7 +153,7 @@ class Run:
             return True
 
     def leave(self, rank: int) -> bool:
-        """The rank wants nothing more. Whether that was the last one: then planning stops."""
+        """A rank leaves the run. True if it was the last one, which stops planning."""
         with self._changed:
             buffer = self._buffers[rank]
             buffer.left = True
@@ -166,10 +165,10 @@ class Run:
             return is_last
 
     def item(self, rank: int, index: int) -> tuple[bytes, bool] | None:
-        """The message that holds a rank's step, and whether nothing follows it; None while there is none.
+        """The message with a rank's batch, and whether it is the last message; None while there is none.
 
-        After the last step the message is End or Error; nothing follows in a run that was stopped before. An index
-        below the watermark has no message any more.
+        The message after the last batch is End or Error. A run that was stopped has none. A batch below the watermark
+        has no message any more.
         """
         with self._changed:
             buffer = self._buffers[rank]
@@ -182,14 +181,14 @@ class Run:
 
     @property
     def has_failed(self) -> bool:
-        """The last message is an Error."""
+        """Whether the last message is an Error."""
         return self._has_failed
 
     def statistics(self) -> RunStatistics:
         with self._changed:
             return RunStatistics(
-                steps_planned=self._steps_planned,
-                steps_buffered=tuple(len(buffer.messages) for buffer in self._buffers),
+                batches_planned=self._batches_planned,
+                batches_buffered=tuple(len(buffer.messages) for buffer in self._buffers),
                 bytes_buffered=sum(len(message) for buffer in self._buffers for message in buffer.messages),
                 credits_free=tuple(
                     0 if buffer.left else max(0, buffer.watermark + buffer.credits - self._next_index)
@@ -200,13 +199,13 @@ class Run:
     def _stop(self) -> None:
         self._stopped = True
         if self._batches is not None:
-            self._batches.stop()  # it may be reading, far from the next step
+            self._batches.stop()  # it can be reading, far from the next batch
         self._changed.notify_all()
 
     def _plan(self) -> None:
         try:
             self._finish(self._plan_all())
-        except Exception as error:  # whatever went wrong, the trainers must hear of it rather than wait
+        except Exception as error:  # the trainers must get any error instead of waiting
             name = _ERROR_NAMES.get(type(error), "JobError")
             text = str(error) if name != "JobError" else f"the cacher failed: {type(error).__name__}: {error}"
             self._finish(pb.CacherMessage(error=pb.Error(kind=name, message=text)))
@@ -214,7 +213,7 @@ class Run:
                 _LOG.exception("planner failed", extra={"run": self._number})
 
     def _plan_all(self) -> pb.CacherMessage:
-        """Plan until the end of the data, or until stopped; what to say if it was not."""
+        """Plan until the end of the data or until stopped. Returns the last message."""
         with closing(self._planned()) as batches:
             with self._changed:
                 self._batches = batches
@@ -222,7 +221,7 @@ class Run:
                     batches.stop()
             omit_values = values_are_derivable(batches.spec, batches.num_features)
             for batch in batches:
-                # A rank that left may enter no more, so its part need not be made.
+                # A rank that left cannot enter again, so its part is not needed.
                 index, ranks = batch.batch.index, self._ranks_in()
                 start_s = time.perf_counter()
                 messages = {
@@ -235,7 +234,7 @@ class Run:
                 if not self._hand_out(index, messages):
                     break
             if batches.end != self._next_index and not self._stopped:
-                raise JobError(f"the plan ended at batch {self._next_index}, before its data")
+                raise JobError(f"the plan ended at batch {self._next_index}, before the data")
             end = pb.End(run=self._number, skipped_rows=batches.skipped_rows, next_batch=self._next_index)
             return pb.CacherMessage(end=end)
 
@@ -244,18 +243,18 @@ class Run:
             return [rank for rank, buffer in enumerate(self._buffers) if not buffer.left]
 
     def _hand_out(self, index: int, messages: Mapping[int, bytes]) -> bool:
-        """Wait for room at every rank, then give each its step; False once stopped."""
+        """Wait for room in every buffer, then append each rank's message. False once stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or all(buffer.has_room(index) for buffer in self._buffers))
             if self._stopped:
                 return False
             for rank, message in messages.items():
                 buffer = self._buffers[rank]
-                # A rank that came back after the cacher was started anew has had the first steps already.
+                # A rank that reconnects to a restarted cacher has the first batches already.
                 if not buffer.left and index >= buffer.first:
                     buffer.messages.append(message)
             self._next_index = index + 1
-            self._steps_planned += 1
+            self._batches_planned += 1
         for rank in messages:
             self._wake(rank)
         return True
@@ -264,7 +263,7 @@ class Run:
         with self._changed:
             self._batches = None
             if self._stopped:
-                return  # a rank that still listens would take it for the end of the data
+                return  # a rank would take the message for the end of the data
             self._last = message.SerializeToString()
             self._has_failed = message.WhichOneof("kind") == "error"
             ranks = range(len(self._buffers))

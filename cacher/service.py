@@ -1,10 +1,10 @@
-"""`CacherService`: one `Train` call per trainer rank. A coroutine reads requests, another sends what the rank may have.
+"""`CacherService`: one `Train` call per trainer rank. One coroutine reads requests, another sends batches.
 
     reader: Hello ─> jobs.enter ─> Welcome      Start ─> jobs.begin      Ack ─> run.acknowledge      Leave ─> jobs.leave
-    sender: run.item(rank, next step) ─> stream, as long as there is one; then sleeps until the run wakes it
+    sender: run.item(rank, next batch) ─> stream while there is one; then sleeps until the run wakes it
 
-What a trainer sends is parsed here and nowhere trusted. A stream that does not say Hello in time, or says nonsense, is
-ended; so is the longest silent one when too many are silent, so that a trainer always finds room.
+Requests are untrusted. A stream without a Hello in time, or with an invalid message, is ended. If too many streams are
+silent, the longest silent one is ended, so that a trainer always finds room.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class CacherService:
     """The `bagpipe.v1.Cacher` service.
 
     Args:
-        jobs: who is served.
+        jobs: the jobs served.
         schema: of the data.
         identity: see `cacher.identity`.
         counters: totals for the metrics.
-        hello_timeout_s: how long a stream may be silent at its beginning.
-        max_silent: streams that have not said Hello, at most.
+        hello_timeout_s: longest wait for a Hello.
+        max_silent: most streams without a Hello.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class CacherService:
         self._silent: dict[_Stream, None] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """For a server. Messages pass as bytes: those sent are serialised already."""
+        """The handler for a server. Messages pass as bytes: sent ones are serialised already."""
         handler = grpc.stream_stream_rpc_method_handler(self._train)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Train": handler})
 
     @property
     def num_silent(self) -> int:
-        """Streams that have not said Hello."""
+        """Streams without a Hello yet."""
         return len(self._silent)
 
     async def _train(self, requests: object, context: Any) -> None:
@@ -81,12 +81,12 @@ class CacherService:
             _LOG.warning("refused", extra={"peer": context.peer(), "reason": str(error)})
             await _tell(context, error)
         except grpc.aio.BaseError:
-            pass  # the trainer was gone before it could be told
-        except _Nonsense as error:
+            pass  # the trainer is gone
+        except _ProtocolError as error:
             self._counters.add(dropped=1)
             _LOG.warning("dropped", extra={"peer": context.peer(), "reason": str(error)})
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # a defect; the trainer must hear of it rather than try again and again
+        except Exception as error:  # a defect: the trainer must get an error instead of retrying forever
             _LOG.exception("stream failed", extra={"peer": context.peer()})
             await _tell(context, JobError(f"the cacher failed: {type(error).__name__}: {error}"))
 
@@ -99,13 +99,13 @@ class CacherService:
             await stream.send(self._welcome)
             if await stream.serve():
                 self._jobs.leave(member, stream)
-        except (grpc.aio.BaseError, _Nonsense):
+        except (grpc.aio.BaseError, _ProtocolError):
             raise
         except Exception:
-            self._jobs.leave(member, stream)  # an error is the last a trainer hears
+            self._jobs.leave(member, stream)  # an error is the last message to a trainer
             raise
         finally:
-            self._jobs.lose(member, stream)  # not if it has left
+            self._jobs.lose(member, stream)  # no-op if it has left
 
     async def _hello(self, stream: _Stream) -> pb.Hello:
         self._silent[stream] = None
@@ -115,16 +115,16 @@ class CacherService:
             async with asyncio.timeout(self._hello_timeout_s):
                 message = await stream.receive()
         except TimeoutError:
-            raise _Nonsense(f"expected Hello within {self._hello_timeout_s:g} s") from None
+            raise _ProtocolError(f"expected Hello within {self._hello_timeout_s:g} s") from None
         finally:
             self._silent.pop(stream, None)
         if message is None or message.WhichOneof("kind") != "hello":
-            raise _Nonsense(f"expected Hello, got {_kind(message)}")
+            raise _ProtocolError(f"expected Hello, got {_kind(message)}")
         return message.hello
 
 
-class _Nonsense(Exception):
-    """The peer does not keep to the protocol."""
+class _ProtocolError(Exception):
+    """The peer violates the protocol."""
 
 
 class _Stream:
@@ -163,18 +163,18 @@ class _Stream:
         try:
             message: pb.TrainerMessage = pb.TrainerMessage.FromString(data)
         except DecodeError:
-            raise _Nonsense(f"expected a TrainerMessage, got {len(data)} bytes of something else") from None
+            raise _ProtocolError(f"expected a TrainerMessage, got {len(data)} bytes of something else") from None
         return message
 
     async def serve(self) -> bool:
-        """Answer until the rank has left or been told of an error (True), or its stream ends (False)."""
-        reader, sender = asyncio.create_task(self._read()), asyncio.create_task(self._send_steps())
+        """Serve until the rank leaves or gets an error (True), or its stream ends (False)."""
+        reader, sender = asyncio.create_task(self._read()), asyncio.create_task(self._send_batches())
         try:
             done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (reader, sender):
                 task.cancel()
-            # The tasks end before the call does: nothing may write to a call that is over.
+            # The tasks end before the call: writing to an ended call is an error.
             await asyncio.gather(reader, sender, return_exceptions=True)
         return all(task.result() for task in done)
 
@@ -191,21 +191,21 @@ class _Stream:
             elif kind == "leave":
                 return True
             else:
-                raise _Nonsense(f"expected Start, Ack or Leave, got {_kind(message)}")
+                raise _ProtocolError(f"expected Start, Ack or Leave, got {_kind(message)}")
         return False
 
     def _acknowledge(self, ack: pb.Ack) -> None:
         assert self.member is not None
         place = self._place
         if place is None or ack.run > place.number:
-            raise _Nonsense(f"acknowledged run {ack.run} before it began")
+            raise _ProtocolError(f"acknowledged run {ack.run} before it began")
         if ack.run < place.number:
-            return  # said before the rank went on
+            return  # sent before the rank went on
         if ack.watermark > self._next or not place.run.acknowledge(self.member.rank, ack.watermark):
-            raise _Nonsense(f"acknowledged batches below {ack.watermark}, {self._next} is to be sent next")
+            raise _ProtocolError(f"acknowledged batches below {ack.watermark}, {self._next} is to be sent next")
 
-    async def _send_steps(self) -> bool:
-        """Ends, with True, only when an error has been sent."""
+    async def _send_batches(self) -> bool:
+        """Send batches. Returns True once an error has been sent."""
         assert self.member is not None
         ended: Place | None = None
         while True:
@@ -225,14 +225,14 @@ class _Stream:
                     await self.send(message)
                     return True
             else:
-                # Before it is sent: its acknowledgement, or another Start, may come while `send` waits.
+                # Before the send: an Ack or another Start can arrive while `send` waits.
                 self._next += 1
-                self._counters.add(steps_sent=1, bytes_sent=len(message))
+                self._counters.add(batches_sent=1, bytes_sent=len(message))
             await self.send(message)
 
 
 async def _tell(context: Any, error: Exception) -> None:
-    with suppress(grpc.aio.BaseError):  # it may be gone
+    with suppress(grpc.aio.BaseError):  # the peer can be gone
         await context.write(_error_message(error))
 
 

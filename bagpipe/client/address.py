@@ -20,7 +20,7 @@ class Address:
 
     Attributes:
         path: of a unix socket; empty for TCP.
-        host, port: of a TCP listener; "" and 0 for a unix socket.
+        host, port: of the TCP listener; "" and 0 for a unix socket.
         tls: the listener speaks TLS.
     """
 
@@ -31,14 +31,14 @@ class Address:
 
     @property
     def target(self) -> str:
-        """The address as gRPC writes it, to connect to or to listen on."""
+        """The address in gRPC's form, to connect to or to listen on."""
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can reach it. A host name other than ``localhost`` counts as remote."""
+        """Whether only this machine can reach the address. A host name other than ``localhost`` counts as remote."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -51,21 +51,23 @@ class Address:
 
 
 def parse_address(text: str, *, subject: str = "cacher.url") -> Address:
-    """The address a string names.
+    """Parse an address.
 
     Args:
-        text: see the module.
-        subject: what an error calls it.
+        text: one of the forms above.
+        subject: name of the setting in errors.
 
     Raises:
-        InputError: none of the forms, a port out of range, or a path too long for a socket.
+        InputError: unknown form, port out of range, or path too long for a socket.
     """
     if text.startswith("unix:") and len(text) > len("unix:"):
         path = text.removeprefix("unix:")
-        # unix:///run/x.sock is how URLs write it.
+        # URLs write unix:///run/x.sock.
         path = path.removeprefix("//") if path.startswith("///") else path
         if len(path.encode()) > _MAX_PATH_BYTES:
-            raise InputError(f"{subject}: a socket's path may have {_MAX_PATH_BYTES} bytes, got {len(path.encode())}")
+            raise InputError(
+                f"{subject}: expected a socket path of at most {_MAX_PATH_BYTES} bytes, got {len(path.encode())}"
+            )
         return Address(path=path)
     match = re.fullmatch(r"(?:(grpcs?)://)?(\[[0-9a-fA-F:.]+\]|[^/\[\]:\s]+):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:

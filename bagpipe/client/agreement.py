@@ -1,9 +1,9 @@
-"""What a trainer and its cacher must agree on before a step is sent. Pure.
+"""The settings that a trainer and its cacher must share. Pure.
 
-    Config ──settings_of──> {key: value}, travels in Hello ──first_difference──> key and both values, or None
+    Config ──settings_of──> {key: value}, sent in Hello ──first_difference──> key and both values, or None
 
-Both sides derive the plan's inputs from configuration keys; the cacher compares key by key and refuses the first that
-differs. Keys that only say how fast or where something is done may differ.
+Both sides derive the plan's inputs from configuration keys. The cacher compares them key by key and refuses the first
+difference. Keys that affect only speed or location can differ.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ __all__ = [
     "settings_of",
 ]
 
-#: Raised when an older peer would misunderstand what a newer one says.
+#: Increased when an older peer would misunderstand a newer one.
 PROTOCOL_VERSION = 6
 
-#: Requests hold numbers and a configuration; a step of 65,536 x 200 ids takes about 320 MB.
+#: Requests hold numbers and a configuration. A batch of 65,536 x 200 ids takes about 320 MB.
 MAX_TRAINER_MESSAGE_BYTES = 1 << 20
 MAX_CACHER_MESSAGE_BYTES = 1 << 30
 
 #: Metadata key of the shared secret.
 SECRET_METADATA = "x-bagpipe-secret"
 
-#: How the cacher's own machine parses; the batches are the same.
+#: Settings of the cacher's own machine. They do not change the batches.
 _FREE_DATA_KEYS = frozenset({"workers"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first place where two JSON values differ: dotted path, and both values ("nothing" where one has none)."""
+    """The first difference of two JSON values: dotted path and both values ("nothing" for a missing one)."""
 
     path: str
     first: str
@@ -49,7 +49,7 @@ class Difference:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Values of the keys that decide what is in a step, by dotted key; JSON-able."""
+    """Values of the keys that decide the contents of a batch, by dotted key; JSON-able."""
     data = {f"data.{name}": value for name, value in dataclasses.asdict(config.data).items()}
     return {
         **{key: value for key, value in data.items() if key.partition(".")[2] not in _FREE_DATA_KEYS},
@@ -62,7 +62,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def first_difference(first: object, second: object, path: str = "") -> Difference | None:
-    """Compare two JSON values, objects key by key and lists place by place; None if they are equal."""
+    """Compare two JSON values, objects by key and lists by position. None if they are equal."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in [*first, *(key for key in second if key not in first)]:
             where = f"{path}.{key}" if path else str(key)
@@ -78,7 +78,7 @@ def first_difference(first: object, second: object, path: str = "") -> Differenc
             if found is not None:
                 return found
         return None
-    # True == 1 and 1 == 1.0, but they are not the same setting.
+    # True == 1 in Python, but they are different settings.
     if first == second and isinstance(first, bool) == isinstance(second, bool):
         return None
     return Difference(path=path, first=_short(first), second=_short(second))

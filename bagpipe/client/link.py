@@ -1,8 +1,8 @@
-"""`Link`: one connection to a cacher and one `Train` call on it, for as long as they last. Faces gRPC.
+"""`Link`: one gRPC connection to a cacher with one `Train` call.
 
-    put(request) ──queue──> Train stream ──> messages()    lost ─> LinkLost    refused for good ─> InputError, JobError
+    put(request) ──queue──> Train stream ──> messages()    lost ─> LinkLost    refused ─> InputError, JobError
 
-Whether to try again is `RemoteBatches`' affair.
+`Receiver` decides whether to reconnect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bagpipe.errors import InputError, JobError
 
 __all__ = ["Credentials", "Link", "LinkLost"]
 
-# The core says on stderr what its caller is told anyway, in several lines. It looks when the first channel is made.
+# gRPC's core logs every error to stderr that it also returns. It reads the variable when the first channel is made.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _KEEPALIVE_MS = 20_000
@@ -37,17 +37,17 @@ _FINAL = {
     grpc.StatusCode.UNKNOWN: "failed",
 }
 
-#: How gRPC's core words, under UNKNOWN, that a connection broke.
+#: gRPC's text for a broken connection, with status UNKNOWN.
 _CUT = "Stream removed"
 
 
 class LinkLost(Exception):
-    """The connection is gone, or never was; another one may do better."""
+    """The connection broke or could not be made. A retry can succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a cacher may ask for. All empty: nothing.
+    """What authenticates a trainer. All empty: nothing.
 
     Attributes:
         secret: shared with the cacher.
@@ -61,7 +61,7 @@ class Credentials:
 
     @classmethod
     def read(cls, config: CacherConfig, secret: str = "") -> Credentials:
-        """From the files a configuration names; `secret` replaces its secret file.
+        """Read the files that a configuration names. `secret` replaces its secret file.
 
         Raises:
             InputError: a file cannot be read.
@@ -78,11 +78,11 @@ class Credentials:
 
 
 class Link:
-    """Context manager; one thread reads `messages`, any may `put`.
+    """Context manager. One thread reads `messages`; any thread can `put`.
 
     Args:
         address: of the cacher.
-        credentials: what it may ask for.
+        credentials: authenticate the trainer.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
@@ -102,25 +102,25 @@ class Link:
         self._channel.close()
 
     def put(self, **kind: Any) -> None:
-        """Send a request: ``put(ack=pb.Ack(…))``. Never waits; on a link that is lost it goes nowhere."""
+        """Send a request: ``put(ack=pb.Ack(…))``. Never blocks. A lost link drops the request."""
         self._requests.put(pb.TrainerMessage(**kind))
 
     def finish(self) -> None:
-        """No more requests."""
+        """End the requests."""
         self._requests.put(None)
 
     def cancel(self) -> None:
-        """End the call; a thread in `messages` gets LinkLost."""
+        """Cancel the call. A thread in `messages` gets LinkLost."""
         self._requests.put(None)
         self._call.cancel()
 
     def messages(self) -> Iterator[pb.CacherMessage]:
-        """What the cacher sends, until it ends the stream.
+        """The cacher's messages until it ends the stream.
 
         Raises:
             LinkLost: the connection failed.
-            InputError: the cacher does not know our secret or certificate.
-            JobError: what listens there is no cacher, does not understand us, or failed.
+            InputError: the cacher refused the secret or certificate.
+            JobError: the listener is not a cacher, did not understand the request, or failed.
         """
         try:
             yield from self._call
@@ -146,7 +146,7 @@ def _open_channel(address: Address, credentials: Credentials) -> grpc.Channel:
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
         ("grpc.http2.max_pings_without_data", 0),
-        # Each link connects anew, at once: how long to wait between attempts is decided in one place, not here.
+        # Each link reconnects immediately. `Receiver` alone decides the delay between attempts.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),

@@ -1,10 +1,10 @@
-"""`Receiver`: keeps a rank connected to its cacher, and receives. One thread of its own.
+"""`Receiver`: a thread that keeps a rank connected to its cacher and receives its batches.
 
-    cacher ──Link──> receiver thread ──queue (at most `credits` steps)──> take()
-                     lost: a new Link; Start says where to go on
+    cacher ──Link──> receiver thread ──queue (at most `credits` batches)──> take()
+                     lost: a new Link; Start names the next batch
 
-Steps come in order. One that is sent twice is dropped; when one is missing, or the end comes before the last, the
-connection counts as lost.
+Batches come in order. A duplicate is dropped. A missing batch, or an End before the last one, counts as a lost
+connection.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
 
 _ERRORS: Mapping[str, type[Exception]] = {"InputError": InputError, "CapacityError": CapacityError}
 
-#: Waiting between attempts to reach a cacher doubles from the first to the last.
+#: The delay between attempts to reach a cacher doubles from the first to the last.
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
-#: A cacher that skips the same step so often is broken, not unlucky.
+#: Gaps at the same batch before the cacher counts as broken.
 _MAX_GAPS = 3
 _LEAVE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatistics:
-    """Steps received and not yet taken: now, at most so far, and the bound; and how often a connection was lost."""
+    """Batches received and not yet taken: now, peak, and bound. Also the number of lost connections."""
 
     current: int
     peak: int
@@ -48,7 +48,7 @@ class QueueStatistics:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A phase that is asked for: `next_batch` is the next to come in, `watermark` the next to be taken."""
+    """A requested phase: `next_batch` is received next, `watermark` is taken next."""
 
     start: pb.Start
     next_batch: int
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
-    """What was received: a step or the end of a run, by the run's number; or (`run` None) the schema or an error."""
+    """A received item: a batch or the end of a run, with the run's number; or (`run` None) the schema or an error."""
 
     run: int | None
     content: RankBatch | pb.End | DataSchema | Exception
@@ -112,25 +112,25 @@ class Receiver:
                 attempt.cancel()
 
     def ask(self, run: Run) -> None:
-        """Have a run's steps sent, from its `next_batch` on; those of the run before come no more."""
+        """Request a run's batches from its `next_batch` on. Ends the previous run."""
         with self._lock:
             self._run = run
             if self._link is not None:
                 self._send_start(self._link, run)
 
     def acknowledge(self, run: Run) -> None:
-        """One more step of the run was taken."""
+        """One more batch of the run was taken."""
         with self._lock:
             run.watermark += 1
-            # After End nobody waits for it, and a new stream does not know the run.
+            # After End the cacher does not need it, and a new stream does not know the run.
             if self._link is not None and not run.ended:
                 self._link.put(ack=pb.Ack(run=run.start.run, watermark=run.watermark))
 
     def take(self, timeout_s: float | None = None) -> Item:
-        """The next item; waits for it.
+        """Wait for the next item.
 
         Raises:
-            InputError, CapacityError, JobError: what the cacher said, or that it is gone; again at every later call.
+            InputError, CapacityError, JobError: the cacher's error, or its loss. Every later call raises it again.
         """
         if self._final is not None and self._received.empty():
             raise self._final
@@ -139,18 +139,18 @@ class Receiver:
         except queue.Empty:
             raise JobError(f"the cacher at {self._address} did not answer within {timeout_s:g} s") from None
         if isinstance(item.content, Exception):
-            self._final = item.content  # the end stays the end, whoever asks again
+            self._final = item.content  # later calls raise it again
             raise item.content
         return item
 
     def interrupt(self) -> None:
-        """Whoever waits in `take` gets a JobError. From any thread; nobody may take any more afterwards."""
-        with suppress(queue.Full):  # then nobody waits
+        """Make a waiting `take` raise a JobError. From any thread; no `take` can follow."""
+        with suppress(queue.Full):  # then no `take` is waiting
             self._received.put_nowait(Item(run=None, content=JobError("given up: the job has failed")))
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """As the cacher welcomed us with; empty before."""
+        """The cacher's identity from its Welcome; empty before."""
         try:
             value = json.loads(self._hello.identity or "{}")
         except (ValueError, RecursionError):
@@ -185,7 +185,7 @@ class Receiver:
             self._received.put(Item(run=None, content=JobError(f"the cacher's client failed: {error!r}")))
 
     def _keep_connected(self) -> None:
-        """One link after the other until closed; raises what cannot be mended."""
+        """Open one link after the other until closed. Raises final errors."""
         delay_s, deadline_s, gaps = _FIRST_DELAY_S, time.monotonic() + self._timeout_s, 0
         while not self._closing.is_set():
             progress = self._progress()
@@ -211,12 +211,12 @@ class Receiver:
             now_s = time.monotonic()
             if was_welcomed:
                 self._reconnects += 1
-                deadline_s += now_s - self._welcomed_s  # while it lasted, nothing was wrong
-            # A welcome alone does not count: a cacher may fail at the same request each time.
+                deadline_s += now_s - self._welcomed_s  # the connected time does not count
+            # Welcome alone is no progress: a cacher can fail at the same request each time.
             if self._progress() != progress:
                 delay_s, deadline_s = _FIRST_DELAY_S, now_s + self._timeout_s
             if now_s + delay_s > deadline_s:
-                # Never reached: the address may be wrong, or the cacher was not started.
+                # Never reached: a wrong address, or a cacher that was not started.
                 kind = JobError if self._hello.schema else InputError
                 raise kind(f"the cacher at {self._address} was not reached within {self._timeout_s:g} s: {reason}")
             self._closing.wait(delay_s)
@@ -238,7 +238,7 @@ class Receiver:
             elif kind == "end":
                 self._on_end(message.end)
             elif kind == "error":
-                # A cacher that welcomed this rank before and now refuses it is no fault of the input.
+                # If a cacher accepted this rank before and refuses it now, the input is not at fault.
                 is_refusal = self._hello.schema and self._link is None
                 raise (JobError if is_refusal else _ERRORS.get(message.error.kind, JobError))(message.error.message)
             else:
@@ -264,17 +264,17 @@ class Receiver:
     def _on_batch(self, message: pb.RankBatch) -> None:
         run = self._run
         if run is None or message.run != run.start.run:
-            return  # of a phase that was not read to its end
+            return  # of an abandoned phase
         if message.index < run.next_batch:
-            return  # sent twice
+            return  # a duplicate
         if message.index > run.next_batch or run.ended:
-            raise _Gap(f"the cacher sent step {message.index}, expected {run.next_batch}")
+            raise _Gap(f"the cacher sent batch {message.index}, expected {run.next_batch}")
         try:
             decoded = decode_rank_batch(bytearray(message.payload))
         except CodecError as error:
             raise JobError(f"the cacher sent something that cannot be read: {error}") from None
         if decoded.batch.index != message.index:
-            raise JobError(f"the cacher sent batch {decoded.batch.index} as step {message.index}")
+            raise JobError(f"the cacher sent batch {decoded.batch.index} as batch {message.index}")
         run.next_batch += 1
         self._received.put(Item(run=message.run, content=decoded))
         self._peak = max(self._peak, self._received.qsize())
@@ -283,13 +283,13 @@ class Receiver:
         run = self._run
         if run is not None and end.run == run.start.run and not run.ended:
             if end.next_batch != run.next_batch:
-                raise _Gap(f"the cacher sent the end of the steps before {end.next_batch}, expected {run.next_batch}")
+                raise _Gap(f"the cacher ended the run before batch {end.next_batch}, expected {run.next_batch}")
             run.ended = True
             self._received.put(Item(run=end.run, content=end))
 
 
 class _Gap(Exception):
-    """A step is missing."""
+    """A batch is missing."""
 
 
 def _schema(text: str) -> DataSchema:

@@ -1,10 +1,10 @@
 """`RemoteBatches`: the batches of a cacher in another process.
 
-    cacher ──Receiver's queue (at most `credits` steps)──> batches()
+    cacher ──Receiver's queue (at most `credits` batches)──> batches()
                                                              └── taking one sends an Ack: one more credit
 
-A lost connection, or a cacher that is started anew, goes unnoticed if the cacher is reached again in time: it plans
-the same steps again, and those already received are not sent.
+A lost connection or a restarted cacher is transparent if the cacher is reached again in time: it plans the same batches
+again and skips those already received.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["RemoteBatches"]
 
 
 class RemoteBatches:
-    """A `BatchSource` in another process. Context manager: entering connects.
+    """A `BatchSource` over gRPC. Context manager: entering connects.
 
     Args:
         url: see `bagpipe.client.address`.
-        config: of the job; the cacher compares it with its own. Its `cacher` section says how to connect.
-        credits: steps under way or waiting here at most.
-        rank, world_size: which of how many trainers this is.
-        job_id: the same for all ranks of a job, and for no other job; made up if there is one rank.
+        config: of the job. The cacher compares it with its own. The `cacher` section configures the connection.
+        credits: most batches in transit or waiting here.
+        rank, world_size: of this trainer.
+        job_id: shared by all ranks of a job and unique to it. Generated for a single rank.
         secret: shared with the cacher, instead of `cacher.secret_file`.
 
     Attributes:
@@ -80,8 +80,8 @@ class RemoteBatches:
         """Connect.
 
         Raises:
-            InputError: the cacher cannot be reached, or refuses us: another configuration, a secret it does not know.
-            JobError: what answers is no cacher, or one that can take no more jobs.
+            InputError: the cacher cannot be reached, or refuses the configuration or the secret.
+            JobError: the listener is not a cacher, or a cacher without room for another job.
         """
         self._receiver.start()
         try:
@@ -97,7 +97,7 @@ class RemoteBatches:
         self.close()
 
     def close(self) -> None:
-        """Tell the cacher that the rank is done. Steps not taken are dropped."""
+        """Tell the cacher that the rank is done. Drops batches not taken."""
         self._receiver.close()
 
     def batches(
@@ -110,17 +110,17 @@ class RemoteBatches:
         reader_state: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
     ) -> Iterator[RankBatch]:
-        """Batches of a phase in batch order, see `BatchSource`. All ranks ask for the same phases in the same order.
+        """Batches of a phase in batch order, see `BatchSource`. All ranks request the same phases in the same order.
 
-        They are asked for at once; those of a phase asked for before come no more.
+        The request is sent immediately. It ends the previous phase.
 
         Args:
             phase, spec, max_steps, first_batch, reader_state: the same for all ranks.
-            next_batch: first step this rank wants, if not `first_batch`; the plan is the same.
+            next_batch: first batch that this rank wants, if not `first_batch`. The plan is the same.
 
         Raises:
             InputError: the data is bad, or a batch does not fit the cache.
-            JobError: the cacher failed, or was lost and not reached again in time.
+            JobError: the cacher failed, or was lost for too long.
         """
         wanted = first_batch if next_batch is None else next_batch
         start = pb.Start(
@@ -137,12 +137,12 @@ class RemoteBatches:
         return self._take(run)
 
     def interrupt(self) -> None:
-        """End the wait for a step with a JobError, if somebody waits: the job has failed. From any thread."""
+        """Make a waiting iterator raise a JobError, because the job has failed. From any thread."""
         self._receiver.interrupt()
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What the cacher's steps depend on besides the settings; once entered."""
+        """What the cacher's batches depend on besides the settings. Available once entered."""
         return self._receiver.identity
 
     def skipped_rows(self) -> int:
@@ -156,7 +156,7 @@ class RemoteBatches:
         while True:
             item = self._receiver.take()
             if item.run != run.start.run:
-                continue  # left over from a phase that was not read to its end
+                continue  # of an abandoned phase
             if isinstance(item.content, RankBatch):
                 self._receiver.acknowledge(run)
                 yield item.content

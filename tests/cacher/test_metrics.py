@@ -27,11 +27,11 @@ def test_what_a_scrape_sees(tmp_path: Path) -> None:
         assert found["bagpipe_cacher_ranks"] == 1
         assert found["bagpipe_cacher_streams_total"] == 3
         assert found["bagpipe_cacher_refused_total"] == 0
-        assert found["bagpipe_cacher_steps_sent_total"] >= 36 + 4
+        assert found["bagpipe_cacher_batches_sent_total"] >= 36 + 4
         assert found["bagpipe_cacher_sent_bytes_total"] > 36 * 1000
         assert found["bagpipe_cacher_plan_seconds_total"] > 0
         assert found["bagpipe_cacher_encode_seconds_total"] > 0
-        assert found["bagpipe_cacher_queue_steps{job=half,rank=0,run=0}"] <= 3
+        assert found["bagpipe_cacher_queue_batches{job=half,rank=0,run=0}"] <= 3
         assert found["bagpipe_cacher_credits{job=half,rank=0,run=0}"] <= 3
         assert found["bagpipe_cacher_queue_bytes{job=half,run=0}"] > 0
         assert found["process_resident_memory_bytes"] > 1 << 20

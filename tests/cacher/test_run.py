@@ -75,7 +75,7 @@ def test_no_more_than_the_credits_are_planned_for() -> None:
         assert run.acknowledge(0, 1)
         assert woken.item(run, 0, 2)[0].rank_batch.index == 2
         statistics = run.statistics()
-        assert statistics.steps_buffered == (2,)
+        assert statistics.batches_buffered == (2,)
         assert statistics.credits_free == (0,)
         assert statistics.bytes_buffered == sum(len(run.item(0, index)[0]) for index in (1, 2))  # type: ignore[index]
 
@@ -113,7 +113,7 @@ def test_a_run_that_is_stopped_has_no_end(credits: int) -> None:
         woken.item(run, 0, 0)
         run.stop()
         assert run.join(20)
-        planned = run.statistics().steps_planned
+        planned = run.statistics().batches_planned
         assert run.item(0, planned) is None
 
 
@@ -130,7 +130,7 @@ def test_a_plan_that_ends_before_its_data_has_no_end() -> None:
     run.start()
     message, _ = woken.item(run, 0, 0)
     assert message.error.kind == "JobError"
-    assert message.error.message.endswith("the plan ended at batch 0, before its data")
+    assert message.error.message.endswith("the plan ended at batch 0, before the data")
     assert run.join(20)
 
 
@@ -178,7 +178,7 @@ def test_a_rank_that_came_back_to_a_new_cacher_has_the_first_steps_already() -> 
         assert run.enter(0, credits=2, next_batch=6, watermark=5)
         assert woken.item(run, 0, 6)[0].rank_batch.index == 6
         assert run.item(0, 5) is None
-        assert run.statistics().steps_buffered == (1,)
+        assert run.statistics().batches_buffered == (1,)
 
 
 @settings(max_examples=25)
@@ -194,4 +194,4 @@ def test_buffers_are_bounded_and_complete_in_any_order(moves: list[tuple[int, in
                     assert woken.item(run, rank, taken[rank])[0].rank_batch.index == taken[rank]
                     taken[rank] += 1
                     assert run.acknowledge(rank, taken[rank])
-                assert max(run.statistics().steps_buffered) <= credits
+                assert max(run.statistics().batches_buffered) <= credits

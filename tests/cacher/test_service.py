@@ -177,8 +177,8 @@ def test_a_slow_trainer_stops_the_planner(listen: str) -> None:
             assert [next(steps).batch.index for _ in range(2)] == [0, 1]
             [(_, _, run)] = server.jobs.runs()
             statistics = run.statistics()
-            assert statistics.steps_planned == 2
-            assert statistics.steps_buffered[1] == 2
+            assert statistics.batches_planned == 2
+            assert statistics.batches_buffered[1] == 2
             assert statistics.credits_free[1] == 0
             assert next(waiting).batch.index == 0
             assert next(steps).batch.index == 2

@@ -44,5 +44,5 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_a_path_too_long_for_a_socket() -> None:
-    with pytest.raises(InputError, match="a socket's path may have 107 bytes, got 108"):
+    with pytest.raises(InputError, match="expected a socket path of at most 107 bytes, got 108"):
         parse_address("unix:/" + "x" * 107)

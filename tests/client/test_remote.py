@@ -67,7 +67,7 @@ def test_a_missing_step_is_asked_for_on_a_new_stream(path: Path) -> None:
 def test_a_cacher_that_always_skips_a_step_is_broken(path: Path) -> None:
     first: Script = [welcome(), start, step(0), step(2)]
     others: Script = [welcome(), start, step(2)]
-    with pytest.raises(JobError, match=r"^the cacher sent step 2, expected 1$"):
+    with pytest.raises(JobError, match=r"^the cacher sent batch 2, expected 1$"):
         heard(path, first, others, others, others, timeout_s=30)
 
 
@@ -82,7 +82,7 @@ def test_an_end_before_the_last_step_is_none(path: Path) -> None:
 def test_a_cacher_that_never_gets_to_the_end_it_names_is_broken(path: Path, next_batch: int) -> None:
     first: Script = [welcome(), start, step(0), step(1), end(next_batch)]
     others: Script = [welcome(), start, end(next_batch)]
-    with pytest.raises(JobError, match=rf"^the cacher sent the end of the steps before {next_batch}, expected 2$"):
+    with pytest.raises(JobError, match=rf"^the cacher ended the run before batch {next_batch}, expected 2$"):
         heard(path, first, others, others, others, timeout_s=30)
 
 
@@ -223,7 +223,7 @@ def test_an_error_of_no_known_name_is_the_job_s(path: Path) -> None:
     ("line", "message"),
     [
         (step(0, payload=b"nonsense"), "sent something that cannot be read: "),
-        (step(0, payload=step(1).rank_batch.payload), "sent batch 1 as step 0"),
+        (step(0, payload=step(1).rank_batch.payload), "sent batch 1 as batch 0"),
         (pb.CacherMessage(), "message of no known kind"),
     ],
 )
