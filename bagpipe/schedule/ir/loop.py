@@ -11,7 +11,7 @@ thread, with one lane, runs a software pipeline. Offsets leave a ramp: turns bef
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
@@ -84,6 +84,7 @@ class Loop:
         source: the op that takes batches from outside; when it has no more, the loop ends.
         sink: the op whose last unit ends a batch's step.
         edges, stages, resources, semantics: as in `Program`.
+        templates: (lane, template), lane after lane; a template's number is its position here.
     """
 
     lanes: Mapping[str, tuple[Template, ...]]
@@ -93,6 +94,11 @@ class Loop:
     stages: tuple[Stage, ...] = ()
     resources: tuple[Resource, ...] = ()
     semantics: Semantics = "sync"
+    templates: tuple[tuple[str, Template], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        templates = tuple((lane, template) for lane, templates in self.lanes.items() for template in templates)
+        object.__setattr__(self, "templates", templates)
 
     def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
         """In how many units (stage, op) counts a batch; as in `Program`."""
@@ -101,11 +107,6 @@ class Loop:
     def resource(self, lane: str) -> Resource:
         """The lane's resource; a cpu lane when none is listed."""
         return next((resource for resource in self.resources if resource.name == lane), Resource(name=lane))
-
-    @property
-    def templates(self) -> tuple[tuple[str, Template], ...]:
-        """(lane, template), lane after lane; a template's number is its position here."""
-        return tuple((lane, template) for lane, templates in self.lanes.items() for template in templates)
 
     def first_turn(self) -> int:
         """The earliest turn in which some template has a batch >= 0."""
