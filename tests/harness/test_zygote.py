@@ -13,11 +13,11 @@ pytestmark = pytest.mark.multiproc
 
 PROGRAM = """
 import os, signal, sys
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 def main():
     print(*sys.argv[1:], os.environ.get("WHO"), flush=True)
-    reach("after-fetch")
+    hit("after-fetch")
     if "wait" in sys.argv:
         signal.pause()
     sys.exit("bad" if "bad" in sys.argv else 0)

@@ -103,7 +103,7 @@ GROWING = {
     "run__autocast": "float16",
     "run__nonfinite": "skip",
     "run__loss_scale": 2**24,
-    "run__loss_scale_growth_steps": 12,
+    "run__loss_scale_growth_interval": 12,
 }
 
 
@@ -111,7 +111,7 @@ GROWING = {
 def test_a_scale_that_grows_changes_no_bit(clicks: MakeConfig) -> None:
     """Replays, which take it as an input, and the last, smaller batch."""
     config = change(clicks("mixed", "deepfm"), run__nonfinite="skip")
-    grown = run_job(change(config, run__loss_scale_growth_steps=3, run__cuda_graph=True))
+    grown = run_job(change(config, run__loss_scale_growth_interval=3, run__cuda_graph=True))
     assert grown.trained.progress.loss_scale == 2 ** (26 // 3)
     assert grown.digests == run_job(config).digests
 

@@ -12,7 +12,7 @@ TRAINER = '''
 import hashlib, json, os, signal, sys
 from pathlib import Path
 import redis
-from bagpipe.util.failpoints import reach
+from bagpipe.util.failpoints import hit
 
 GUARD = """if redis.call("get", KEYS[2]) ~= ARGV[1] then return 0 end
 for i = 2, #ARGV, 2 do redis.call("hset", KEYS[1], ARGV[i], ARGV[i + 1]) end return 1"""
@@ -45,7 +45,7 @@ def train(flags, how):
     client.delete("toy:{0}")
     write(client, token, how, rows or {"0": ""})
     for step in range(step, num_steps):
-        reach("after-fetch")
+        hit("after-fetch")
         for slot in range(30):
             found = client.hget("toy:{0}", str(slot % 10))
             if found is None and rows.get(str(slot % 10)) is not None and how != "unchecked":
@@ -54,7 +54,7 @@ def train(flags, how):
             after = hashlib.sha256(f"{step} {slot} {before}".encode()).hexdigest()
             rows[str(slot % 10)] = after
             write(client, token, how, {str(slot % 10): after})
-        reach("after-write-back")
+        hit("after-write-back")
         if every and (step + 1) % every == 0:
             save(folder, step + 1, rows)
     if client.hlen("toy:{0}") != 10 and how != "unchecked":
@@ -75,7 +75,7 @@ def save(folder, step, rows):
     text = json.dumps(rows)
     part = target / "partial"
     part.write_text(json.dumps({"step": step, "rows": text, "sum": hashlib.sha256(text.encode()).hexdigest()}))
-    reach("before-manifest")
+    hit("before-manifest")
     part.replace(target / "manifest.json")
 
 def newest(folder, check):
