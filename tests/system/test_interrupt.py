@@ -18,15 +18,16 @@ from bagpipe.config.load import parse_config
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.jobs import run_job
 from tests.system.programs import Done, Program, await_gone, marked_processes
+from tests.system.resumed import SIX_TABLES
 from tests.system.writes import Writes
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 #: Rows leave the small cache all the time, and the data does not end.
 ENDLESS = [
-    "--data.format", "synthetic", "--data.limit", "4000", "--data.epochs", "1000000", "--data.eval_fraction", "0",
-    "--data.batch_size", "256", "--cache.rows", "6000", "--oracle.lookahead", "4", "--model.embedding_dim", "4",
-    "--model.bottom_mlp", "4", "--model.top_mlp", "4",
+    "--data.format", "synthetic", "--data.schema", SIX_TABLES, "--data.limit", "4000", "--data.epochs", "1000000",
+    "--data.eval_fraction", "0", "--data.batch_size", "256", "--cache.rows", "1500", "--oracle.lookahead", "4",
+    "--model.embedding_dim", "4", "--model.bottom_mlp", "4", "--model.top_mlp", "4",
 ]  # fmt: skip
 
 
@@ -133,6 +134,7 @@ def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
     path.write_bytes(line * 20_000)
     arguments = ["--run.dir", str(tmp_path / "job"), "--data.format", "criteo-tsv", "--data.path", str(path)]
     arguments += ["--data.limit", "0", "--data.workers", "2", "--optim.rows_lr", "0.1", "--cache.rows", "0"]
+    arguments += ["--data.schema", ""]
     with in_mid_run(arguments, tmp_path) as program:
         await_training(program)
         assert descendants(program, "cacher")

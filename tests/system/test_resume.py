@@ -302,7 +302,7 @@ def test_rows_of_no_checkpoint_are_refused(server: EmbeddedServer, job: Resumed)
 def test_a_disk_that_fills_up_ends_the_job_with_its_last_checkpoint_whole(
     server: EmbeddedServer, job: Resumed, expected: object
 ) -> None:
-    limited = Program(job.line("--run.seed", "0"), prefix=["prlimit", "--fsize=200000"])
+    limited = Program(job.line("--run.seed", "0"), prefix=["prlimit", "--fsize=50000"])
     with limited as program:
         done = program.finish()
     assert done.code == 1

@@ -17,14 +17,16 @@ from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.jobs import change
 from tests.system.programs import Done, await_gone, torchrun
+from tests.system.resumed import SIX_TABLES
 from tests.system.test_ranks import digests_of, run_to_the_end
 from tests.system.writes import Writes
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 JOB = [
-    "--data.limit", "3000", "--data.batch_size", "128", "--data.workers", "0", "--model.embedding_dim", "4",
-    "--model.bottom_mlp", "6", "--model.top_mlp", "5", "--oracle.lookahead", "5", "--cache.rows", "1600",
+    "--data.schema", SIX_TABLES, "--data.limit", "3000", "--data.batch_size", "128", "--data.workers", "0",
+    "--model.embedding_dim", "4", "--model.bottom_mlp", "6", "--model.top_mlp", "5", "--oracle.lookahead", "5",
+    "--cache.rows", "500",
 ]  # fmt: skip
 #: The data does not end.
 ENDLESS = [*JOB, "--data.epochs", "1000000", "--data.eval_fraction", "0"]
