@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.harness.chaos import cli as chaos_cli
 from tests.harness.chaos.cli import run_many
+from tests.harness.chaos.run import PRELOADED
 from tests.harness.faults import KINDS
 from tests.harness.soak import cli as soak_cli
+from tests.harness.zygote import Zygote
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 ROOT = Path(__file__).parents[2]
 #: A launcher takes ten seconds to start its ranks; `make chaos` has the time.
 FAST = tuple(kind for kind in KINDS if kind.name != "kill-agent")
+
+
+@pytest.fixture(scope="module")
+def imported() -> Iterator[Zygote]:
+    with Zygote(PRELOADED, ROOT) as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def zygote(imported: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands fork from one zygote: each of their own would import torch and torchrec again."""
+    for cli in (chaos_cli, soak_cli):
+        monkeypatch.setattr(cli, "Zygote", lambda *_: nullcontext(imported))
 
 
 @pytest.mark.timeout(600)
@@ -28,6 +45,7 @@ def test_jobs_end_as_if_nothing_had_happened() -> None:
     assert any(verdict.num_fired for verdict in verdicts)
 
 
+@pytest.mark.usefixtures("zygote")
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "verdicts.json"
     arguments = ["--runs", "1", "--seed", "5", "--kinds", "kill-trainer", "--jobs", "direct", "--json", str(path)]
@@ -63,6 +81,7 @@ def test_bad_flags(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("zygote")
 def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Too short to say what grows: that it samples, stops the job, and reports."""
     path = tmp_path / "soak.json"

@@ -160,7 +160,7 @@ def test_sizes_at_which_matrix_kernels_choose_their_ways(model: str) -> None:
         model=ModelConfig(name=model, embedding_dim=8, bottom_mlp=(20, 12), top_mlp=(40, 9)),
     )
     direct = run_job(config)
-    for cache_rows, lookahead, transport in ((4_000, 4, "process"), (0, 1, "process"), (50_000, 16, "in-process")):
+    for cache_rows, lookahead, transport in ((4_000, 4, "process"), (0, 1, "in-process"), (50_000, 16, "in-process")):
         cached = run_job(change(config, cache__rows=cache_rows, oracle__lookahead=lookahead), transport=transport)
         assert cached.losses == direct.losses
         assert cached.digests == direct.digests
