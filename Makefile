@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format suite browser search chaos soak gpu docs setup clean
+.PHONY: help train test test-full check format suite browser search chaos soak gpu docs setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -26,11 +26,22 @@ check: setup ## ruff, formatting, mypy --strict
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Two halves: tests side by side, then those whose deadlines others would push. 5: there are none in this half.
+# Tests marked `alone` mostly wait. The pure tests run beside them at the lowest priority; their output follows. Then the
+# tests with servers or processes run on all cores. Exit code 5 of pytest: no test of that part was chosen.
+PYTEST := $(PY) -m pytest
+ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
-	$(PY) -m pytest -m "alone and not gpu and not slow" $(ARGS) || [ $$? = 5 ]
+	@pure=$$(mktemp); \
+	nice -n 19 $(PYTEST) -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
+	trap 'kill $$pid 2> /dev/null; rm -f $$pure' EXIT; \
+	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS); codes=$$?; \
+	wait $$pid; codes="$$codes $$?"; cat $$pure; \
+	$(PYTEST) $(ON_ALL_CORES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS); codes="$$codes $$?"; \
+	for code in $$codes; do [ $$code = 0 ] || [ $$code = 5 ] || exit $$code; done
+
+test-full: test ## all tests: `make test`, then those marked slow, the full products of settings among them
+	$(PYTEST) $(ON_ALL_CORES) --timeout 3600 -m "slow and not gpu" $(ARGS) || [ $$? = 5 ]
 
 browser: setup ## a headless browser for the report's test, where the machine has none and npm can fetch one
 	@$(PY) -m tools.make_browser
