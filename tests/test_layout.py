@@ -1,7 +1,4 @@
-"""The shape of the code base: who may import whom, how long a file is, and that tests mirror modules.
-
-trainer ──> bagpipe  (one module also cacher)      cacher ──> data, bagpipe      data ──> bagpipe ──> nothing of ours
-"""
+"""The shape of the code base: the table of docs/architecture.md, how long a file is, and that tests mirror modules."""
 
 from __future__ import annotations
 
@@ -18,51 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("bagpipe", "data", "cacher", "trainer")
 
-#: Package -> packages of ours that its modules may import.
-LADDER = {
-    "bagpipe": {"bagpipe"},
-    "data": {"bagpipe", "data"},
-    "cacher": {"bagpipe", "data", "cacher"},
-    "trainer": {"bagpipe", "trainer"},
-}
-
-#: Modules that may use what the ladder denies their package: starting an embedded cacher is one module's business.
-MAX_TRAINER_MODULES_USING_CACHER = 1
-
-#: Pure parts: no torch, threads or sockets, not even inside a function.
-PURE = ("bagpipe/schedule/", "bagpipe/oracle/", "bagpipe/partition/")
+#: What pure rooms do without, not even inside a function.
 IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "multiprocessing", "socket", "concurrent"}
-
-#: The modules with tensors. All others start without torch: a daemon, a parser process, a wrong flag need none of it.
-TORCH_USERS = (
-    "bagpipe/cache/",
-    "bagpipe/checkpoint/dense_state.py",
-    "bagpipe/checkpoint/export.py",
-    "bagpipe/dense/",
-    "bagpipe/distributed/",
-    "bagpipe/embedding/",
-    "bagpipe/kernels/",
-    "bagpipe/models/",
-    "bagpipe/pipeline/cuda_stream.py",
-    "bagpipe/pipeline/stage/",
-    "bagpipe/split/",
-    "bagpipe/testing/local_links.py",
-    "bagpipe/testing/local_peers.py",
-    "bagpipe/testing/plain_job.py",
-    "bagpipe/training/",
-    "trainer/",
-)
-
-#: The modules that face torchrec and fbgemm; everything else runs without them.
-TORCHREC_USERS = (
-    "bagpipe/embedding/torchrec_collections.py",
-    "bagpipe/models/torchrec_models.py",
-    "bagpipe/split/fake_embedding.py",
-    "trainer/",
-)
-
-#: The modules that face gRPC: the two ends of the stream, and the code generated for it.
-GRPC_USERS = ("bagpipe/client/link.py", "bagpipe/client/cacher_pb2_grpc.py", "cacher/")
 
 MAX_LINES = 400
 
@@ -191,18 +145,105 @@ def test_the_reader_of_imports_sees_every_form(tmp_path, monkeypatch):
     assert found == {("a.b", True), ("c", True), ("data.y", True), ("data.deep", True), ("d", True), ("e", False)}
 
 
-@pytest.mark.parametrize("package", OURS)
-def test_imports_go_down_the_ladder(package):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """One row of the table of docs/architecture.md.
+
+    Attributes:
+        path: a folder or a file.
+        packages: package -> the only files that use it; no files: all may.
+        is_pure: no threads, sockets or tensors.
+    """
+
+    path: str
+    packages: dict[str, frozenset[str]]
+    is_pure: bool
+
+
+@cache
+def rooms() -> tuple[Room, ...]:
+    """The table, in its order."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text[text.index("## The rooms") :]
+    return tuple(room_of_row(row) for row in table.splitlines() if row.startswith("| `"))
+
+
+def room_of_row(row: str) -> Room:
+    path, _, packages = (cell.strip() for cell in row.strip("|").split("|"))
+    found: dict[str, frozenset[str]] = {}
+    for item in filter(None, (item.strip() for item in packages.split(";"))):
+        names, _, files = item.partition(" in ")
+        for name in names.split(", "):
+            found[name] = frozenset(file.strip("` ") for file in files.split(",")) if files else frozenset()
+    is_pure = found.pop("pure", None) is not None
+    return Room(path=path.strip("`"), packages=found, is_pure=is_pure)
+
+
+def place_of(path: str) -> int:
+    """The number of the row whose room holds a module: that of the longest path."""
+    places = [n for n, room in enumerate(rooms()) if path == room.path or path.startswith(f"{room.path}/")]
+    assert places, f"{path} is in no room of docs/architecture.md"
+    return max(places, key=lambda n: len(rooms()[n].path))
+
+
+#: What every module may import: the version, and nothing else, is there.
+FREE = {"bagpipe/__init__.py", "bagpipe/__main__.py"}
+
+
+def dotted_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@cache
+def dependencies() -> dict[str, frozenset[str]]:
+    """Module file -> module files of ours that it imports, also for types only or inside functions."""
+    files = {
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): name_of(path)
+        for path in modules()
+    }
+    found: dict[str, set[str]] = {name: set() for name in files.values()}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for name in names:
+                target = files.get(name) or files.get(name.rpartition(".")[0])
+                if target is not None and target != name_of(path):
+                    found[name_of(path)].add(target)
+    return {name: frozenset(targets) for name, targets in found.items()}
+
+
+def test_every_module_is_in_a_room():
+    for path in modules():
+        if name_of(path) not in FREE:
+            place_of(name_of(path))
+    assert all((ROOT / room.path).exists() for room in rooms()), "a room of the table is gone"
+
+
+def test_imports_go_up_the_table():
     wrong = [
-        item
-        for item in all_imports()
-        if item.path.startswith(f"{package}/") and item.root in OURS and item.root not in LADDER[package]
+        f"{path} imports {target}"
+        for path, targets in dependencies().items()
+        for target in targets
+        if path not in FREE and target not in FREE and place_of(target) > place_of(path)
     ]
-    if package == "trainer":
-        using_cacher = {item.path for item in wrong if item.root == "cacher"}
-        assert len(using_cacher) <= MAX_TRAINER_MODULES_USING_CACHER, using_cacher
-        wrong = [item for item in wrong if item.root != "cacher"]
-    assert not wrong, "; ".join(map(str, wrong))
+    assert not wrong, "; ".join(sorted(wrong))
+
+
+def test_no_modules_form_a_circle():
+    left = {path: set(targets) for path, targets in dependencies().items()}
+    while free := {path for path, targets in left.items() if not targets & left.keys()}:
+        left = {path: targets for path, targets in left.items() if path not in free}
+    assert not left, f"circles among {sorted(left)}"
+
+
+def test_one_module_of_the_trainer_starts_a_cacher():
+    users = {path for path, targets in dependencies().items() if any(t.startswith("cacher/") for t in targets)}
+    assert {path for path in users if not path.startswith("cacher/")} == {"trainer/services.py"}
 
 
 def test_no_code_imports_tests_or_tools():
@@ -210,44 +251,52 @@ def test_no_code_imports_tests_or_tools():
     assert not wrong, "; ".join(map(str, wrong))
 
 
-def test_the_pure_parts_are_pure():
-    wrong = [item for item in all_imports() if item.path.startswith(PURE) and item.root in IMPURE_MODULES]
+def test_packages_are_used_where_the_table_says():
+    everywhere = {*sys.stdlib_module_names, *OURS, "numpy"}
+    wrong = []
+    for item in all_imports():
+        if item.root in everywhere or item.path in FREE:
+            continue
+        files = rooms()[place_of(item.path)].packages.get(item.root)
+        if files is None or (files and Path(item.path).name not in files):
+            wrong.append(item)
     assert not wrong, "; ".join(map(str, wrong))
 
 
-def test_torch_is_imported_only_where_tensors_are():
-    wrong = [
-        item
-        for item in all_imports()
-        if item.top and item.root in {"torch", "torchrec", "fbgemm_gpu"} and is_torch_free(item.path)
-    ]
+def test_the_pure_rooms_are_pure():
+    wrong = [item for item in all_imports() if item.root in IMPURE_MODULES and rooms_purity(item.path)]
     assert not wrong, "; ".join(map(str, wrong))
 
 
-def is_torch_free(path: str) -> bool:
-    return not path.startswith(TORCH_USERS)
+def rooms_purity(path: str) -> bool:
+    return path not in FREE and rooms()[place_of(path)].is_pure
 
 
-def test_torchrec_is_faced_by_few():
-    wrong = [
-        item
-        for item in all_imports()
-        if item.root in {"torchrec", "fbgemm_gpu"} and not item.path.startswith(TORCHREC_USERS)
-    ]
-    assert not wrong, "; ".join(map(str, wrong))
-
-
-def test_grpc_is_faced_by_few():
-    wrong = [item for item in all_imports() if item.root == "grpc" and not item.path.startswith(GRPC_USERS)]
-    assert not wrong, "; ".join(map(str, wrong))
+#: Rooms that start without torch: a daemon, a parser process and a wrong flag need none of it.
+TORCH_FREE = (
+    "bagpipe/errors.py",
+    "bagpipe/util",
+    "bagpipe/types",
+    "bagpipe/schedule",
+    "bagpipe/oracle",
+    "bagpipe/partition",
+    "bagpipe/config",
+    "bagpipe/store",
+    "bagpipe/client",
+    "bagpipe/cli",
+    "data",
+    "cacher",
+)
 
 
 def test_what_must_start_without_torch_does():
-    """The statements above, as the interpreter sees them: indirect imports count too."""
+    """As the interpreter sees it: indirect imports count too."""
     names = [
         name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for path in modules()
-        if is_torch_free(name_of(path)) and path.name != "__main__.py"
+        if name_of(path) not in FREE
+        and rooms()[place_of(name_of(path))].path in TORCH_FREE
+        and path.name != "__main__.py"
     ]
     code = (
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"

@@ -134,7 +134,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         import torch
 
         from bagpipe.models.torchrec_models import build_model, num_dense_inputs
-        from bagpipe.split.measure import operator_graph
+        from bagpipe.pipeline.stage.measure import operator_graph
         from bagpipe.split.split import trace_parts
         from bagpipe.split.trace import quiet
 

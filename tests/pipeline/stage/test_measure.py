@@ -5,8 +5,8 @@ import torch
 
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost
-from bagpipe.split import measure
-from bagpipe.split.measure import operator_graph
+from bagpipe.pipeline.stage import measure
+from bagpipe.pipeline.stage.measure import operator_graph
 from bagpipe.split.split import trace_parts
 from tests.split.test_split import TwoHeads
 from tests.split.whole_models import NUM_DENSE, library_model
