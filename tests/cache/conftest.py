@@ -10,6 +10,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _checked_sparse_tensors() -> Iterator[None]:
-    """torch warns, once, when sparse tensors (the references' gradients) are made with checks neither on nor off."""
+    """torch warns once about unset invariant checks for sparse tensors (gradients of the references)."""
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         yield

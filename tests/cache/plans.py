@@ -1,6 +1,6 @@
-"""Plans for tests, made the plain way: `numpy.unique` per table; a batch evicts the rows it does not use itself.
+"""Simple plans for tests: `numpy.unique` per table; a batch evicts all rows that it does not use.
 
-The slot of a row is drawn at random, so a test that passes does not rest on slot numbers.
+Slots are random, so tests do not depend on slot numbers.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def owner_plan(
 
 
 class DictStore:
-    """Rows by (table, id), to stand between two batches."""
+    """Rows by (table, id), as kept between two batches."""
 
     def __init__(self, schema: RowSchema) -> None:
         self.schema = schema
@@ -130,7 +130,7 @@ class DictStore:
 
 @dataclass
 class Job:
-    """A cache, a store, and batches going through them one after the other."""
+    """A cache and a store that process batches in sequence."""
 
     cache: RowCache
     store: DictStore

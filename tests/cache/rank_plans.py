@@ -1,4 +1,4 @@
-"""Plans of one batch for several ranks, made the plain way: any assignment, owners and marks, drawn at random."""
+"""Plans of one batch for several ranks, with random assignment, owners and sync marks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = tuple[int, int]  # (table, id)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """One rank's share: its examples, what it reads and what it exchanges."""
+    """The part of one rank: its examples, its reads and its exchange."""
 
     batch: Batch
     consumer: ConsumerPlan
@@ -29,7 +29,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where a row is, and whether the batch before (pull) or after (sync) uses it."""
+    """Owner and slot of a row, and whether the previous (pull) or next (sync) batch uses it."""
 
     owner: int
     slot: int
@@ -38,7 +38,7 @@ class Home:
 
 
 def examples_of(batch: Batch, chosen: Sequence[int]) -> Batch:
-    """The batch of these examples."""
+    """The sub-batch of the given examples."""
     starts = np.concatenate([[0], np.cumsum(batch.lengths.reshape(-1))])
     bags = [feature * batch.num_examples + example for feature in range(batch.num_features) for example in chosen]
     positions = np.array([p for bag in bags for p in range(starts[bag], starts[bag + 1])], dtype=np.int64)
@@ -60,7 +60,7 @@ def rows_of(plan: ConsumerPlan) -> list[Row]:
 def rank_plans(
     rng: np.random.Generator, batch: Batch, features: Sequence[FeatureRef], *, num_tables: int, world_size: int
 ) -> list[RankPlan]:
-    """The plan of every rank."""
+    """The plans of all ranks."""
     rank_of_example = rng.integers(0, world_size, size=batch.num_examples)
     batches = [examples_of(batch, np.flatnonzero(rank_of_example == rank).tolist()) for rank in range(world_size)]
     plans = [consumer_plan(part, features, num_tables, lambda n: np.zeros(n, np.int32)) for part in batches]
@@ -94,7 +94,7 @@ def rank_plans(
 def exchange_plan(
     rank: int, consumers: Sequence[ConsumerPlan], homes: dict[Row, Home], num_tables: int
 ) -> ExchangePlan:
-    """One rank's exchange, from what all ranks read and where the rows are."""
+    """The exchange of one rank, from the reads of all ranks and the homes of the rows."""
     owned = sorted(row for row, home in homes.items() if home.owner == rank)
     place = {row: position for position, row in enumerate(owned)}
     served = [[place[row] for row in rows_of(consumer) if row in place] for consumer in consumers]

@@ -1,4 +1,4 @@
-"""Plan to index tensors: a table a person can read, and the definition checked on random batches."""
+"""Plan to index tensors: readable golden tables, and the definition on random batches."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_golden_one_hot() -> None:
     assert group.backward[0].row_offsets.tolist() == [0, 4, 5, 6]
 
 
-def test_second_run_counts_from_its_own_start() -> None:
+def test_indices_of_the_second_group_start_at_zero() -> None:
     batch = make_batch([[1, 1], [2, 0]], [3, 3, 1, 2])
     tables = [RowTable(name="a", dim=4), RowTable(name="b", dim=8)]
     features = [FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1)]

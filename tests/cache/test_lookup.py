@@ -1,4 +1,4 @@
-"""Forward and backward of a group against `nn.EmbeddingBag` and indexing, in float64."""
+"""Forward and backward of a table group against `nn.EmbeddingBag` and indexing, in float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SEGMENT_TABLES = (0, 0, 1)
 
 
 def gradient_of(group: ActiveTableGroup) -> Tensor:
-    """All rows' gradients."""
+    """Gradients of all rows."""
     return group.kernels.sum(gradients_of(group, 0))
 
 
@@ -119,7 +119,7 @@ def test_equals_embedding_bag(case: str) -> None:
         close(ours.grad, theirs.grad)
 
 
-def test_two_lookups_of_one_run_add_up() -> None:
+def test_two_lookups_of_one_group_add_up() -> None:
     batch = random_batch(np.random.default_rng(1), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3, weighted=True)
     weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)]
     gradients = []

@@ -1,4 +1,4 @@
-"""Grouping tables into groups."""
+"""Grouping of tables by pooling and dimension."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable
 
 
-def test_runs() -> None:
+def test_groups() -> None:
     dims = [4, 4, 8, 8, 8, 8]
     lookups = [
         TableLookup(),

@@ -1,4 +1,4 @@
-"""The cache's lanes: inserting, evicting, flushing, updating; and training with it against a plain loop."""
+"""Insert, evict, flush and update; and training with the cache compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batches(count: int, seed: int = 0) -> list[Batch]:
 
 
 def loss_of(vectors: Sequence[Tensor]) -> Tensor:
-    """Not linear, so that every step's gradient depends on the rows."""
+    """Non-linear, so that the gradient of every step depends on the rows."""
     return torch.stack([(part * (1 + part)).sum() for part in vectors]).sum()
 
 
@@ -133,7 +133,7 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
 
 
 def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int, int], bytes]:
-    """Records after training on sums of rows, one row after the other: float32 values, rounded after each step."""
+    """Reference records after training on sums of rows, row by row: float32 values, rounded after each step."""
     row_format = open_row_format(schema, CPU)
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in data:
@@ -174,7 +174,7 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
 @pytest.mark.parametrize("optimizer", list(ROW_OPTIMIZERS))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtype: str) -> None:
-    """Bit for bit; float16 to the nearest, bfloat16 stochastically; odd dimensions among them."""
+    """Same bits with float16 rounded to nearest and bfloat16 stochastically, for odd dimensions too."""
     data = batches(3)
     layout = build_layout(TABLES, FEATURES, (*[TableLookup()] * 3, TableLookup(pooling="none")))
     job = new_job(optimizer, dtype, layout=layout)
@@ -214,7 +214,7 @@ def test_same_bits_for_any_slots(
 
 
 def test_insert_beside_a_batch_that_computes() -> None:
-    """Rows of the next batch enter, in another thread, while this batch runs forward, backward and update."""
+    """Another thread inserts rows of the next batch during forward, backward and update of this one."""
     entering = row_list([np.arange(100, 500), *[np.zeros(0, dtype=np.int64)] * 3])
     data = random_batch(np.random.default_rng(1), num_examples=30, num_ids=(40, 40, 1, 1), max_length=2)
     records = []
@@ -270,7 +270,7 @@ def slots_of(*values: int) -> np.ndarray:
 
 
 def test_insert_stored_missing_and_new_rows() -> None:
-    """Rows found in the store keep their record; rows not found, or never asked for, get initial values."""
+    """Rows found in the store keep their record; rows not found or not read get initial values."""
     cache = RowCache(schema_of("adagrad"), 8)
     fetch = row_list([ids(1, 2, 3), ids(1), ids(), ids()])
     owner = owner_plan(fetch, slots_of(5, 0, 3, 6), NONE, NO_SLOTS, new=np.array([True, False, False, False]))
@@ -339,7 +339,7 @@ def test_evaluation_never_dirties() -> None:
 
 
 def test_only_what_backward_reached_is_updated() -> None:
-    """As in torch: a parameter without a gradient is left alone."""
+    """As in torch: a parameter without a gradient stays unchanged."""
     job = new_job("adam")
     (context,) = (step for step in job.steps(batches(1)))
     assert job.cache.current is not None

@@ -1,4 +1,4 @@
-"""Rows and gradients between ranks: any assignment of examples, any owners, any cut into now and later."""
+"""Exchange of rows and gradients: random assignment of examples, random owners, random split into now and late."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loss_of(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def records(cache: RowCache) -> dict[tuple[int, int], NDArray[Any]]:
-    """What a flush would write: the updated rows."""
+    """The updated rows, as a flush writes them."""
     store = DictStore(SCHEMA)
     for requests in cache.flush():
         store.write_many(requests)
@@ -52,7 +52,7 @@ def records(cache: RowCache) -> dict[tuple[int, int], NDArray[Any]]:
 
 
 def on_all_ranks(peers: Sequence[LocalPeers], work: Callable[[int], None]) -> list[BaseException | None]:
-    """Run `work(rank)` in a thread per rank; their errors."""
+    """Run `work(rank)` in one thread per rank; returns their errors."""
     errors: list[BaseException | None] = [None] * len(peers)
 
     def body(rank: int) -> None:
@@ -130,7 +130,7 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
         np.testing.assert_allclose(got[row], record, rtol=1e-12, atol=1e-12)
 
 
-def test_a_run_that_the_loss_ignores_is_an_error_on_its_rank() -> None:
+def test_a_group_that_the_loss_ignores_is_an_error_on_its_rank() -> None:
     rng = np.random.default_rng(0)
     batch = random_batch(rng, num_examples=6, num_ids=NUM_IDS, max_length=2, min_length=1)
     plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=2)

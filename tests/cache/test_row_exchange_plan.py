@@ -25,7 +25,7 @@ LAYOUT = build_layout(TABLES, FEATURES, [TableLookup()] * 3)
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), num_examples=st.integers(0, 10), world_size=st.integers(1, 5))
 def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: int) -> None:
-    """Rank a's counts for b are b's counts from a, in every part of every group, and no row is left out."""
+    """Counts sent by rank a to b equal counts received by b from a, in every part of every group; no row is missing."""
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, num_examples=num_examples, num_ids=NUM_IDS, max_length=3)
     plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
@@ -56,7 +56,7 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
 
 
 def test_golden() -> None:
-    """Two ranks, one table: rank 0 owns 5 and 9, rank 1 owns 7; 9 was used by the batch before."""
+    """Two ranks, one table: rank 0 owns 5 and 9, rank 1 owns 7; the previous batch used 9."""
     layout = build_layout(TABLES[:1], FEATURES[:1], [TableLookup()])
     rng = np.random.default_rng(0)
     base = random_batch(rng, num_examples=2, num_ids=(1,), max_length=2, min_length=2)

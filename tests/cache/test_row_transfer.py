@@ -1,4 +1,4 @@
-"""Rows in and out of slots, directly and through staging: the same records."""
+"""Copies of rows into and out of slots: direct and staged copies give the same records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residency bookkeeping."""
+"""Bookkeeping of slots, and records in a slab."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_rows_of_tables_keep_their_table_numbers() -> None:
     seed=st.integers(0, 2**32),
 )
 def test_what_goes_in_comes_out(width: int, narrower: int, dtype: torch.dtype, num_rows: int, seed: int) -> None:
-    """Any width, 16-byte multiple or not; other slots and the rest of a wider record stay untouched."""
+    """Any width, 16-byte multiple or not; other slots and the rest of wider records stay unchanged."""
     generator = torch.Generator().manual_seed(seed)
     slab = Slab(12, width, dtype, CPU)
     everything = torch.randn(12, width, dtype=dtype, generator=generator)
@@ -99,7 +99,7 @@ def test_what_goes_in_comes_out(width: int, narrower: int, dtype: torch.dtype, n
 
 
 def test_bits_survive() -> None:
-    """Signalling and negative NaNs, infinities, negative zero, denormals: a copy is a copy."""
+    """Signalling and negative NaNs, infinities, negative zero, denormals keep their bits."""
     words = torch.tensor([0x7FA00001, -0x5FFFFF, 0x7F800000, -0x80000000, 1, -0x7FFFFFFF, 0, 0x3F800000])
     row = words.to(torch.int32).view(torch.float32).unsqueeze(0)
     slab = Slab(3, 8, torch.float32, CPU)

@@ -1,4 +1,4 @@
-"""`RowSnapshot`: the copied rows are those of its begin, whatever lanes do to rows and slots afterwards."""
+"""`RowSnapshot`: snapshots hold the rows as of `begin`, whatever lanes do afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[int, int]
 
 
 class Toy:
-    """Rows of one number each, in slots, and all that a snapshot copies of them."""
+    """Slots with rows of one number each; receives the snapshot."""
 
     def __init__(self) -> None:
         self.slots = SlotTable(NUM_SLOTS)

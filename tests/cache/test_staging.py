@@ -1,4 +1,4 @@
-"""Staging memory on modelled copies: an area is not filled before its copy is done, and what has come stays."""
+"""Staging memory with simulated copies: areas are filled only after their copies, and host copies stay intact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bagpipe.testing.recording_streams import RecordingStreams
 
 @dataclass(eq=False)
 class Copy:
-    """An event that happens when a thread waits for it, or the test says so."""
+    """An event that completes when a thread waits for it, or when the test says so."""
 
     done: bool = False
     num_waits: int = 0
@@ -45,7 +45,7 @@ class CopyStream(HostStream):
 
 @dataclass
 class LateStreams(NullStreams):
-    """Nothing enqueued is done before somebody waits for it."""
+    """Streams whose work completes only when a thread waits for it."""
 
     is_async = True
     current: CopyStream = field(default_factory=CopyStream)
@@ -61,7 +61,7 @@ class LateStreams(NullStreams):
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 5 << 20)), max_size=30))
 def test_an_area_is_never_filled_before_its_copy_is_done(num_areas: int, batches: list[tuple[bool, int]]) -> None:
-    """`batches`: whether the oldest copy is done by then, and the bytes needed."""
+    """`batches`: for each batch, whether the oldest copy is done, and its size in bytes."""
     ring = StagingRing(LateStreams(), num_areas)
     under_way: list[tuple[int, Copy]] = []
     for oldest_is_done, num_bytes in batches:
@@ -79,7 +79,7 @@ def test_an_area_is_never_filled_before_its_copy_is_done(num_areas: int, batches
 
 
 def test_a_ring_as_long_as_the_batches_under_way_never_waits() -> None:
-    """As the schedule has it: batch b is staged when the copy of batch b - 3 is known to be done."""
+    """As in the schedule: batch b is staged after the copy of batch b - 3."""
     ring = StagingRing(LateStreams(), 3)
     copies = [Copy() for _ in range(20)]
     for batch, copy in enumerate(copies):
@@ -108,8 +108,8 @@ def test_a_ring_has_areas() -> None:
 
 
 @pytest.mark.parametrize("streams", [LateStreams(), NullStreams()])
-def test_copies_are_of_the_moment(streams: NullStreams) -> None:
-    """Of any shape and dtype, contiguous, in one chunk of memory with one event where there are events."""
+def test_copies_have_the_values_of_their_call(streams: NullStreams) -> None:
+    """Any shape and dtype: contiguous copies in one block of memory, with at most one event."""
     tied = torch.arange(3, dtype=torch.float64)
     tensors = {
         "turned": torch.arange(6, dtype=torch.float32).view(2, 3).t(), "count": torch.tensor(7),
@@ -154,7 +154,7 @@ def test_a_copy_is_here_when_its_event_has_happened() -> None:
 
 
 def test_copies_have_memory_of_their_own() -> None:
-    """Rows on their way to the store, to a journal and to a checkpoint are held by each for as long as it likes."""
+    """Store, journal and checkpoint can hold their copies for any time."""
     streams = LateStreams()
     arrivals = [HostCopy(streams, torch.full((4,), float(batch))) for batch in range(50)]
     assert [arrival.get()[3].item() for arrival in arrivals] == list(range(50))

@@ -1,4 +1,4 @@
-"""A collection's view of the batch, without torchrec: any object of the right shape will do."""
+"""`CachedLookup` without torchrec: any `JaggedInput` works."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Jagged:
 
 
 def begun() -> tuple[CachedLookup, Batch]:
-    """A reader of feature y of a batch with features x and y, which its cache has begun."""
+    """A lookup of feature y in the current batch, which has features x and y."""
     batch = random_batch(np.random.default_rng(0), num_examples=4, num_ids=(5, 5), max_length=3)
     schema = RowSchema(tables=(TABLE,), optimizer="sgd")
     cache = RowCache(schema, 0)
@@ -86,7 +86,7 @@ def test_anything_else_is_refused() -> None:
 
 
 def test_ids_are_compared_once_per_cache() -> None:
-    """Comparing ids waits for an accelerator, so it is done for the first batch only."""
+    """Comparing ids waits for the device, so only the first batch is checked."""
     reader, batch = begun()
     lengths = torch.from_numpy(batch.lengths)
     reader.begin(Jagged(["x", "y"], torch.from_numpy(batch.values), lengths))

@@ -1,4 +1,4 @@
-"""Ids must reach a collection unchanged: what is accepted as the batch's input, and what is refused."""
+"""Inputs of collections: accepted if they hold the ids of the batch unchanged, refused otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _kjt(batch: Batch, **changes: object) -> KeyedJaggedTensor:
 
 
 def test_parts_and_permutations_of_the_batch_are_the_batch() -> None:
-    """A model may split its input, or order its keys as it likes."""
+    """A model can split its input and reorder its keys."""
     batch = make_batch()
     converted = convert(EmbeddingBagCollection(BAGS["keys out of batch order"][0], device=META), SCHEMA)
     begin(converted, batch)

@@ -1,4 +1,4 @@
-"""Parameters on the meta device."""
+"""Initialisation of models built on the meta device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def test_values_are_those_of_plain_construction() -> None:
-    """Same generator, same order: as if the model had been built on the device."""
+    """Same generator and order give the values of a model built on the device."""
 
     def build() -> nn.Module:
         return nn.Sequential(
@@ -31,7 +31,7 @@ def test_values_are_those_of_plain_construction() -> None:
 
 
 def test_parents_come_after_their_children() -> None:
-    """torch's attention zeroes the bias of a child; the child's own reset would not."""
+    """torch's attention zeroes the bias of a child, which the child's own reset does not."""
     with torch.device("meta"):
         model = nn.MultiheadAttention(8, 2)
     materialise(model, CPU, torch.float32)

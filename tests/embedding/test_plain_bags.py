@@ -1,4 +1,4 @@
-"""Embedding bags without torchrec: the vectors of the ids, in the order of the features, whatever the tables' order."""
+"""Plain embedding bags: vectors in the order of the features, for any order of the tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def batch_of(schema: DataSchema) -> Batch:
 
 
 def pooled(schema: DataSchema, batch: Batch) -> tuple[CachedBags, RowCache, Tensor]:
-    """A forward over rows that have their initial values."""
+    """A forward over rows with initial values."""
     bags = CachedBags(schema, 8)
     cache = RowCache(RowSchema(tables=bags.row_tables, optimizer="sgd", seed=7), 200)
     bags.bind(cache)
@@ -59,7 +59,7 @@ def pooled(schema: DataSchema, batch: Batch) -> tuple[CachedBags, RowCache, Tens
 
 
 def expected(schema: DataSchema, bags: CachedBags, batch: Batch) -> Iterator[Tensor]:
-    """Feature after feature, one bag at a time."""
+    """Reference: feature by feature, bag by bag."""
     offsets = batch.feature_offsets()
     for number, feature in enumerate(schema.features):
         table = next(table for table in bags.row_tables if table.name == feature.table)

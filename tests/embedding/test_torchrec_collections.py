@@ -1,4 +1,4 @@
-"""The torchrec-compatible collections against torchrec's own, and conversion of models."""
+"""Cached collections compared with torchrec's, and conversion of models."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def fill_from(converted: Converted, weights: dict[str, nn.Parameter], schema: Ro
 @pytest.mark.parametrize("min_length", [0, 1])
 @pytest.mark.parametrize("name", list(BAGS))
 def test_bags_equal_torchrec_s(name: str, min_length: int) -> None:
-    """Same keys, widths and values; one SGD step moves the rows as torchrec's gradient says."""
+    """Same keys, widths and values; one SGD step changes rows by torchrec's gradient."""
     configs, weighted = BAGS[name]
     batch = make_batch(weighted=weighted, min_length=min_length, max_length=1 if min_length else 3)
     converted = convert(EmbeddingBagCollection(configs, is_weighted=weighted, device=META), SCHEMA)
@@ -169,7 +169,7 @@ def test_sequences_equal_torchrec_s(need_indices: bool) -> None:
 
 
 def test_gradient_of_computed_weights() -> None:
-    """Per-id weights may come from a module of the model, which is then trained through them."""
+    """Per-id weights can come from a module of the model, which is trained through them."""
     configs, _ = BAGS["weighted"]
     batch = make_batch(weighted=True)
     converted = convert(EmbeddingBagCollection(configs, is_weighted=True, device=META), SCHEMA)

@@ -1,4 +1,4 @@
-"""Cases of the kernels' conformance, for hypothesis."""
+"""Hypothesis strategies for cases of the kernels' conformance suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels as a GPU would get them, without one: the launches that `TritonKernels` makes, compiled, not run.
+"""Compiles the kernels that `TritonKernels` launches for a GPU, without a GPU and without running them.
 
 TritonKernels(launch=compiler) ──Launch──> Triton, its driver replaced by the name of a GPU ──> PTX, SASS, registers
 """
@@ -25,7 +25,7 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class _NamedGpu:
-    """The questions that Triton's compiler asks its driver. Its number is its compute capability."""
+    """A stand-in for Triton's GPU driver, with a given compute capability."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -62,7 +62,7 @@ class Compiled:
 
 
 class Compiler:
-    """Takes launches; keeps what they compile to.
+    """Receives launches and keeps the compiled kernels.
 
     Args:
         capability: 80, 90, ….

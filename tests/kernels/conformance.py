@@ -1,4 +1,4 @@
-"""What every implementation of `Kernels` must do, bit for bit. Needs torch, numpy and pytest alone.
+"""Conformance suite of `Kernels`: bits of every operation. Needs only torch, numpy and pytest.
 
     Case ──numpy──> records, bags, sums, gradients ──> Kernels   ──> same bits as the reference
                                                    └─> reference ─┘
@@ -43,7 +43,7 @@ NUM_TABLES, LR, EPS = 3, 0.05, 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is computed.
+    """Parameters of one case.
 
     Attributes:
         seed: of all numbers.
@@ -67,7 +67,7 @@ class Case:
 
 
 class Bench:
-    """One implementation, one case.
+    """One implementation in one case.
 
     Args:
         make: the implementation.
@@ -288,7 +288,7 @@ class Bench:
 
 
 def same_bits(got: Tensor, expected: Tensor) -> None:
-    """Equal to the bit, NaN and signs of zeros included."""
+    """Equal bits, NaN and signs of zeros included."""
     got, expected = got.cpu(), expected.cpu()
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape

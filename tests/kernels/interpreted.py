@@ -39,7 +39,7 @@ CASES = (
 
 
 def small_tile(dim: int, item_bytes: int) -> Tile:
-    """Tiles of few rows: several programs for the few rows of a case."""
+    """Tiles of few rows, so that the rows of a case need several programs."""
     return replace(choose_tile(dim, item_bytes), rows=4)
 
 
@@ -90,11 +90,11 @@ def train(kernels: str, *, hot: bool, num_examples: int = 9, **settings: object)
 
 
 def test_a_job_ends_with_the_bits_of_torch_s_kernels() -> None:
-    """No row is so long that its sum is cut, and plain SGD takes no root: nothing may differ."""
+    """No row is long, and SGD takes no square root, so the bits are equal."""
     assert train("triton", hot=False) == train("torch", hot=False)
 
 
 def test_a_cached_job_ends_with_the_bits_of_a_direct_one() -> None:
-    """With a row of more terms than one chunk."""
+    """One row has more terms than a chunk."""
     settings = {"hot": True, "num_examples": 40, "rows": "adagrad"}
     assert train("triton", cache_rows=0, **settings) == train("triton", **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What kernels compute, once more: numpy, row by row, term by term, every operation rounded once and correctly."""
+"""Reference of the kernels in numpy: row by row, term by term, every operation rounded once and correctly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def segment_sum(vectors: Array, sources: Array, factors: Array | None, start: in
 
 
 def row_sums(vectors: Array, sums: HostSegmentSum, factors: Array | None, max_terms: int | None) -> Array:
-    """``[k, dim]``: all rows' sums; those of more than `max_terms` terms in chunks of so many, and chunks of those."""
+    """``[k, dim]``: sums of all rows; rows of more than `max_terms` terms in chunks, recursively."""
     out = [
         _in_chunks(vectors, sums.sources, factors, start, end, max_terms)
         for start, end in pairwise(sums.row_starts.tolist())
@@ -49,7 +49,7 @@ def _in_chunks(
 def optimizer_step(
     name: str, weights: Array, state: Array, gradient: Array, *, lr: float, eps: float, step: int
 ) -> tuple[Array, Array]:
-    """New weights and state; all ``[k, …]`` in the dtype computed in."""
+    """Updated weights and state; all ``[k, …]`` in the compute dtype."""
     kind = weights.dtype.type
     dim = weights.shape[1]
     if name == "sgd":
@@ -69,7 +69,7 @@ def optimizer_step(
 
 
 def _halved(x: Array) -> Array:
-    """``[k, 1]``: sums over a power of two of columns, the second half added to the first until one is left."""
+    """``[k, 1]``: row sums; the width is halved repeatedly by adding the second half of the columns to the first."""
     width = 1 << (x.shape[1] - 1).bit_length()
     x = np.pad(x, ((0, 0), (0, width - x.shape[1])))
     while width > 1:

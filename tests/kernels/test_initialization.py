@@ -1,4 +1,4 @@
-"""Initial weights: golden numbers, an independent scalar reference, and what must not change them."""
+"""Initial weights: golden numbers, an independent scalar reference, and invariance."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_equals_scalar_reference(seed: int, name: str, row_id: int, bound: float
 
 
 def test_value_depends_on_nothing_else() -> None:
-    """Neither the rows beside it, nor the width of the table, nor the strides of where it goes."""
+    """A weight does not depend on other rows, the width of the table or the strides of the output."""
     table = RowTable(name="t", dim=48, init_bound=0.1)
     ids = np.arange(1000, dtype=np.int64) * 1_000_003
     together = initial_weights(table, ids, seed=1)

@@ -1,4 +1,4 @@
-"""Row optimizers against torch's and torchrec's own, and independence of a row from the rows beside it."""
+"""Row optimizers compared with torch's and torchrec's, and independence of a row from its neighbours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_state_widths_are_the_schema_s() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 3e-6)])
 @pytest.mark.parametrize("name", list(ROW_OPTIMIZERS))
 def test_equals_the_reference(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Eight batches, each touching some rows; untouched rows and their state must not move."""
+    """Eight batches, each touching some rows; untouched rows and their state do not change."""
     generator = torch.Generator().manual_seed(3)
     start = torch.randn(NUM_ROWS, DIM, dtype=dtype, generator=generator)
     weight = nn.Parameter(start.clone())

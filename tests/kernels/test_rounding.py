@@ -1,4 +1,4 @@
-"""The stochastic rounding is compared with exact fractions over every pattern of the bits that decide."""
+"""Stochastic rounding compared with exact fractions, for every pattern of the deciding bits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bits(tensor: Tensor) -> list[int]:
 
 
 def neighbours(value: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The numbers of a half type at or below, and at or above a finite value."""
+    """The nearest numbers of a half dtype at or below, and at or above, a finite value."""
     near = torch.tensor([value]).to(dtype)
     bound = torch.tensor([torch.inf], dtype=dtype)
     below = near if float(near) <= value else torch.nextafter(near, -bound)

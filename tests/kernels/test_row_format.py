@@ -46,7 +46,7 @@ def test_what_is_opened_and_closed_again_has_the_same_bits(dtype: str, optimizer
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_the_bytes_of_a_half_record(dtype: str) -> None:
-    """Weights in two bytes each, a zero, state in four: all little-endian."""
+    """Two-byte weights, a padding zero, four-byte state: all little-endian."""
     schema = schema_of(dtype, "adam", dim=3)
     rows = torch.zeros(1, schema.row_width(0), dtype=TORCH_DTYPE[dtype])
     weights, state = split_record(rows, schema, 3)

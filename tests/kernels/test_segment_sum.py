@@ -1,4 +1,4 @@
-"""How long rows are cut."""
+"""Chunks of long rows."""
 
 from __future__ import annotations
 

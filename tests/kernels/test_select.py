@@ -1,4 +1,4 @@
-"""Which kernels a device gets, and what is said where Triton's do not run."""
+"""Selection of kernels, and the messages where Triton does not run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def found(
         (found(is_interpreted=True), "TRITON_INTERPRET=1 is set, and Triton's interpreter is for the CPU"),
     ],
 )
-def test_where_they_run(support: TritonSupport, problem: str | None) -> None:
+def test_where_triton_runs(support: TritonSupport, problem: str | None) -> None:
     assert missing_support(support) == problem
 
 
@@ -46,14 +46,14 @@ def test_a_cpu_gets_torch_s_and_no_warning(choice: str) -> None:
     assert isinstance(select_kernels(SCHEMA, CPU, choice), TorchKernels)
 
 
-def test_by_name_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_by_name_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match=r"^run.kernels is triton, but run.device is cpu, and .* need a CUDA device$"):
         select_kernels(SCHEMA, CPU, "triton")
 
 
-def test_a_kernel_that_does_not_run_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no device behind the promise, as there is none for Triton where it finds no C compiler."""
+def test_a_failing_test_launch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device claims support but has none, as Triton without a C compiler."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     monkeypatch.setattr(module.TritonSupport, "of", lambda device: found())
     with pytest.raises(InputError, match=r"^run.kernels is triton, but a test launch .* failed: \w+: "):
@@ -61,7 +61,7 @@ def test_a_kernel_that_does_not_run_is_found_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_an_old_device_gets_torch_s_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device of an older kind stands in for the CPU's answer; its kernels are never launched."""
+    """A device of compute capability 7.0 is simulated; no kernel is launched."""
     monkeypatch.setattr(module.TritonSupport, "of", lambda device: found(capability=(7, 0)))
     monkeypatch.setattr(module, "TorchKernels", lambda schema, device: ("torch's", device))
     cuda = torch.device("cuda", 0)

@@ -1,4 +1,4 @@
-"""Torch's kernels conform; and blocks of rows do not matter."""
+"""Torch kernels: conformance, and independence of the block size."""
 
 from __future__ import annotations
 

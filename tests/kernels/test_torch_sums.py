@@ -1,4 +1,4 @@
-"""Sums in the order of the plan, whole and in chunks."""
+"""Segment sums in plan order, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_selected_rows_have_the_same_bits(drawn: tuple[HostSegmentSum, torch.Ten
 def test_selected_rows_have_the_same_bits_in_chunks(
     drawn: tuple[HostSegmentSum, torch.Tensor], seed: int, max_terms: int
 ) -> None:
-    """A row's chunks depend on its own terms: other rows, and its place among them, do not matter."""
+    """The chunks of a row depend on its own terms only, not on other rows or its position."""
     host, vectors = drawn
     upload = Uploader(CPU, torch.float64, max_terms=max_terms)
     together = sum_rows(vectors, upload.segment_sum(host))

@@ -1,4 +1,4 @@
-"""Triton's kernels: under its interpreter they conform; compiled for GPUs, their code is what it should be.
+"""Triton kernels: conformance under the interpreter, and properties of the code compiled for GPUs.
 
 Compiling needs no GPU: the PTX is read, and what ptxas says of its registers.
 """
@@ -45,7 +45,7 @@ def test_under_the_interpreter() -> None:
 
 
 class _Launches(Bench):
-    """The launches of a case. Nothing is computed, so nothing is compared."""
+    """Records the launches of a case; nothing is computed or compared."""
 
     def same_bits(self, got: Tensor, expected: Tensor) -> None:
         pass
@@ -109,7 +109,7 @@ def test_code(cache: Path, tmp_path: Path, capability: int, case: Case) -> None:
 
 
 def test_batches_of_all_sizes_take_the_same_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of rows and terms, the step and its rate are not compiled in: no batch waits for a compiler."""
+    """Numbers of rows and terms, step and learning rate are not constants, so no batch waits for the compiler."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     compiler = Compiler(90)
     kernels = TritonKernels(RowSchema(tables=(RowTable(name="t", dim=48),), optimizer="sgd"), CPU, launch=compiler)

@@ -1,4 +1,4 @@
-"""The plain DLRM computes what torchrec's does."""
+"""`PlainDLRM` has the results of torchrec's DLRM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bagpipe.models.plain_dlrm import PlainDLRM
 
 
 class Given(nn.Module):
-    """Bags whose vectors are the input itself, ``[n, F, D]``."""
+    """Bags that return their input ``[n, F, D]``."""
 
     def forward(self, sparse: Tensor) -> Tensor:
         return sparse.flatten(1)
