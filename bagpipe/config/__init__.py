@@ -1,1 +1,5 @@
-"""The configuration of a job: sections and keys, their rules, and loading from TOML and flags."""
+"""The configuration of a job.
+
+sections: dataclasses, one field per key ──keys──> Key: type, range, default, help
+TOML file, flags ──load──> Config ──rules──> checked Config, or one InputError
+"""

@@ -1,11 +1,11 @@
-"""Loads a configuration: one TOML file, then flags, then checks. `bagpipe.config.sections` lists all keys.
+"""Loads a configuration: one TOML file, then flags, then checks.
 
-    config_keys: one Key record per field of config.py ──> argparse flags and --help
+    config_keys: one Key record per field of sections.py ──> argparse flags and --help
     --config FILE.toml ──> values with "FILE:LINE" ┐
-    --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> config_rules ──> Config
+    --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> check_config ──> Config
 
 Every problem is one `InputError` line that names the place (file and line, or flag), what was expected and what came.
-Nothing here imports torch or numpy.
+Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Option:
     """A flag of one program that is not part of the configuration, such as ``--result FILE``.
 
     Attributes:
-        is_switch: it takes no value; given, its value is "true", else it is empty.
+        is_switch: the flag takes no value; its value is "true" if given, else empty.
     """
 
     flag: str
@@ -46,7 +46,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """What the user asked for.
+    """A parsed command line.
 
     Attributes:
         config: the checked configuration.
@@ -64,13 +64,13 @@ def parse_config(
     *,
     defaults: Mapping[str, object] = MappingProxyType({}),
 ) -> CommandLine:
-    """Read ``--config FILE.toml`` and ``--SECTION.KEY VALUE`` flags; flags win over the file.
+    """Read ``--config FILE.toml`` and ``--SECTION.KEY VALUE`` flags; flags override the file.
 
     Args:
         argv: arguments without the program's name.
         prog: program name for ``--help``.
         extra_options: the program's own flags.
-        defaults: values, by key, where the program's own defaults are other than those of `bagpipe.config.sections`.
+        defaults: the program's own defaults by key path; they override those of `bagpipe.config.sections`.
 
     Raises:
         InputError: unknown key, wrong type, value out of range, unreadable or malformed file.
@@ -128,7 +128,7 @@ def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
 
 
 def _line_of(text: str, section: str, name: str | None) -> int:
-    """Line of a section's header or of a key in it, 1 when it is written in some other way (dotted, inline)."""
+    """Line of a section's header or of a key in it; 1 for other notations (dotted, inline)."""
     current = header = ""
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()
@@ -209,7 +209,7 @@ def _build_section(section: str, values: Mapping[str, Mapping[str, object]]) -> 
 
 
 def _show(value: object) -> str:
-    """A default as one would write it in a flag."""
+    """A default in the notation of a flag."""
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value) or "empty"

@@ -1,4 +1,4 @@
-"""`Batch`: one global batch as the loader hands it on. Pure numpy, laid out like torchrec's KeyedJaggedTensor."""
+"""`Batch`: one global batch of examples. Pure numpy, laid out like torchrec's KeyedJaggedTensor."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Batch:
 
     @property
     def is_one_hot(self) -> bool:
-        """Every bag holds exactly one id: the common case, and a minimum is four times cheaper than sums of lengths."""
+        """Every bag holds exactly one id: the common case, four times cheaper to test than to sum lengths."""
         return self.lengths.size == self.values.shape[0] and (not self.lengths.size or int(self.lengths.min()) == 1)
 
     def feature_offsets(self) -> NDArray[np.int64]:
-        """int64 ``[num_features + 1]``: where each feature's ids start in `values`."""
+        """int64 ``[num_features + 1]``: start of each feature's ids in `values`."""
         if self.is_one_hot:
             return np.arange(self.num_features + 1, dtype=np.int64) * self.num_examples
         offsets = np.zeros(self.num_features + 1, dtype=np.int64)
@@ -60,10 +60,10 @@ class Batch:
         return offsets
 
     def select(self, examples: NDArray[np.integer]) -> Batch:
-        """The batch of some of the examples. Index, layout and reader state stay. Neighbours are copied in blocks.
+        """The batch of some examples, with the same index and layout. Copies consecutive examples in blocks.
 
         Args:
-            examples: integers ``[num_selected]``, ascending numbers of the examples; may be none.
+            examples: integers ``[num_selected]``, ascending numbers of the examples; can be empty.
         """
         count = examples.shape[0]
         start = int(examples[0]) if count else 0
@@ -80,7 +80,7 @@ class Batch:
         )
 
     def _per_id(self, array: NDArray[_Number], chosen: slice | NDArray[np.integer]) -> NDArray[_Number]:
-        """Those of one number per id that belong to the chosen examples."""
+        """The part of an array of one number per id that belongs to the chosen examples."""
         if self.is_one_hot:
             by_bag = array.reshape(self.lengths.shape)
             picked = by_bag[:, chosen] if isinstance(chosen, slice) else by_bag.take(chosen, axis=1)

@@ -1,8 +1,8 @@
-"""What the data looks like (`DataSchema`) and what a stored row looks like (`RowSchema`).
+"""The schemas of the data (`DataSchema`) and of stored rows (`RowSchema`).
 
     reader ──DataSchema──> model builder ──embedding tables──> RowSchema ──> store record, oracle, cache
 
-Both are frozen records that turn into JSON and back, so they can be compared, stored and sent.
+Both are frozen records with a JSON form, so they can be compared, stored and sent.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowType:
-    """What a row's weights are made of. A record is a vector of *words* of this size.
+    """Number type of a row's weights. A record is a vector of *words* of this size.
 
     Attributes:
         word_bytes: bytes of a weight.
-        word: numpy's name of a word, little-endian. Half words are opaque bits to numpy, which has no bfloat16.
-        compute: dtype of optimizer state, gradients and pooled vectors: narrower weights are widened to be computed on.
+        word: numpy dtype of a word, little-endian. Half words are opaque bits to numpy, which has no bfloat16.
+        compute: dtype of optimizer state, gradients and pooled vectors; narrower weights are widened for computation.
     """
 
     word_bytes: int
@@ -62,7 +62,7 @@ class RowType:
 
     @property
     def is_half(self) -> bool:
-        """Weights are narrower than what is computed with."""
+        """Weights are narrower than the compute dtype."""
         return self.word_bytes == 2
 
 
@@ -79,14 +79,14 @@ ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One embedding table as the data describes it.
+    """One embedding table of the data.
 
     Attributes:
         name: table name, unique in the schema.
         rows: ids lie in ``[0, rows)``; ``None``: any 64-bit id, no vocabulary.
-        hash: raw ids are hashed into ``[0, rows)`` by the reader.
+        hash: the reader hashes raw ids into ``[0, rows)``.
         dim: embedding dimension; ``None``: the model's ``embedding_dim``.
-        pooling: how the ids of a bag become one vector (``none``: a sequence).
+        pooling: reduction of a bag's vectors to one (``none``: a sequence).
     """
 
     name: str
@@ -108,7 +108,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One sparse column: its name and the table its ids belong to (several features may share a table)."""
+    """One sparse column: its name and the table of its ids. Several features can share a table."""
 
     name: str
     table: str
@@ -146,7 +146,7 @@ class DataSchema:
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form; `from_json` is its inverse."""
+        """Plain JSON-able form, the inverse of `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -178,18 +178,18 @@ class RowTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSchema:
-    """Everything that fixes the bytes of a stored row: ``[weights | optimizer state]``, little-endian.
+    """Layout of a stored row: ``[weights | optimizer state]``, little-endian.
 
-    With ``float32`` and ``float64`` all of it is in `dtype`. With a half type the weights are; a zero half follows
-    where their number is odd, so that the state is aligned to 4 bytes; and the state is float32. A record's length in
-    bytes is always a multiple of 4. Tensors of such records: `bagpipe.kernels.row_format`.
+    With ``float32`` and ``float64`` all words have type `dtype`. With a half type only the weights do: one zero half
+    pads an odd number of weights, so that the state is aligned to 4 bytes, and the state is float32. The length of a
+    record is always a multiple of 4 bytes. Tensors of such records: `bagpipe.kernels.records`.
 
     Attributes:
         tables: cached tables; a table's position is its *table number*.
         optimizer: row optimizer, a key of `OPTIMIZER_STATE_WIDTH`.
         dtype: of the weights, a key of `ROW_TYPES`.
-        seed: seed of the initial values, and of the bits of stochastic rounding.
-        rounding: one of `ROUNDINGS`; other than ``nearest`` with a half type only.
+        seed: seed of the initial values and of the bits of stochastic rounding.
+        rounding: one of `ROUNDINGS`; must be ``nearest`` unless `dtype` is a half type.
     """
 
     tables: tuple[RowTable, ...]
@@ -213,7 +213,7 @@ class RowSchema:
         return ROW_TYPES[self.dtype]
 
     def weight_words(self, dim: int) -> int:
-        """Words that `dim` weights take in a record: an even number of halves, so that what follows is aligned."""
+        """Words of `dim` weights in a record: an even number of halves, so that the state is aligned."""
         return dim + dim % 2 if self.row_type.is_half else dim
 
     def record_words(self, dim: int) -> int:
@@ -230,8 +230,9 @@ class RowSchema:
         return self.row_width(table) * self.row_type.word_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form; `from_json` is its inverse. Rounding to nearest is left out, as it was before it could
-        be chosen: so the digest of a schema stays what it was."""
+        """Plain JSON-able form, the inverse of `from_json`. Omits ``nearest`` rounding, which keeps the digests of
+        schemas without a rounding field.
+        """
         value = dataclasses.asdict(self)
         if self.rounding == "nearest":
             del value["rounding"]

@@ -1,1 +1,1 @@
-"""Small helpers without a subject of their own: environment check, output files, failpoints."""
+"""Helpers of all rooms: environment check, failpoints, machine facts, output files, and `run_program`."""

@@ -1,10 +1,10 @@
-"""Check that the installed torch, fbgemm and torchrec fit together, before the first of them is imported.
+"""Checks that the installed torch, fbgemm and torchrec are compatible, before any of them is imported.
 
-    importlib.metadata ──Installed──> find_problem ──one line: what is installed, what fits, the command──> InputError
+    importlib.metadata ──Installed──> find_problem ──one line: installed, required, the command──> InputError
 
 Every fbgemm minor release is compiled against exactly one torch minor release, but the wheels' metadata does not say
-so: pip installs pairs that die at ``import torchrec`` with an undefined symbol. This module reads versions only; it
-needs nothing but the standard library, so the set-up script uses its table too.
+so: pip installs pairs that fail at ``import torchrec`` with an undefined symbol. This module reads versions only and
+needs only the standard library, so the set-up script uses its table too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Trio:
     """Releases of torch, fbgemm and torchrec that load together.
 
     Attributes:
-        torch: the release to install; every patch release of its minor fits.
-        fbgemm: the release of ``fbgemm-gpu`` (CUDA) or ``fbgemm-gpu-cpu`` to install; every patch of its minor fits.
+        torch: the release to install; every patch release of its minor is compatible.
+        fbgemm: the release of ``fbgemm-gpu`` (CUDA) or ``fbgemm-gpu-cpu`` to install; every patch of its minor is
+            compatible.
         torchrec: the release to install.
         torchrec_minors: oldest and newest torchrec minor release that load with this pair.
     """
@@ -42,14 +43,14 @@ class Trio:
 
 #: Oldest first. Source: every pair of torch 2.11-2.14 with fbgemm-gpu-cpu 1.4-1.9 imported and run on Linux x86-64.
 TRIOS: tuple[Trio, ...] = (
-    # torchrec 1.7 and later want fbgemm_gpu.tbe.monitoring, which fbgemm 1.6 does not have.
+    # torchrec 1.7 and later import fbgemm_gpu.tbe.monitoring, which fbgemm 1.6 lacks.
     Trio(torch="2.11.0", fbgemm="1.6.0", torchrec="1.6.1", torchrec_minors=((1, 6), (1, 6))),
     Trio(torch="2.12.1", fbgemm="1.7.0", torchrec="1.9.2", torchrec_minors=((1, 6), (1, 9))),
     Trio(torch="2.13.0", fbgemm="1.8.0", torchrec="1.9.2", torchrec_minors=((1, 6), (1, 9))),
     Trio(torch="2.14.1", fbgemm="1.9.0", torchrec="1.9.2", torchrec_minors=((1, 6), (1, 9))),
 )
 
-#: What the set-up installs: the newest trio that the whole test suite has run with.
+#: The trio that the set-up installs: the newest one tested with the whole suite.
 RECOMMENDED = TRIOS[2]
 
 FBGEMM_NAMES = {"cpu": "fbgemm-gpu-cpu", "cuda": "fbgemm-gpu"}
@@ -76,21 +77,21 @@ def read_installed() -> Installed:
 
 
 def check_environment(device: str = "cpu") -> None:
-    """Raise before an import of torchrec can fail. Call it first thing in a program that uses torchrec.
+    """Check the installed packages before torchrec is imported. Programs that use torchrec call it first.
 
     Args:
-        device: `run.device`; ``cuda`` also wants CUDA builds.
+        device: `run.device`; ``cuda`` requires CUDA builds.
 
     Raises:
-        InputError: the installed packages do not fit together; the line holds the command that fixes it.
+        InputError: the installed packages are incompatible; the line holds the command that fixes it.
     """
     problem = find_problem(read_installed(), device=device)
-    if problem is not None:  # the command must reach the environment that is wrong, wherever it is typed
+    if problem is not None:  # the command must change this environment, whichever shell runs it
         raise InputError(problem.replace("python -m pip", f"{shlex.quote(sys.executable)} -m pip"))
 
 
 def find_problem(installed: Installed, device: str = "cpu") -> str | None:
-    """What is wrong with a set of installed versions: one line with the command that fixes it, or None. Pure."""
+    """The problem of a set of installed versions, in one line with the command that fixes it, or None. Pure."""
     flavour = "cuda" if device.startswith("cuda") else "cpu"
     if installed.torch is None:
         return f"torch is not installed; fix: {_pip_commands(RECOMMENDED, flavour, torch=True)}"
@@ -117,7 +118,7 @@ def _fbgemm_problem(installed: Installed, trio: Trio, flavour: str) -> str | Non
     }
     listed = " and ".join(f"{name} {version}" for name, version in have.items()) or "no fbgemm"
     wanted = f"torch {installed.torch} fits fbgemm {_minor_text(trio.fbgemm)} only"
-    if len(have) == 2:  # they overwrite each other's files, so neither can be trusted
+    if len(have) == 2:  # they overwrite each other's files
         fix = _pip_commands(trio, flavour, remove=tuple(have))
         return f"{listed} are both installed, and both provide fbgemm_gpu; fix: {fix}"
     if flavour == "cuda" and "fbgemm-gpu-cpu" in have:
@@ -143,7 +144,7 @@ def _torchrec_problem(installed: Installed, trio: Trio) -> str | None:
 
 
 def _pip_commands(trio: Trio, flavour: str, *, torch: bool = False, remove: Sequence[str] = ()) -> str:
-    """The shell line that installs `trio` (torch itself only where asked) after removing packages."""
+    """The shell line that removes packages and installs `trio` (torch only on request)."""
     parts = [f"python -m pip uninstall -y {' '.join(remove)}"] if remove else []
     if torch and flavour == "cpu":
         parts.append(
@@ -171,7 +172,7 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _minor(version: str) -> Version:
-    """``2.13.0+cpu`` -> (2, 13); a version that does not look like one -> (0, 0), which fits nothing."""
+    """``2.13.0+cpu`` -> (2, 13); an unparsable version -> (0, 0), which matches nothing."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 

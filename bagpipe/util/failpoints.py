@@ -1,4 +1,4 @@
-"""Named points at which a process can be made to die, so that tests can ask what survives. Costs one comparison.
+"""Failpoints: named points where a process can be made to die, for tests of recovery. Cost: one comparison.
 
 BAGPIPE_CRASH_AT=after-manifest:2     the process kills itself the second time it reaches that point
 """
@@ -11,7 +11,7 @@ from collections import Counter
 
 __all__ = ["POINTS", "hit"]
 
-#: In the order of a batch, then of a checkpoint, then of a recovery.
+#: In the order of a batch, a checkpoint, a recovery.
 POINTS = (
     "after-fetch",
     "before-write-back",
@@ -39,7 +39,7 @@ if _ARMED and _NAME not in POINTS:
 
 
 def hit(point: str) -> None:
-    """Kill this process (SIGKILL) if it was told to die here. From any thread."""
+    """Kill this process (SIGKILL) if this failpoint is armed. Callable from any thread."""
     if point == _NAME:
         _reached[point] += 1
         if _reached[point] == int(_TIMES or 1):

@@ -1,4 +1,4 @@
-"""What a replay ran on, for the foot of its report."""
+"""Hardware and software of the machine, for reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["machine_facts", "processor_name"]
 
 
 def machine_facts() -> dict[str, str]:
-    """Name -> value."""
+    """Processor, cores, system and versions: name -> value."""
     return {
         "processor": processor_name(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
@@ -26,7 +26,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """As the system calls it; the architecture if it has no name for it."""
+    """The processor's model name; the architecture if the system has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Files that programs write for others: refused before the work if they cannot be written; whole, or not there."""
+"""Output files: checked before the work begins, and written atomically."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ __all__ = ["check_folder", "check_writable", "write_json", "write_whole"]
 
 
 def check_writable(path: str, key: str) -> None:
-    """Raise InputError now rather than lose a result later."""
+    """Raise InputError if `path` cannot be written, before there is a result to lose."""
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise InputError(f"{key}: folder {folder} does not exist")
     if not os.access(folder, os.W_OK) or Path(path).is_dir():
         raise InputError(f"{key}: cannot write {path}")
-    if Path(path).exists() and not Path(path).is_file():  # /dev/null, a pipe: a file would take its place
-        raise InputError(f"{key}: expected a file, {path} is none")
+    if Path(path).exists() and not Path(path).is_file():  # /dev/null or a pipe: os.replace would replace it by a file
+        raise InputError(f"{key}: expected a file, {path} is not a regular file")
 
 
 def check_folder(path: str, key: str) -> None:
-    """Raise InputError unless `path` is a folder that can be written, or one that can be made."""
+    """Raise InputError unless `path` is a writable folder or can be created."""
     folder = Path(path).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        raise InputError(f"{key}: expected a folder, {folder} is none")
+        raise InputError(f"{key}: expected a folder, {folder} is not a folder")
     if not os.access(folder, os.W_OK):
         raise InputError(f"{key}: cannot write in {folder}")
 
 
 def write_json(path: str, value: object) -> None:
-    """Write JSON; a reader never sees half of it. ValueError if a number is not finite."""
+    """Write JSON atomically. Raises ValueError if a number is not finite."""
     write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def write_whole(path: str, content: bytes) -> None:
-    """Write a file; a reader never sees half of it, and what was there before stays until then.
+    """Write a file atomically: readers see the old content or all of the new one.
 
     Raises:
         JobError: it cannot be written.
     """
-    target = Path(path).resolve()  # of a link, what it leads to
+    target = Path(path).resolve()  # replaces the target of a link, not the link
     partial = target.with_name(target.name + ".partial")
     try:
         partial.write_bytes(content)

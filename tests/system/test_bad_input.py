@@ -161,12 +161,12 @@ CASES = [
     Case(
         name="tensorboard is a file",
         arguments=["--run.tensorboard", "/dev/null/x"],
-        pattern=r"run\.tensorboard: expected a folder, /dev/null is none",
+        pattern=r"run\.tensorboard: expected a folder, /dev/null is not a folder",
     ),
     Case(
         name="job folder is a file",
         arguments=["--run.dir", "/dev/null"],
-        pattern=r"run\.dir: expected a folder, /dev/null is none",
+        pattern=r"run\.dir: expected a folder, /dev/null is not a folder",
     ),
     Case(
         name="cache too small",
@@ -224,7 +224,7 @@ CASES = [
     Case(
         name="checkpoints in a file",
         arguments=["--checkpoint.dir", "/proc/self/stat/x"],
-        pattern=r"checkpoint\.dir: expected a folder, /proc/\S+/stat is none",
+        pattern=r"checkpoint\.dir: expected a folder, /proc/\S+/stat is not a folder",
     ),
     Case(
         name="rows of another type",
