@@ -300,7 +300,7 @@ def test_what_is_no_tensor_stays_with_what_made_it() -> None:
         (
             Tuples(),
             {"a": 0, "chunk": 0, "getitem": 1, "getitem_1": 1, "b": 1},
-            "chunk: its result goes to stages .1. but is no tensor",
+            "chunk: its result goes to stages .1. but is not a tensor",
         ),
         (Tuples(), {"a": 0, "x": 1}, "stage name 'x' is not in the model; it has a, chunk, getitem, getitem_1, mul, b"),
         (Tuples(), {"a": 0, "b": 2}, r"stage numbers must be 0, 1, … without a gap, got \[0, 2\]"),

@@ -1,1 +1,6 @@
-"""Checks and simulates programs: validity rules, deadlocks, memory, times."""
+"""Checks and simulation of programs.
+
+Program ──check: rules, messages, Graph.order, memory──> valid, or ScheduleError        Loop ──check_loop, cycles──┘
+Program, costs ──simulate──> Simulation: times, bubble, occupancy, critical path
+Cover: operators of a model in stages ──check_cover──> valid, or ScheduleError
+"""

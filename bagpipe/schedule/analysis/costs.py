@@ -1,9 +1,7 @@
-"""What actions and links cost, for the simulator: constant or measured.
+"""Costs of actions for the simulator, constant or measured. Times are in any unit.
 
-    action text (``0F3``)  >  stage and op (``0F``)  >  op (``F``)  >  default of the op table        most special first
-    an overlap is one action: its own text, then ``OVERLAP_F_B``, then the sum of its parts
-
-Times are in one unit, whichever; bytes over that unit are the bandwidth.
+action text (``0F3``)  >  stage and op (``0F``)  >  op (``F``)  >  default of the op table         precedence
+an overlap: its own text, then ``OVERLAP_F_B``, then the sum of its parts
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from bagpipe.schedule.ir.ops import OPS
 
 __all__ = ["Costs", "Latency", "cost_function", "measured_costs"]
 
-#: Durations: a function of the action (of an overlap's parts), or a mapping as in the module's rule.
+#: Durations: a function of the action (called for an overlap's parts), or a mapping as in the module's rule.
 Costs = Mapping[str, float] | Callable[[Action], float]
 
 #: Time between an action's finish and its arrival on another lane: a constant, or a function (src action, dst action).
@@ -39,7 +37,7 @@ def cost_function(costs: Costs | None) -> Callable[[Action], float]:
         return OPS[atom.op].cost
 
     def of_action(action: Action) -> float:
-        # A measured overlap is dearer or cheaper than its parts one after the other.
+        # A measured overlap can cost more or less than its parts in sequence.
         listed = costs if isinstance(costs, Mapping) and action.parts else {}
         whole = listed.get(action.text, listed.get(action.op))
         cost = sum(of_atom(atom) for atom in action.atoms) if whole is None else whole

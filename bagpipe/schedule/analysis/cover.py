@@ -1,14 +1,14 @@
-"""R5: whether stages cover a model: its operators split among them, the stage graph what follows from that.
+"""R5: stages cover a model: they partition its operators, and the stage graph follows from the operators' edges.
 
 operators 0 1 2 3, edges 0-1 1-3 0-2 2-3, stages {0} {1} {2, 3}   ->   stage edges 0-1 0-2 1-2
 
 partition   every operator is in exactly one stage
 convex      no path between two operators of a stage leaves it
-edges       two operators that feed each other in different stages: so do their stages, and no others
-produced    what an edge carries is made by the stage it leaves
-losses      every stage leads to a loss
+edges       stages are connected exactly if operators of theirs are
+produced    a stage produces the tensors on its outgoing edges
+losses      every stage has a path to a loss
 devices     no two stages share a device
-monotone    (asked of a program) micro-batches in order: F, and backwards, of a stage by rising index
+monotone    (of a program) forwards, and backwards, of a stage run in micro-batch order
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["COVER_RULES", "Cover", "check_cover", "check_monotone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cover:
-    """Stages, and what they are made of.
+    """Stages and their operators. Empty attributes are not checked.
 
     Attributes:
         graph: the stages.
-        operators: per stage, the operators it runs, by number; empty: not asked.
+        operators: per stage, the numbers of its operators.
         num_operators: operators are numbered from 0.
         operator_edges: (producer, consumer) operators.
-        losses: stages that end in a loss; empty: not asked.
-        tensors: (producer, consumer) stages -> names of what passes; an edge that is not there is not asked.
-        outputs: per stage, names of what it makes.
-        devices: per stage, its devices; empty: not asked.
+        losses: stages that end in a loss.
+        tensors: (producer, consumer) stages -> names of the tensors between them.
+        outputs: per stage, names of the tensors it produces.
+        devices: per stage, its devices.
     """
 
     graph: StageGraph
@@ -68,14 +68,14 @@ def _partition(cover: Cover) -> Iterator[str]:
 
 
 def _convex(cover: Cover) -> Iterator[str]:
-    """C1: a path that leaves a stage does not come back to it."""
+    """C1: a path that leaves a stage does not return to it."""
     consumers: dict[int, list[int]] = {}
     for src, dst in cover.operator_edges:
         consumers.setdefault(src, []).append(dst)
     for stage, operators in enumerate(cover.operators):
         left = [dst for src in sorted(operators) for dst in consumers.get(src, ()) if dst not in operators]
         seen = set(left)
-        for operator in left:  # grows while it is walked
+        for operator in left:  # grows during the iteration
             for dst in consumers.get(operator, ()):
                 if dst in operators:
                     yield f"stage {stage}: a path leaves it through operator {left[0]} and comes back to {dst}"
@@ -86,7 +86,7 @@ def _convex(cover: Cover) -> Iterator[str]:
 
 
 def _edges(cover: Cover) -> Iterator[str]:
-    """C2: stage edges are those of the operators."""
+    """C2: stage edges are the edges of the operators."""
     if not cover.operators:
         return
     stage_of = {operator: stage for stage, operators in enumerate(cover.operators) for operator in operators}
@@ -118,7 +118,7 @@ def _losses(cover: Cover) -> Iterator[str]:
     if not cover.losses:
         return
     reached = sorted(cover.losses)
-    for stage in reached:  # grows while it is walked
+    for stage in reached:  # grows during the iteration
         if stage >= cover.graph.num_stages:
             yield f"loss stage {stage} is not among 0 to {cover.graph.num_stages - 1}"
             return
@@ -139,9 +139,9 @@ def _devices(cover: Cover) -> Iterator[str]:
 COVER_RULES: tuple[Rule[Cover], ...] = (
     Rule("partition", "every operator is in exactly one stage", _partition),
     Rule("convex", "no path leaves a stage and comes back", _convex),
-    Rule("edges", "stage edges are those of the operators", _edges),
-    Rule("produced", "an edge carries what its producer makes", _produced),
-    Rule("losses", "every stage leads to a loss", _losses),
+    Rule("edges", "stage edges are the edges of the operators", _edges),
+    Rule("produced", "a stage produces the tensors on its outgoing edges", _produced),
+    Rule("losses", "every stage has a path to a loss", _losses),
     Rule("devices", "stages share no device", _devices),
 )
 
@@ -158,7 +158,7 @@ def check_cover(cover: Cover) -> None:
 
 
 def check_monotone(program: Program) -> None:
-    """C4: a stage takes its micro-batches by rising index, forwards and backwards alike (breadth-first does not).
+    """C4: forwards and backwards of a stage run in micro-batch order (not in breadth-first).
 
     Raises:
         ScheduleError: the first action out of order.

@@ -1,4 +1,4 @@
-"""R6: what the lanes hold at most. A lane does its actions in order, so its peak follows from its row alone.
+"""R6: peak memory of the lanes. It follows from each lane's row, since a lane runs its actions in order.
 
 F  + activations          F of a stage that recomputes  + inputs
 B  - activations          REC                           + activations - inputs
@@ -19,11 +19,11 @@ __all__ = ["Memory", "memory_problems", "peak_bytes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What stages hold, and what lanes have; a stage or lane that is not listed holds nothing, or has no limit.
+    """Bytes that stages hold and lanes have. A stage that is not listed holds 0, a lane has no limit.
 
     Attributes:
-        activation_bytes: per stage, kept from the forward of one micro-batch to its backward (W if split).
-        input_bytes: per stage, the part of it that a forward keeps which is recomputed.
+        activation_bytes: per stage, kept from a micro-batch's forward to its backward (W if split).
+        input_bytes: per stage, the part of them that a forward keeps if it is recomputed.
         param_bytes: per stage, weights, gradients and optimizer state.
         budget_bytes: per lane.
     """
@@ -35,12 +35,12 @@ class Memory:
 
 
 def peak_bytes(actions: tuple[Action, ...], memory: Memory) -> float:
-    """Bytes that a lane with these actions holds at most."""
+    """Peak bytes of a lane with these actions."""
     return max((live for _, live in _live_bytes(actions, memory)), default=0)
 
 
 def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[Action, float]]:
-    """After each action, before what it frees is freed: the action, and what is held."""
+    """(action, bytes held before it frees any), per action."""
     atoms = [atom for action in actions for atom in action.atoms]
     recomputed = {atom.stage for atom in atoms if atom.op == "REC"}
     trained = any(OPS[atom.op].role in ("backward", "weight_grad") for atom in atoms)
@@ -53,7 +53,7 @@ def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[A
             inputs = memory.input_bytes.get(atom.stage, 0)
             if role == "forward":
                 kept = inputs if atom.stage in recomputed else whole
-                live += whole  # even what is recomputed is there while the forward runs
+                live += whole  # all activations exist while the forward runs, even if recomputed later
                 freed += whole - (kept if trained else 0)
             elif atom.op == "REC":
                 live += whole - inputs
@@ -64,7 +64,7 @@ def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[A
 
 
 def memory_problems(program: Program, memory: Memory) -> Iterator[str]:
-    """Lanes that need more than they have, each with the first action that does not fit."""
+    """Lanes above their budget, each with its first action that does not fit."""
     for lane, actions in program.lanes.items():
         budget = memory.budget_bytes.get(lane)
         if budget is None:

@@ -1,8 +1,8 @@
-"""R4: sends and receives match, in the same order, and lie where their values are made and taken.
+"""R4: sends and receives match, in the same order, and lie between producer and consumer of their values.
 
-pairs     what one lane sends another, the other receives, in the same order: enough for any transport
-tags      the same for each edge and pipe: enough where messages are told apart by tag
-messages  SEND behind what makes its value, RECV before what takes it
+pairs     between two lanes, sends and receives match in the same order: sufficient for any transport
+tags      the same per edge and pipe: sufficient for a transport that matches messages by tag
+messages  SEND after the producer of its value, RECV before the consumer
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["misplaced_messages", "unmatched_pairs", "unmatched_tags"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """What one lane sends another: the RECV stands for it."""
+    """A message between two lanes, named by its RECV."""
 
     recv: Action
     sender: str
@@ -33,12 +33,12 @@ class _Message:
 
     @property
     def tag(self) -> tuple[int, str, int | None, int]:
-        """Of all messages along one edge and pipe."""
+        """The same for all messages of an edge and pipe."""
         return (self.recv.stage, self.recv.op, self.recv.peer, self.recv.pipe)
 
 
 def _lane_of(program: Program, role: str) -> dict[Action, str]:
-    """Lane of every SEND, or every RECV, in lane order."""
+    """Lane of every SEND, or of every RECV, in lane order."""
     return {
         atom: lane
         for lane, actions in program.lanes.items()
@@ -49,7 +49,7 @@ def _lane_of(program: Program, role: str) -> dict[Action, str]:
 
 
 def unmatched_pairs(program: Program) -> Iterator[str]:
-    """R4: what one lane sends another, the other receives, in the same order."""
+    """R4: between two lanes, sends and receives match in the same order."""
     sends, recvs = _lane_of(program, "send"), _lane_of(program, "recv")
     for send in sends:
         if partner(send) not in recvs:
@@ -64,12 +64,12 @@ def unmatched_pairs(program: Program) -> Iterator[str]:
 
 
 def unmatched_tags(program: Program) -> Iterator[str]:
-    """R4 where the transport tells messages apart by tag: the same order for each edge and pipe."""
+    """R4 for a transport that matches messages by tag: the same order per edge and pipe."""
     yield from _crossed(program, lambda message: message.tag)
 
 
 def _crossed(program: Program, channel: Callable[[_Message], object]) -> Iterator[str]:
-    """The first message of a channel that is sent out of the order in which it is received."""
+    """The first message of a channel whose send and receive positions differ."""
     sends, recvs = _lane_of(program, "send"), _lane_of(program, "recv")
     senders = {partner(send): lane for send, lane in sends.items()}
     sent: dict[object, list[_Message]] = defaultdict(list)
@@ -86,13 +86,13 @@ def _crossed(program: Program, channel: Callable[[_Message], object]) -> Iterato
                 return
 
 
-#: Direction of a message -> what makes it, what takes it.
+#: Direction of a message -> its producers, its consumers.
 _MAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F", "X_EMBED"), "B": ("B", "I")}
 _TAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("B", "I", "X_EMBED_GRAD")}
 
 
 def misplaced_messages(program: Program) -> Iterator[str]:
-    """R4: a SEND comes after what makes its value, a RECV before all that takes it, on the lane of one of these."""
+    """R4: a SEND follows a producer of its value on the same lane, a RECV precedes all consumers."""
     micro = program.micro_per_batch
     lane_of: dict[tuple[int, int, str, int], tuple[str, int]] = {}
     atoms = [

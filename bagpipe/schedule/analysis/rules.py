@@ -1,9 +1,9 @@
-"""The rules of a valid program: a table; each is a small function that yields its complaints.
+"""The rules of a valid program, as a table of functions that yield complaints.
 
     edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7) · row-hazards (R8) ·
     one-lane (R9) · gradients (R10)
 
-R3, no deadlock, is a question to the graph; R5, stages that cover a model, is in `cover`; R6, memory, in `memory`.
+R3, no deadlock, is checked by `Graph.order`; R5, stages cover a model, in `cover`; R6, memory, in `memory`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[T]):
-    """One rule: its name, what it demands, and the function that yields what breaks it."""
+    """A rule: its name, its demand, and the function that yields violations."""
 
     name: str
     demand: str
@@ -52,7 +52,7 @@ def _complete(program: Program) -> Iterator[str]:
         twice = next((index for index, count in sorted(counts.items()) if count > 1), None)
         if twice is not None:
             yield f"{replace(first, index=twice).text} appears {counts[twice]} times"
-        if op not in ("B", "I", "W"):  # a micro-batch may take either form of backward; counted together below
+        if op not in ("B", "I", "W"):  # either form of backward is valid; they are counted together below
             yield from _gap(first, set(counts), num_batches * units_per_batch(micro, (stage, op), peer))
     if program.semantics == "partial":
         return
@@ -78,7 +78,7 @@ _ORDER = (("F", "B"), ("F", "I"), ("F", "REC"), ("REC", "B"), ("REC", "I"), ("I"
 
 
 def _lane_order(program: Program) -> Iterator[str]:
-    """R2: in a lane, F before its backward, I before W, recomputation between; batch ops after all they need."""
+    """R2: in a lane, F precedes its backward, I precedes W, and REC lies between F and the backward."""
     for lane, actions in program.lanes.items():
         place = {
             (atom.stage, atom.op, atom.index, atom.pipe): position
@@ -92,9 +92,9 @@ def _lane_order(program: Program) -> Iterator[str]:
 
 
 def _one_lane(program: Program) -> Iterator[str]:
-    """R9: an op of a stage and pipe lives on one lane, which does one action at a time; progress is counted by op.
+    """R9: all actions of an op, stage and pipe are on one lane, since progress is counted per op.
 
-    A stage's activations and parameters are where it computes: F, B, I, W and REC share their lane.
+    F, B, I, W and REC of a stage share a lane, which holds its activations and parameters.
     """
     home: dict[tuple[int, str, int], tuple[str, str]] = {}
     for lane, actions in program.lanes.items():
@@ -113,7 +113,7 @@ _COMPUTE = ("F", "B", "I", "W", "REC")
 
 
 def _versions(program: Program) -> Iterator[str]:
-    """R7: a synchronous action uses the weights of its own batch, so it may name no other version."""
+    """R7: a synchronous action uses the weights of its own batch and names no other version."""
     if program.semantics != "sync":
         return
     micro = program.micro_per_batch
@@ -124,14 +124,14 @@ def _versions(program: Program) -> Iterator[str]:
                 yield f"{atom.text} uses version {atom.version}; in a sync program batch {batch} uses version {batch}"
 
 
-#: (src, dst) of the row hazards: who touches the same rows must be ordered by the plan.
+#: (src, dst) of the row hazards: actions that touch the same rows, which the plan orders.
 _ROW_HAZARDS = (("X_WRITEBACK", "X_FETCH"), ("X_ACK", "X_FETCH"), ("X_UPDATE", "X_EVICT"), ("X_UPDATE_LATE", "X_EVICT"))
 
 
 def _row_hazards(program: Program) -> Iterator[str]:
-    """R8: rows written back may be fetched again, and rows updated may be evicted: both need a hazard edge."""
+    """R8: rows can be fetched after a write-back, and evicted after an update: both need a hazard edge."""
     present = {atom.op for atom in program.atoms()}
-    if "X_ACK" in present:  # it comes after this rank's own X_WRITEBACK, and after every other rank's
+    if "X_ACK" in present:  # it follows the X_WRITEBACKs of all ranks
         present.discard("X_WRITEBACK")
     covered = {(edge.src, edge.dst) for edge in program.edges if edge.kind == "hazard" or edge.delay == 0}
     for src, dst in _ROW_HAZARDS:
@@ -140,9 +140,9 @@ def _row_hazards(program: Program) -> Iterator[str]:
 
 
 def _whole_gradients(program: Program) -> Iterator[str]:
-    """R10: an optimizer acts once per batch and after every gradient of it, in lane order or by edges.
+    """R10: an optimizer acts once per batch, after all gradients of the batch, by lane order or edges.
 
-    The rows' gradients are those of their own stage's backwards, or what X_EMBED_GRAD makes of all stages'.
+    Row gradients come from the backwards of the rows' stage, or from X_EMBED_GRAD.
     """
     if program.semantics != "sync":
         return
@@ -177,7 +177,7 @@ _OPTIMIZERS = ("OPT", "X_UPDATE")
 
 
 def _edges_before(program: Program) -> dict[tuple[int, str], set[tuple[int, str]]]:
-    """(stage, op) of an optimizer -> all that it waits for in its batch, directly or through other ops."""
+    """(stage, op) of an optimizer -> all ops of its batch that it waits for, directly or indirectly."""
     into: dict[tuple[int, str], list[tuple[int, str]]] = defaultdict(list)
     for edge in program.edges:
         if edge.delay == 0:
@@ -186,8 +186,8 @@ def _edges_before(program: Program) -> dict[tuple[int, str], set[tuple[int, str]
     for key in list(into):
         if key[1] in _OPTIMIZERS:
             reached = [key]
-            for at in reached:  # grows while it is walked
-                # Only through ops of one batch: behind micro-batches lies the rest of the step.
+            for at in reached:  # grows during the iteration
+                # Only through batch ops: behind micro-batch ops lies the rest of the step.
                 if OPS[at[1]].unit == "batch":
                     reached += [source for source in into[at] if source not in reached]
             found[key] = set(reached)
@@ -196,12 +196,12 @@ def _edges_before(program: Program) -> dict[tuple[int, str], set[tuple[int, str]
 
 RULES: tuple[Rule[Program], ...] = (
     Rule("edges", "both ends of every edge are performed by some lane", _edges_connect),
-    Rule("complete", "every op covers its batches exactly once", _complete),
+    Rule("complete", "every op covers every batch exactly once", _complete),
     Rule("order", "forward before backward, I before W, in every lane", _lane_order),
-    Rule("one-lane", "an op of a stage lives on one lane", _one_lane),
+    Rule("one-lane", "an op of a stage is on one lane", _one_lane),
     Rule("pairs", "sends and receives match one to one, in the same order between two lanes", unmatched_pairs),
     Rule("tags", "sends and receives along an edge are in the same order", unmatched_tags),
-    Rule("messages", "a SEND follows what makes its value, a RECV precedes what takes it", misplaced_messages),
+    Rule("messages", "a SEND follows the producer of its value, a RECV precedes the consumer", misplaced_messages),
     Rule("versions", "sync programs use the weights of their own batch", _versions),
     Rule("row-hazards", "row hazards have an edge", _row_hazards),
     Rule("gradients", "optimizers act after every backward of the batch", _whole_gradients),

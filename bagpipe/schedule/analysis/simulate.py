@@ -1,10 +1,10 @@
-"""Simulator: when would every action of a program run, given what actions cost and links add?
+"""Simulator of programs: start and finish of every action, from costs and latencies.
 
-    Program, costs, latency ──> Simulation: start and finish of every action, and the figures read off them
+    Program, costs, latency ──> Simulation: times of all actions, makespan, bubble, occupancy, critical path
 
-An action starts when its lane is free and everything it waits for has finished and arrived. Lane order is fixed, so
-visiting actions in any topological order gives the one schedule there is; no event queue is needed. A RECV is posted
-when its lane comes to it and takes no time: what was sent is waited for where it is used.
+An action starts when its lane is free and all its dependencies have finished and arrived. Lane order is fixed, so any
+topological order of visits gives the same times, without an event queue. A RECV takes no time and does not wait: the
+consumer of the message does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["LaneUse", "Simulation", "TimedAction", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedAction:
-    """One action and when it ran."""
+    """An action with its start and finish."""
 
     lane: str
     action: Action
@@ -37,14 +37,14 @@ class TimedAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneUse:
-    """One lane's time.
+    """Time and memory of a lane.
 
     Attributes:
         busy: sum of its actions' durations.
-        span_idle: idle time between the lane's own first start and last finish; the zero-bubble papers' bubble.
+        span_idle: idle time between the lane's own first start and last finish; the bubble of the zero-bubble papers.
         idle: idle time in the whole makespan.
-        peak_in_flight: forwards whose backward is not done, at most; 0 without backwards.
-        peak_bytes: held at most; 0 if nobody said what stages hold.
+        peak_in_flight: peak number of forwards whose backward is not done; 0 without backwards.
+        peak_bytes: peak memory; 0 without `Memory`.
     """
 
     busy: float
@@ -56,15 +56,15 @@ class LaneUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What the simulator found.
+    """Result of the simulator.
 
     Attributes:
-        timed: all actions with their times, lane after lane, in lane order.
+        timed: all actions with their times, lane by lane.
         makespan: last finish; the first start is 0.
-        bubble: ``makespan / busiest lane's load - 1``: for GPipe and 1F1B on P even stages, (P-1)/M.
+        bubble: ``makespan / load of the busiest lane - 1``; (P-1)/M for GPipe and 1F1B with P equal stages.
         lanes: per lane.
-        occupancy: per capacity edge (its text), buffers in use at most; never above the edge's delay.
-        critical_path: actions from the first to the last finish, each started by the one before.
+        occupancy: capacity edge (its text) -> peak number of buffers in use, at most the edge's delay.
+        critical_path: actions to the last finish; each starts when the previous one finishes.
     """
 
     timed: tuple[TimedAction, ...]
@@ -87,17 +87,17 @@ def simulate(
     hazards: Hazards | None = None,
     memory: Memory | None = None,
 ) -> Simulation:
-    """Run the program on paper.
+    """Simulate a program.
 
     Args:
         program: the program.
         costs: see `costs`.
         latency: added to every dependency that crosses lanes.
-        hazards: what the plan says, if there is one; see `Graph`.
-        memory: what stages hold.
+        hazards: the plan's hazards; see `Graph`.
+        memory: bytes that stages hold.
 
     Raises:
-        ScheduleError: the program deadlocks (the cycle is named), a cost is negative, or the times overflow.
+        ScheduleError: the program deadlocks (with the cycle), a cost is negative, or the times overflow.
     """
     graph = Graph(program, hazards)
     cost = cost_function(costs)
@@ -153,7 +153,7 @@ def _lane_use(row: tuple[Action, ...], own: tuple[TimedAction, ...], makespan: f
 
 
 def _occupancy(edge: Edge, program: Program, timed: tuple[TimedAction, ...]) -> int:
-    """Batches whose `dst` has started and whose `src` has not finished, at most: buffers in use."""
+    """Peak number of batches whose `dst` has started and whose `src` has not finished: buffers in use."""
     moments: list[tuple[float, int]] = []
     for key, change in ((edge.dst_key, 1), (edge.src_key, -1)):
         units = program.units_per_batch(key)

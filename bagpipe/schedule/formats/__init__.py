@@ -1,1 +1,5 @@
-"""Schedules as text, CSV, pictures and traces."""
+"""Schedules as text, CSV, SVG and traces.
+
+Program ──render.csv──> CSV            PyTorch's CSV <──torch_csv──> Program
+Simulation ──render──> grid, SVG (drawing), JSON, Perfetto trace (spans)
+"""

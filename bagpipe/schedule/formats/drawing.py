@@ -1,4 +1,4 @@
-"""`Drawing`: an SVG made of boxes and texts, and the colours that schedules and traces share.
+"""`Drawing`: an SVG of boxes and texts, and the colours of schedules and traces.
 
 render.svg (simulated), tools.draw_trace (measured) ──box, text, line──> Drawing ──str──> SVG without references
 """
@@ -13,7 +13,7 @@ from bagpipe.schedule.ir.ops import OPS, Role
 
 __all__ = ["LETTER_PX", "MESSAGE_FILLS", "Drawing", "fill_of"]
 
-#: Fill by op: forwards blue, backwards green, updates purple, rows yellow to red, the rest grey.
+#: Fill by op: forwards blue, backwards green, updates purple, rows yellow to red, others grey.
 _FILLS: Mapping[str, str] = {
     "F": "#9ecae1",
     "REC": "#c6dbef",
@@ -36,19 +36,19 @@ _FILLS: Mapping[str, str] = {
     "X_EVICT": "#fcbba1",
     "X_WRITEBACK": "#fcbba1",
 }
-#: The same for pipes other than the first: a set of its own, so that the directions of a bidirectional schedule differ.
+#: Fill for pipes after the first, so the directions of a bidirectional schedule differ.
 _OTHER_PIPE_FILLS: Mapping[str, str] = {"F": "#fdae6b", "B": "#bc80bd", "I": "#bc80bd", "W": "#e5c6e6"}
 #: Fill of messages, by role.
 MESSAGE_FILLS: Mapping[Role, str] = {"send": "#e6550d", "recv": "#3182bd"}
 _OTHER_FILL = "#d9d9d9"
 
 _FONT_PX = 11
-#: Upper bound for the width of one letter.
+#: Upper bound of a letter's width.
 LETTER_PX = 7
 
 
 def fill_of(action: Action) -> str:
-    """Colour of the action's box."""
+    """Fill of the action's box."""
     message = MESSAGE_FILLS.get(OPS[action.op].role)
     pipes = {atom.pipe for atom in action.atoms}
     other = None if 0 in pipes else _OTHER_PIPE_FILLS.get(action.op)
@@ -56,10 +56,10 @@ def fill_of(action: Action) -> str:
 
 
 class Drawing:
-    """Parts in the order in which they are painted; ``str(drawing)`` is the file.
+    """An SVG that parts are added to, in painting order; ``str(drawing)`` is the file.
 
     Args:
-        width_px, height_px: of the picture.
+        width_px, height_px: size of the picture.
     """
 
     def __init__(self, width_px: int, height_px: int) -> None:
@@ -73,7 +73,7 @@ class Drawing:
         return "\n".join((*self._parts, "</svg>\n"))
 
     def hatching(self, name: str, colour: str) -> str:
-        """Defines a fill of thin diagonal lines; returns what `box` takes for it."""
+        """Define a fill of thin diagonal lines; returns the `fill` for `box`."""
         self._parts.append(
             f'<pattern id="{name}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
             f'<line x1="0" y1="0" x2="0" y2="5" stroke="{colour}" stroke-width="1.5"/></pattern>'
@@ -81,13 +81,13 @@ class Drawing:
         return f"url(#{name})"
 
     def text(self, x: float, y: float, text: str, *, anchor: str = "start", fill: str = "black") -> None:
-        """A text with its baseline at `y`; `anchor`: what of it is at `x` (start, middle, end)."""
+        """Add a text with its baseline at `y`; `anchor` (start, middle, end) is the part at `x`."""
         self._parts.append(
             f'<text x="{x:.2f}" y="{y:g}" text-anchor="{anchor}" fill="{fill}">{escape(text, quote=False)}</text>'
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, stroke: str) -> None:
-        """A thin line."""
+        """Add a thin line."""
         self._parts.append(f'<line x1="{x1:.2f}" y1="{y1:g}" x2="{x2:.2f}" y2="{y2:g}" stroke="{stroke}"/>')
 
     def box(
@@ -102,7 +102,7 @@ class Drawing:
         labels: Sequence[str] = (),
         stroke: str = "#555",
     ) -> None:
-        """A rectangle in pixels; the title shows under the mouse, the first label that fits inside."""
+        """Add a rectangle in pixels, with a tooltip `title` and the first of `labels` that fits inside."""
         tooltip = f"<title>{escape(title, quote=False)}</title>" if title else ""
         label = next((label for label in labels if width > LETTER_PX * len(label)), "")
         shown = f'<text x="{x + 2:.2f}" y="{y + height / 2 + 4:g}">{escape(label, quote=False)}</text>' if label else ""

@@ -1,7 +1,7 @@
-"""Pictures and files of schedules. Program -> CSV; Simulation -> grid, SVG, JSON, Perfetto.
+"""Renderers of schedules. Program -> CSV; Simulation -> grid, SVG, JSON, Perfetto trace.
 
-CSV is PyTorch's: one row per lane, one action per cell. A program that PyTorch cannot read gets a first row
-``#resource=…`` naming the lanes, which also keeps PyTorch from half-reading it.
+The CSV is PyTorch's: one row per lane, one action per cell. A program with actions that PyTorch cannot read has a first
+row ``#resource=…`` with the lane names, which PyTorch rejects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADER = "#resource="
 
 
 def csv(program: Program) -> str:
-    """The program's lanes; see the module's rule for the header row."""
+    """The program's lanes as CSV; see the module's docstring for the header row."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
     if not all(torch_reads(action) for actions in program.lanes.values() for action in actions):
@@ -38,10 +38,10 @@ def csv(program: Program) -> str:
 
 
 def parse_csv(text: str) -> dict[str, tuple[Action | None, ...]]:
-    """Lane name -> cells; an empty cell is an idle step, None. Without a header lanes are named ``rank0`` and so on.
+    """Lane name -> cells; an empty cell, an idle step, is None. Without a header lanes are ``rank0``, ….
 
     Raises:
-        ScheduleError: a cell is no action, or the header does not name every row once.
+        ScheduleError: a cell is not an action, or the header does not name every row once.
     """
     try:
         rows = list(csv_format.reader(io.StringIO(text)))
@@ -63,16 +63,16 @@ def parse_csv(text: str) -> dict[str, tuple[Action | None, ...]]:
     return lanes
 
 
-#: A grid wider than this is drawn coarser, texts cut short, rather than wider: longer lines help nobody.
+#: Columns above which a grid is drawn coarser, with texts cut, instead of wider.
 _GRID_COLUMNS = 400
-#: Nor wider than this for the sake of the shortest action, which then is not seen.
+#: Hard limit of columns; the shortest actions can then be invisible.
 _MOST_COLUMNS = 20_000
 
 
 def grid(simulation: Simulation) -> str:
     """Lanes as lines, time to the right. ``|`` begins an action, ``-`` fills it, ``.`` is idle.
 
-    Every action gets as many columns as its text needs, fewer if the picture would get too wide.
+    Every action has as many columns as its text needs, or fewer if the grid would be too wide.
     """
     durations = [t.finish - t.start for t in simulation.timed if t.finish > t.start]
     if not durations:
@@ -93,7 +93,7 @@ def grid(simulation: Simulation) -> str:
 
 
 def summary(simulation: Simulation) -> dict[str, Any]:
-    """The simulation's figures as plain JSON values; times in the unit of the costs."""
+    """The simulation as plain JSON values; times in the unit of the costs."""
     return {
         "makespan": simulation.makespan,
         "bubble": simulation.bubble,
@@ -117,14 +117,14 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-#: Width of an action that takes no time but should be seen.
+#: Width of a visible action of duration 0.
 _TICK_PX = 1.5
 
 
 def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> str:
-    """A self-contained SVG: one row per lane, one box per action, its text inside where it fits and as a tooltip.
+    """A self-contained SVG: one row per lane, one box per action, its text as tooltip and inside where it fits.
 
-    A SEND or RECV that takes no time is a tick; other actions without duration are left out.
+    A SEND or RECV of duration 0 is a tick; other actions of duration 0 are left out.
     """
     margin_px = 12 + 8 * max((len(lane) for lane in simulation.lanes), default=0)
     scale = (width_px - margin_px - 10) / simulation.makespan if simulation.makespan else 0
@@ -154,7 +154,7 @@ def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> st
 
 
 def spans(simulation: Simulation, *, unit_ns: int = 1_000_000) -> list[Span]:
-    """The simulation as trace spans; one unit of cost is `unit_ns` long."""
+    """The simulation as trace spans; a unit of cost is `unit_ns` long."""
     return [
         Span(
             lane=t.lane,
@@ -168,17 +168,17 @@ def spans(simulation: Simulation, *, unit_ns: int = 1_000_000) -> list[Span]:
 
 
 def _category(action: Action) -> str:
-    """``action``, ``send`` or ``recv``, and the pipe if it is not the first: trace viewers filter by it."""
+    """``action``, ``send`` or ``recv``, plus the pipe if it is not the first; trace viewers filter by it."""
     role = OPS[action.op].role
     pipes = sorted({atom.pipe for atom in action.atoms} - {0})
     return ",".join([role if role in MESSAGE_FILLS else "action", *(f"pipe{pipe}" for pipe in pipes)])
 
 
 def perfetto(simulation: Simulation) -> str:
-    """The simulation as a trace file; one unit of cost is a millisecond."""
+    """The simulation as a Perfetto trace; a unit of cost is a millisecond."""
     events = trace_events(spans(simulation), process="simulated", lanes=simulation.lanes)
     return "".join(trace_json_lines(events))
 
 
-#: What the command line calls the renderers of a simulation.
+#: Format name of the command line -> renderer.
 RENDERERS: Mapping[str, Callable[[Simulation], str]] = {"grid": grid, "svg": svg, "perfetto": perfetto}

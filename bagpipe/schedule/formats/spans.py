@@ -1,4 +1,4 @@
-"""`Span`: what ran on a lane from when to when, and its form in the trace files Perfetto and chrome://tracing read.
+"""`Span`: an interval of a lane, and its Chrome trace event for Perfetto and chrome://tracing.
 
 simulation or runner ──Span, Span, …──> Chrome trace events, JSON
 """
@@ -18,9 +18,9 @@ class Span:
     """One interval on a lane.
 
     Attributes:
-        lane: name of the row it is drawn in.
-        name: what happened, usually an action's text.
-        start_ns, end_ns: nanoseconds of the machine's monotonic clock, which all processes of a machine share.
+        lane: name of its row.
+        name: usually an action's text.
+        start_ns, end_ns: on the machine's monotonic clock, which all processes of a machine share.
         category: ``action``, ``wait``, or a caller's own.
     """
 
@@ -34,12 +34,12 @@ class Span:
 def trace_events(
     spans: Iterable[Span], *, process: str = "bagpipe", process_id: int = 1, lanes: Iterable[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Chrome trace events of one process: names first, then one complete ("X") event per span, times in microseconds.
+    """Chrome trace events of a process: names, then a complete ("X") event per span with times in microseconds.
 
     Args:
-        spans: in any order; times are written relative to nothing, so traces of several processes can be joined.
-        process, process_id: how the process is shown.
-        lanes: the order to show lanes in; others follow as they come.
+        spans: in any order; times stay absolute, so traces of several processes can be joined.
+        process, process_id: name and number of the process.
+        lanes: display order of lanes; others follow in order of appearance.
     """
     yield {"ph": "M", "name": "process_name", "pid": process_id, "tid": 0, "args": {"name": process}}
     rows: dict[str, int] = {}
@@ -66,7 +66,7 @@ def trace_events(
 
 
 def trace_json_lines(events: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The trace file, piece by piece, one event a line, so that a long trace is never one string in memory."""
+    """The trace file in pieces, one event per line, so a long trace is never one string in memory."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     separator = ""
     for event in events:

@@ -1,11 +1,10 @@
-"""Schedules of PyTorch's pipelining as programs, and back: the CSV of torch.distributed.pipelining.
+"""PyTorch's pipelining tables: the CSV of torch.distributed.pipelining to a program, and back.
 
     0F0,0F1,,0B0,,0B1          one row per rank, one action per cell, an empty cell is an idle step
     ,1F0,1B0,1F1,1B1,          compute only, or with SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD
 
-The table says nothing of how stages feed each other: they are a chain, that is all PyTorch runs. Its parser reads the
-beginning of a cell and drops the rest, so nothing is written that it would not read in full; and a table that means
-something else than it says here is refused where that can be seen.
+The stages of a table form a chain, the only graph that PyTorch runs. PyTorch's parser reads a prefix of a cell, so
+`to_torch` writes only cells that it reads in full. `from_torch` rejects tables that are known to mean something else.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from bagpipe.schedule.registry import DenseSchedule
 
 __all__ = ["from_torch", "table_schedule", "to_torch", "torch_cells"]
 
-#: What is added to the compute actions when a schedule is lowered.
+#: Roles of actions that lowering adds.
 _LOWERED = ("send", "recv", "weights")
 
-#: In tables of the zero-bubble papers B is the input half of a backward and BW all of it.
+#: In tables of the zero-bubble papers B is the input half of a backward, and BW the whole.
 _OTHER_NAMES = "tables that call the input half B, and the whole BW, must be renamed: B to I, then BW to B"
 
 
 def torch_cells(text: str) -> dict[str, tuple[Action | None, ...]]:
-    """Lane (``rank0``, …) -> cells, idle steps (None) kept: what `add_sends` takes as its pace.
+    """Lane (``rank0``, …) -> cells with idle steps (None), which pace `add_sends`.
 
     Raises:
-        ScheduleError: a cell is not, in full, an action of PyTorch's, or a row, which is a rank, has none.
+        ScheduleError: a cell is not an action of PyTorch's, or a rank has no action.
     """
     try:
         rows = list(csv.reader(io.StringIO(text)))
@@ -66,16 +65,16 @@ def _cell(rank: int, text: str) -> Action | None:
 
 
 def from_torch(text: str, *, num_stages: int, microbatches: int) -> Program:
-    """The program of a table, checked.
+    """The checked program of a table.
 
     Args:
-        text: the table, of either format; idle steps are dropped.
+        text: the table, in either format; idle steps are dropped.
         num_stages: stages of the chain.
         microbatches: micro-batches per batch.
 
     Raises:
-        ScheduleError: the table is none of PyTorch's, names a stage or micro-batch that does not exist, or is not a
-            valid schedule.
+        ScheduleError: the text is not a table of PyTorch's, names an unknown stage or micro-batch, or is not a valid
+            schedule.
     """
     rows = [[cell for cell in cells if cell is not None] for cells in torch_cells(text).values()]
     for rank, row in enumerate(rows):
@@ -93,14 +92,14 @@ def from_torch(text: str, *, num_stages: int, microbatches: int) -> Program:
 
 
 def table_schedule(name: str, text: str) -> DenseSchedule:
-    """A table as a schedule that dense stages can be trained by. Its messages are dropped: lowering makes its own.
+    """A table as a dense schedule. Its messages are dropped, since lowering adds them.
 
     Args:
-        name: of the schedule, in messages.
+        name: name of the schedule in messages.
         text: the table.
 
     Raises:
-        ScheduleError: it is none of PyTorch's. What does not fit the stages is found when the schedule is built.
+        ScheduleError: the text is not a table of PyTorch's. A mismatch with the stages is found by `build`.
     """
     cells = torch_cells(text)
 
@@ -119,7 +118,7 @@ def _compute_rows(program: Program) -> list[list[Action]]:
 
 
 def _early_reductions(program: Program) -> Iterator[str]:
-    """A REDUCE_GRAD adds up what ranks have: once, behind the last gradient of its stage."""
+    """REDUCE_GRAD comes once per stage, after its last gradient."""
     for lane, actions in program.lanes.items():
         reduced: set[int] = set()
         for atom in (atom for action in actions for atom in action.atoms):
@@ -130,7 +129,7 @@ def _early_reductions(program: Program) -> Iterator[str]:
 
 
 def _missing_messages(program: Program) -> Iterator[str]:
-    """A table has all SENDs (their RECVs are the checker's) between ranks, or none."""
+    """A table has all SENDs between ranks or none. The checker matches their RECVs."""
     sends = {atom for atom in program.atoms() if OPS[atom.op].role == "send"}
     if not sends:
         return
@@ -146,7 +145,7 @@ def _missing_messages(program: Program) -> Iterator[str]:
 
 
 def _refuse_other_names(rows: Sequence[Sequence[Action]]) -> None:
-    """A whole backward and a weight half of one micro-batch: its B cannot be a whole one."""
+    """A micro-batch with B and W: its B cannot be a whole backward."""
     atoms = [atom for row in rows for action in row for atom in action.atoms]
     whole = {(atom.stage, atom.index) for atom in atoms if atom.op == "B"}
     for atom in atoms:
@@ -155,10 +154,10 @@ def _refuse_other_names(rows: Sequence[Sequence[Action]]) -> None:
 
 
 def to_torch(program: Program) -> str:
-    """The table of a program of one batch; lanes become rows in their order.
+    """The table of a program of one batch; each lane is a row.
 
     Raises:
-        ScheduleError: PyTorch cannot run it, or would read something else: the first such action, edge or stage.
+        ScheduleError: PyTorch cannot run the program or would misread it; the message names the first obstacle.
     """
     for complaint in _obstacles(program):
         raise ScheduleError(f"not a table of PyTorch's: {complaint}")
@@ -171,7 +170,7 @@ def to_torch(program: Program) -> str:
 
 
 def _text(action: Action) -> str:
-    """Its text; PyTorch's weight actions have no index."""
+    """The action's text, without the index for weight actions."""
     return Action(action.stage, action.op).text if OPS[action.op].role == "weights" else action.text
 
 

@@ -1,1 +1,6 @@
-"""The schedule IR: operations, actions, programs, loops and their dependency graph."""
+"""The data of schedules.
+
+Op (ops) <──op── Action (actions) ──in order──> lanes of a Program ──Graph──> all dependencies
+Template ──in order──> lanes of a Loop ──unroll──> Program          StageGraph ──dense_program, dense_loop──> either
+StepProgram: the Program of a training step with its stage instances and embedding stages
+"""

@@ -1,12 +1,12 @@
-"""`Action`: one cell of a schedule, and its text form, which round-trips exactly.
+"""`Action`: one cell of a schedule, with a text form that round-trips exactly.
 
     text    = part | overlap
     part    = stage op [index] [":" peer] ["@" version] ["~" pipe]          0F1  1SEND_F0  0X_FETCH5  0F3@2  2B1~1
     overlap = "(" part (";" part)+ ")OVERLAP_F_B"                           (0F7;7B3)OVERLAP_F_B
 
-For F, B, I, W, SEND_*, RECV_*, UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B without suffix this is the text of
-PyTorch's pipelining CSV. Unlike PyTorch's, our parser matches the whole cell and takes canonical text only: numbers
-are ASCII digits without leading zeros, so ``parse(text).text == text`` for every text it takes.
+For F, B, I, W, SEND_*, RECV_*, UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B without a suffix this is the text of
+PyTorch's pipelining CSV. Unlike PyTorch's parser, ours matches the whole cell and accepts only canonical text: numbers
+are ASCII digits without leading zeros, so ``parse(text).text == text`` for every accepted text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Action", "parse", "torch_reads"]
 
 _OVERLAP = "OVERLAP_F_B"
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})"
-# Longest names first, so that SENDX_F is not cut to a shorter op that happens to be its prefix.
+# Longest names first, so that no op matches as the prefix of another.
 _NAMES = "|".join(sorted((name for name in OPS if name != _OVERLAP), key=len, reverse=True))
 _PART = re.compile(
     rf"(?P<stage>{_NUMBER})(?P<op>{_NAMES})(?P<index>{_NUMBER})?"
@@ -32,15 +32,15 @@ _OVERLAP_CELL = re.compile(rf"\((?P<parts>[^()]+)\){_OVERLAP}")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing a lane does.
+    """One action of a lane.
 
     Attributes:
-        stage: stage number; -1 in an overlap, whose parts have their own.
+        stage: stage number; -1 for an overlap, whose parts name theirs.
         op: a name in `OPS`.
-        index: micro-batch or batch number, as the op's unit says; None where the op needs none.
-        peer: stage at the other end of the edge, for the ops that name one.
-        version: weight version used, where the schedule is not synchronous.
-        pipe: which of several pipes (replicas in different directions) the action belongs to.
+        index: micro-batch or batch number, depending on the op's unit; None where the op needs none.
+        peer: stage at the other end of the edge, for ops that name one.
+        version: weight version used, in asynchronous schedules.
+        pipe: the pipe of the action, in schedules with several pipes (replicas in different directions).
         parts: the actions an overlap executes as one.
 
     Raises:
@@ -79,7 +79,7 @@ class Action:
 
     @property
     def atoms(self) -> tuple[Action, ...]:
-        """The parts of an overlap, or the action itself: what other actions depend on."""
+        """The parts of an overlap, or the action itself. Dependencies are between atoms."""
         return self.parts or (self,)
 
 
@@ -110,7 +110,7 @@ def parse(text: str) -> Action:
     """The action a cell spells.
 
     Raises:
-        ScheduleError: the text is not, in full, the canonical text of an action.
+        ScheduleError: the whole text is not the canonical text of an action.
     """
     cell = _OVERLAP_CELL.fullmatch(text)
     if cell is not None:
@@ -139,5 +139,5 @@ def _parse_part(text: str) -> Action:
 
 
 def torch_reads(action: Action) -> bool:
-    """Whether PyTorch's parser reads the action's text as this very action (it silently drops our suffixes)."""
+    """Whether PyTorch's parser reads the action's text as this action. It silently drops our suffixes."""
     return all(OPS[atom.op].torch and atom.version is None and not atom.pipe for atom in action.atoms)

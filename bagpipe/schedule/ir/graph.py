@@ -1,8 +1,8 @@
-"""`Graph`: a program's actions and everything each waits for, resolved from lane order, edges and SEND/RECV pairs.
+"""`Graph`: the actions of a program and their dependencies, from lane order, edges and SEND/RECV pairs.
 
-    Program, hazards ──> nodes (actions), predecessors ──> topological order, or the cycle that forbids one
+    Program, hazards ──> nodes (actions), predecessors ──> topological order, or the cycle that prevents one
 
-Check, simulator and interpreter all read this one graph, so they cannot disagree about what a program means.
+Checker, simulator and interpreter share this graph, so they agree on the meaning of a program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Name = tuple[int, str, int | None]
 
 
 def partner(send: Action) -> Action:
-    """The RECV that takes what `send` sends. SEND carries the sender's stage, RECV the receiver's."""
+    """The RECV that matches a SEND. SEND names the sender's stage, RECV the receiver's."""
     op, step = _PARTNERS[send.op]
     stage = send.peer if send.peer is not None else send.stage + (step or 0)
     return Action(stage=stage, op=op, index=send.index, peer=None if send.peer is None else send.stage, pipe=send.pipe)
@@ -37,7 +37,7 @@ def partner(send: Action) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """Node `node` must finish first; `edge` is None for lane order and SEND/RECV pairs."""
+    """A node that must finish first; `edge` is None for lane order and SEND/RECV pairs."""
 
     node: int
     edge: Edge | None = None
@@ -52,7 +52,7 @@ class Graph:
 
     Args:
         program: the program.
-        hazards: what the plan says, per hazard name; a hazard not named here uses its edge's constant delay.
+        hazards: the plan's hazards by name; a hazard that is missing has its edge's constant delay.
 
     Raises:
         ScheduleError: an action waits for one that no lane performs, or for a later batch.
@@ -117,10 +117,10 @@ class Graph:
             yield from nodes
 
     def order(self) -> list[int]:
-        """Nodes in a topological order, breadth first, so that lanes advance evenly.
+        """Nodes in topological order, breadth first, so lanes advance evenly.
 
         Raises:
-            ScheduleError: there is none; the message spells the cycle.
+            ScheduleError: there is none; the message names the cycle.
         """
         missing = [len(predecessors) for predecessors in self.predecessors]
         successors: list[list[int]] = [[] for _ in self.actions]
@@ -142,8 +142,7 @@ class Graph:
     def _spell_cycle(self, missing: list[int]) -> str:
         """``0X_FETCH1 waits for 0X_WRITEBACK1 waits for … waits for 0X_FETCH1``. Nodes with missing > 0 hold a cycle.
 
-        The shortest one through some node, without what lies between two actions of a lane: the later one waits for
-        the earlier one in any case.
+        The shortest cycle through some node, without the actions between two actions of one lane.
         """
         node = next(node for node, count in enumerate(missing) if count)
         seen: set[int] = set()
@@ -156,7 +155,7 @@ class Graph:
         return " waits for ".join(self.actions[n].text for n in [*turns, turns[0]])
 
     def _shortest_cycle(self, start: int, missing: list[int]) -> list[int]:
-        """From waiter to what it waits for, beginning at `start`, which lies on a cycle."""
+        """A cycle from waiter to predecessor, beginning at `start`, which lies on one."""
         came_from: dict[int, int] = {}
         reached = [start]
         for node in reached:  # grows while it is walked: breadth first

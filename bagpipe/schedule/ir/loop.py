@@ -1,11 +1,11 @@
-"""`Loop`: the steady state of a pipeline. Every lane performs its templates for batch 0, 1, 2, … without end.
+"""`Loop`: the steady state of a pipeline. Every lane repeats its templates for batch 0, 1, 2, ….
 
-    Loop.lanes: resource -> templates of one batch ──unroll(n)──> Program of n batches
-                                                   └─runner────> the same, for as many batches as the source has
+    Loop.lanes: resource -> templates of one turn ──unroll(n)──> Program of n batches
+                                                  └─runner─────> the same actions until the source has no more batches
 
-Nothing in a lane says how far it runs ahead of another: dependencies hold it back, capacity edges bound it. A
-template's batch offset shifts it inside its lane: offset 2 does batch b + 2 in the lane's turn b, which is how one
-thread, with one lane, runs a software pipeline. Offsets leave a ramp: turns before 0 do only what has a batch >= 0.
+Dependencies and capacity edges alone bound how far a lane runs ahead of another. A template's offset shifts its batch
+inside the lane: with offset 2, turn b does batch b + 2. This makes a software pipeline of one lane, or an asynchronous
+schedule whose forwards of batch b + 1 precede backwards of batch b. Turns before 0 do only actions with a batch >= 0.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Loop", "LoopDependency", "Template"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """One action of every batch.
+    """An action that a lane repeats for every batch.
 
     Attributes:
         op: a name in `OPS`.
         stage: stage number.
-        unit: which of the batch's units (micro-batch within the batch); 0 for batch ops.
+        unit: micro-batch within the batch; 0 for batch ops.
         offset: turn b of the lane does batch ``b + offset``.
-        peer: stage at the other end of the edge, for the ops that name one.
+        peer: stage at the other end of the edge, for ops that name one.
     """
 
     op: str
@@ -60,7 +60,7 @@ class Template:
 
     @property
     def text(self) -> str:
-        """``0F``, ``0SENDX_F:3``: what progress is counted by."""
+        """``0F``, ``0SENDX_F:3``: the key of progress counters."""
         peer = "" if self.peer is None else f":{self.peer}"
         return f"{self.stage}{self.op}{peer}"
 
@@ -81,7 +81,7 @@ class Loop:
 
     Attributes:
         lanes: resource name -> templates of one batch, in execution order.
-        source: the op that takes batches from outside; when it has no more, the loop ends.
+        source: the op that takes the batches; the loop ends when it finds no more.
         sink: the op whose last unit ends a batch's step.
         edges, stages, resources, semantics: as in `Program`.
         templates: (lane, template), lane after lane; a template's number is its position here.
@@ -101,11 +101,11 @@ class Loop:
         object.__setattr__(self, "templates", templates)
 
     def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
-        """In how many units (stage, op) counts a batch; as in `Program`."""
+        """Units of (stage, op) per batch; as in `Program`."""
         return units_per_batch({stage.number: stage.micro_per_batch for stage in self.stages}, key, peer)
 
     def resource(self, lane: str) -> Resource:
-        """The lane's resource; a cpu lane when none is listed."""
+        """The lane's resource; a lane without one is a cpu lane."""
         return next((resource for resource in self.resources if resource.name == lane), Resource(name=lane))
 
     def first_turn(self) -> int:
@@ -145,7 +145,7 @@ class Loop:
     def dependencies(self) -> tuple[LoopDependency, ...]:
         """Every dependency between templates, edges resolved to units, the order inside each lane included.
 
-        A hazard without a constant delay is left out: only the plan knows it.
+        Hazards without a constant delay are left out, since only the plan knows them.
 
         Raises:
             ScheduleError: an edge names an op that no lane performs.
@@ -193,6 +193,6 @@ class Loop:
                     if (key, number) not in performers:
                         raise ScheduleError(f"edge {edge.text}: no lane performs {key[0]}{key[1]}, unit {number}")
                 src, dst = performers[ends[0]], performers[ends[1]]
-                if src != dst or edge.delay:  # a full backward, which is both I and W, does not wait for itself
+                if src != dst or edge.delay:  # a full backward is both I and W, and does not wait for itself
                     found.append((src, dst))
         return found

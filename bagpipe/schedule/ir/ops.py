@@ -1,8 +1,8 @@
-"""The table of operations: every op an action may name, what one unit of it is, and what it means.
+"""The table of operations: every op of an action, its unit and its meaning. An entry of `OPS` adds an op.
 
-Compute and communication ops carry PyTorch's names (torch.distributed.pipelining), so that dense programs can be
-exchanged with it. Extension ops never begin with F, B, I or W: PyTorch's lax parser reads only a prefix, and would take
-``0FETCH1`` for a forward. One line in `OPS` adds an op; nothing else lists them.
+Compute and communication ops have PyTorch's names (torch.distributed.pipelining), so dense programs can be exchanged
+with it. Names of extension ops do not begin with F, B, I or W: PyTorch's parser reads a prefix only, and would take
+``0FETCH1`` for a forward.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal
 
 __all__ = ["OPS", "TORCH_OPS", "Op", "Role", "Unit"]
 
-#: What an action's index counts: micro-batches of its stage, or batches.
+#: What an action's index counts: micro-batches of the stage, or batches.
 Unit = Literal["micro", "batch"]
 
-#: What kind of work an op is; checks and renderers ask for the role, never for a list of names.
+#: Kind of work. Checks and renderers use the role, not lists of names.
 Role = Literal[
     "forward", "backward", "input_grad", "weight_grad", "overlap", "send", "recv", "weights", "rows", "other"
 ]
@@ -29,14 +29,14 @@ class Op:
     Attributes:
         name: as written in an action's text.
         unit: what the index of its actions counts.
-        role: what kind of work it is.
+        role: kind of work.
         meaning: one line.
-        torch: PyTorch's pipelining text form has the op too.
-        index_optional: the text may leave the index out (PyTorch's weight actions do).
+        torch: PyTorch's pipelining CSV has the op.
+        index_optional: the text can omit the index, as PyTorch's weight actions do.
         peer: the text names the stage at the other end of an edge, ``0SENDX_F1:3``.
-        provides: ops this one does as well: whoever waits for them may wait for it (a full backward is both halves).
-        cost: duration in the simulator when none is given; the convention of the zero-bubble papers (F=I=W=1, B=2,
-            free communication), and 1 for everything on other resources.
+        provides: ops that this one includes: a full backward is both halves, and satisfies dependencies on them.
+        cost: default duration in the simulator: the convention of the zero-bubble papers (F=I=W=1, B=2, free
+            communication), and 1 on other resources.
     """
 
     name: str
@@ -102,24 +102,22 @@ OPS: Mapping[str, Op] = _table(
     Op(name="COV_G", unit="batch", role="other", meaning="accumulate gradient covariances (K-FAC)"),
     Op(name="X_INV", unit="batch", role="other", meaning="invert covariances (K-FAC)"),
     Op(name="PRECOND", unit="batch", role="other", meaning="precondition gradients (K-FAC)"),
-    _rows("X_READ", "take the next batch and its cache plan from the source"),
+    _rows("X_READ", "take the next batch and its cache plan"),
     _rows("X_PLAN", "decide fetches, evictions and slots of a batch: the cacher's work, in traces only"),
     _rows("X_FETCH", "fetch rows missing from the cache: store to staging"),
     _rows("X_EVICT", "read leaving rows out of their slots: cache to staging"),
     _rows("X_INSERT", "insert fetched rows: staging to cache slots"),
-    _rows("X_PREPULL", "get rows that the batch before does not touch from their owners on other ranks"),
+    _rows("X_PREPULL", "get the rows that the previous batch does not touch from their owners on other ranks"),
     _rows("X_PULL", "get the other rows of the batch from their owners on other ranks"),
-    _rows(
-        "X_EMBED", "pool the batch's rows into the vectors that the dense stages take; hand out dense inputs, labels"
-    ),
-    _rows("X_EMBED_GRAD", "gradients of those vectors, of all micro-batches, back to the rows"),
+    _rows("X_EMBED", "pool the batch's rows into vectors for the dense stages; hand out dense inputs and labels"),
+    _rows("X_EMBED_GRAD", "turn the vectors' gradients of all micro-batches into row gradients"),
     _rows("X_PUSH", "give gradients of rows that the next batch uses to their owners on other ranks"),
     _rows("X_PUSH_LATE", "give the other row gradients to their owners on other ranks"),
-    _rows("X_UPDATE", "one row-optimizer step for every row of the batch, or for those that X_PUSH brought"),
+    _rows("X_UPDATE", "one row-optimizer step for every row of the batch, or for the rows that X_PUSH brought"),
     _rows("X_UPDATE_LATE", "one row-optimizer step for the rows that X_PUSH_LATE brought"),
     _rows("X_WRITEBACK", "write leaving rows back and wait for the store's acknowledgement"),
     _rows("X_ACK", "every rank's X_WRITEBACK of the batch is acknowledged"),
 )
 
-#: Names PyTorch's parser knows; everything else stays out of files meant for it.
+#: Names that PyTorch's parser knows.
 TORCH_OPS = frozenset(op.name for op in OPS.values() if op.torch)

@@ -1,12 +1,11 @@
-"""`Program`: who does what in which order, and what must be done before it.
+"""`Program`: a finite schedule: ordered actions per resource, and the dependencies between them.
 
-    lanes: resource -> its ordered actions          what a resource does, one action at a time
-    edges: (op, stage) -> (op, stage), delay        what an action waits for; resolved per index
+    lanes: resource -> ordered actions              a resource runs one action at a time
+    edges: (stage, op) -> (stage, op), delay        dependencies, resolved per index
 
-An edge is a *template*: ``X_INSERT -> F, delay 0`` says that every F of batch b waits for X_INSERT of batch b. Ops
-count in different units (M micro-batches of a stage, or 1 batch); both are parts of a batch, and an action waits for
-exactly the source units whose share of the batch overlaps its own. One formula covers batch to micro-batch,
-micro-batch to batch, and stages with different numbers of micro-batches.
+An edge is a *template*: with ``X_INSERT -> F, delay 0`` every F of batch b waits for X_INSERT of batch b. Ops count in
+different units (M micro-batches of a stage, or 1 batch). An action waits for the source units whose share of the batch
+overlaps its own. This covers batch to micro-batch, micro-batch to batch, and stages with different micro-batches.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ __all__ = [
 
 ResourceKind = Literal["cpu", "nic", "disk", "copy", "gpu"]
 EdgeKind = Literal["data", "capacity", "hazard"]
-#: ``sync``: all actions of a batch use the weights all earlier batches produced. Others are opted into by name.
+#: ``sync``: all actions of a batch use the weights that all earlier batches produced.
 Semantics = Literal["sync", "delay", "stash", "predict", "partial"]
 
-#: (stage, op): what edges connect and progress is counted by.
+#: (stage, op): the ends of edges, and the key of progress counters.
 OpKey = tuple[int, str]
 
-#: Hazard name -> function of the waiting batch, giving the batch to wait for (-1: none).
+#: Hazard name -> function of the waiting batch that returns the batch to wait for (-1: none).
 Hazards = Mapping[str, Callable[[int], int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What a lane runs on. A resource executes one action at a time.
+    """What a lane runs on. It executes one action at a time.
 
     Attributes:
         name: the lane's name.
-        kind: ``gpu`` and ``copy`` lanes only enqueue work on a device stream; on the others an action that returned
-            is done.
+        kind: ``gpu`` and ``copy`` lanes enqueue work on a device stream; on other lanes an action is complete when it
+            returns.
     """
 
     name: str
@@ -65,10 +64,10 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A part of the model (or of the row handling) whose actions carry its number.
+    """A part of the model or of the row handling; its actions carry its number.
 
     Attributes:
-        number: as in the actions' text.
+        number: the number in the actions' text.
         name: for people.
         micro_per_batch: micro-batches per batch.
         shares: number of the stage whose parameters this one uses; None: it has its own.
@@ -134,23 +133,23 @@ class Edge:
 
 
 def overlapping_units(unit: int, units: int, src_units: int) -> range:
-    """Units of a source (0 <= n < src_units) whose share of a batch overlaps that of `unit` out of `units`."""
+    """Source units (0 <= n < src_units) whose share of a batch overlaps that of `unit` out of `units`."""
     return range(unit * src_units // units, -((unit + 1) * src_units // -units))
 
 
-#: Steps from a RECV's stage to the stage that sends, where the action does not name it.
+#: Steps from a RECV's stage to the sending stage, for ops that do not name it.
 _SENDERS: Mapping[str, int] = {"RECV_F": -1, "RECV_B": 1}
 
 
 def units_per_batch(micro_per_batch: Mapping[int, int], key: OpKey, peer: int | None = None) -> int:
-    """In how many units (stage, op) counts a batch: 1, or the stage's micro-batches.
+    """Units of (stage, op) per batch: 1, or the stage's micro-batches.
 
-    What is sent from one stage to another is counted in micro-batches of the stage that sends, on both sides.
+    Messages count micro-batches of the sending stage, on both sides.
 
     Args:
-        micro_per_batch: stage number -> micro-batches; 1 for a stage that is not there.
+        micro_per_batch: stage number -> micro-batches; a missing stage has 1.
         key: stage and op.
-        peer: the stage at the other end, for the ops that name one.
+        peer: the stage at the other end, for ops that name one.
     """
     stage, op = key
     if OPS[op].unit == "batch":
@@ -167,8 +166,8 @@ class Program:
     Attributes:
         lanes: resource name -> its actions in execution order.
         resources: the lanes' resources; a lane without one is a cpu lane.
-        edges: dependency templates, besides the order inside each lane.
-        stages: the stages; one that is not listed has one micro-batch per batch.
+        edges: dependencies besides the order inside each lane.
+        stages: the stages; a stage that is not listed has one micro-batch per batch.
         semantics: which weights an action uses.
     """
 
@@ -184,15 +183,15 @@ class Program:
         return {stage.number: stage.micro_per_batch for stage in self.stages}
 
     def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
-        """In how many units (stage, op) counts a batch; see `units_per_batch`."""
+        """Units of (stage, op) per batch; see `units_per_batch`."""
         return units_per_batch(self.micro_per_batch, key, peer)
 
     def atoms(self) -> list[Action]:
-        """All actions of all lanes, overlaps replaced by their parts."""
+        """All actions of all lanes, with overlaps replaced by their parts."""
         return [atom for actions in self.lanes.values() for action in actions for atom in action.atoms]
 
     def num_batches(self) -> int:
-        """Batches the program's indices span."""
+        """Number of batches that the indices span."""
         indexed = [(atom, atom.index) for atom in self.atoms() if atom.index is not None]
         return max(
             (index // self.units_per_batch((atom.stage, atom.op), atom.peer) + 1 for atom, index in indexed), default=0

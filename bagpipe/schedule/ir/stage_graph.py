@@ -1,11 +1,12 @@
-"""`StageGraph`: the dense part of a model as stages that feed each other; and the dependencies that follow from it.
+"""`StageGraph`: the dense part of a model as a DAG of stages, and the dependencies that follow from it.
 
     StageGraph ──builder──> rows of F, B, I, W per rank ──dense_program──> Program
+                            templates per rank          ──dense_loop─────> Loop
 
     F(s, m) <- F(p, m') for every producer p     I(s, m) <- F(s, m) and I(c, m') for every consumer c     W <- I
     (m' whose examples overlap those of m; a full backward B is both I and W)
 
-Micro-batch m of a stage with M of them is the share [m / M, (m + 1) / M) of the batch, so stages may differ in M.
+Micro-batch m of a stage with M of them is the share [m / M, (m + 1) / M) of the batch, so stages can differ in M.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from bagpipe.schedule.ir.program import Edge, Program, Resource, Semantics, Stag
 
 __all__ = ["StageGraph", "chain", "dense_edges", "dense_loop", "dense_program", "parse_stage_graph"]
 
-#: More is a mistake, and would fill the memory.
+#: Limit for stages: a larger graph would exhaust memory.
 MAX_STAGES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageGraph:
-    """Dense stages, numbered from 0, and what feeds what.
+    """Dense stages, numbered from 0, and the edges between them.
 
     Attributes:
-        micro_per_batch: per stage, into how many micro-batches it splits a batch.
+        micro_per_batch: micro-batches per batch, by stage.
         edges: (producer, consumer) pairs, all different.
-        names: per stage, for people; empty: none has one.
+        names: per stage, for display; empty: no names.
 
     Raises:
-        ScheduleError: no stage, a count below 1, an edge twice or to a stage that does not exist, or a cycle, spelt.
+        ScheduleError: no stage, a count below 1, a duplicate edge, an edge to an unknown stage, or a cycle.
     """
 
     micro_per_batch: tuple[int, ...]
@@ -65,10 +66,10 @@ class StageGraph:
 
     @property
     def microbatches(self) -> int:
-        """The one number of micro-batches of all stages.
+        """The number of micro-batches of all stages.
 
         Raises:
-            ScheduleError: they differ.
+            ScheduleError: stages differ.
         """
         if len(set(self.micro_per_batch)) > 1:
             raise ScheduleError(f"expected one number of micro-batches for all stages, got {self.micro_per_batch}")
@@ -92,10 +93,10 @@ class StageGraph:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """A topological order, smallest number first among those that are ready.
+        """A topological order; of the stages that are ready, the smallest number comes first.
 
         Raises:
-            ScheduleError: there is none; the message spells the cycle.
+            ScheduleError: there is none; the message names the cycle.
         """
         missing = [len(producers) for producers in self.producers]
         ready = [stage for stage, count in enumerate(missing) if not count]
@@ -120,7 +121,7 @@ class StageGraph:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Per stage, stages on the longest path from it to the end, itself included."""
+        """Per stage, the number of stages on the longest path to the end, including itself."""
         depths = [1] * self.num_stages
         for stage in reversed(self.order):
             depths[stage] = 1 + max((depths[c] for c in self.consumers[stage]), default=0)
@@ -172,7 +173,7 @@ def _number(option: str, example: str, text: str, whole: str) -> int:
 
 
 def dense_edges(graph: StageGraph, *, split: Sequence[int] = ()) -> tuple[Edge, ...]:
-    """What F, I and W of the stages wait for; B counts as I and W.
+    """Dependencies of F, I and W; B counts as I and W.
 
     Args:
         graph: the stages.
@@ -214,8 +215,8 @@ def dense_program(graph: StageGraph, rows: Sequence[Sequence[Action]], *, num_pi
 
     Args:
         graph: the stages.
-        rows: per rank its actions F, B, I, W, REC and OVERLAP_F_B in order.
-        num_pipes: pipes that share the micro-batches evenly; an action's index counts those of its own pipe.
+        rows: per rank, its F, B, I, W, REC and OVERLAP_F_B in order.
+        num_pipes: pipes that share the micro-batches evenly; an index counts the micro-batches of its pipe.
 
     Raises:
         ScheduleError: a stage's micro-batches cannot be shared evenly.

@@ -19,12 +19,12 @@ __all__ = ["EmbeddingStage", "StageInstance", "StepProgram"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInstance:
-    """One stage of one pipe, at its place.
+    """One stage of one pipe, and where it runs.
 
     Attributes:
         number: stage number in the program that runs.
         stage: number in the stage graph.
-        pipe: which pipe.
+        pipe: its pipe.
         position: pipeline rank whose lane runs it.
         process: position of the process in the replica (0 if one process runs all).
     """
@@ -38,11 +38,11 @@ class StageInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingStage:
-    """Where the examples of a process enter.
+    """The stage of a process that holds embedding rows and reads examples.
 
     Attributes:
         number: stage number in the program that runs.
-        pipes: whose examples, in the order in which they share those of the process; none where no pipe begins.
+        pipes: pipes that begin in the process, in the order in which they share its examples.
         process: position of the process in the replica.
         position: pipeline rank whose lane runs it.
     """
@@ -55,17 +55,17 @@ class EmbeddingStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgram:
-    """One batch, all processes of one replica.
+    """One batch of all processes of a replica.
 
     Attributes:
         graph: the stages.
         schedule: its name.
-        program: lanes ``compute0``, ``compute1``, … by pipeline rank, ``reduce0``, … by process where stages are held
-            more than once; actions name stage instances and embedding stages by number.
+        program: lanes ``compute0``, ``compute1``, … by pipeline rank, and ``reduce0``, … by process if several ranks
+            hold a stage. Actions name stage instances and embedding stages by number.
         instances: by number: instance ``pipe * num_stages + stage``.
         embedding_stages: by process, numbered after the instances.
-        num_processes: of a replica: 1, or the number of lanes.
-        num_pipes: pipes; pipe k of K takes the examples [n k / K, n (k + 1) / K) of a replica's n.
+        num_processes: processes of a replica: 1, or one per pipeline rank.
+        num_pipes: K; pipe k takes the examples [n k / K, n (k + 1) / K) of a replica's n.
     """
 
     graph: StageGraph

@@ -1,13 +1,13 @@
-"""Messages between processes: `add_sends` puts a SEND behind what makes a value, a RECV before what takes it.
+"""Passes for messages between processes: SEND after the producer of a value, RECV before its consumer.
 
     edge F(0) -> F(1), lanes a and b on different processes
 
     a: 0F0 0F1     a: 0F0 0SENDX_F0:1 0F1 0SENDX_F1:1
     b: 1F0 1F1     b: 1RECVX_F0:0 1F0 1RECVX_F1:0 1F1
 
-Every lane is walked in turn, one action a round. As an action is taken, its SENDs follow it and the matching RECVs go
-to the end of what their lanes have so far: all lanes then agree with one order of events in which a RECV comes right
-after its SEND, so nothing can deadlock and both ends see the same sequence. (The placement of PyTorch's pipelining.)
+`add_sends` walks the lanes in turn, one action per round. The SENDs of an action follow it, and the matching RECVs are
+appended to what their lanes have so far. All lanes then agree with one order of events in which each RECV follows its
+SEND. This rules out deadlock, and both ends see the same sequence. (The placement of PyTorch's pipelining.)
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bagpipe.schedule.ir.program import Edge, OpKey, Program, overlapping_units
 
 __all__ = ["add_sends", "defer_receives"]
 
-#: What a process may send: op -> F (an output) or B (a gradient).
+#: Ops whose results pass between processes -> F (an output) or B (a gradient).
 _DIRECTIONS: Mapping[str, str] = {"F": "F", "X_EMBED": "F", "I": "B", "B": "B"}
-#: Direction -> from a stage's number to that of its neighbour down the chain.
+#: Direction -> step to the next stage of a chain.
 _STEPS: Mapping[str, int] = {"F": 1, "B": -1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
-    """A data edge between processes, seen from one pipe of its source."""
+    """A data edge between processes, for one pipe of its source."""
 
     edge: Edge
     receiver: str
     torch_names: bool
 
     def messages(self, program: Program, atom: Action) -> Iterator[Action]:
-        """The SENDs that follow `atom`, in the micro-batches of the sending stage."""
+        """The SENDs after `atom`, in micro-batches of the sending stage."""
         index = atom.index or 0
         units = program.micro_per_batch.get(atom.stage, 1)
         whole = OPS[atom.op].unit == "batch"
@@ -59,21 +59,20 @@ def add_sends(
     torch_names: bool = False,
     cells: Mapping[str, Sequence[Action | None]] | None = None,
 ) -> Program:
-    """The program with a SEND and a RECV for everything that passes from one process to another.
+    """The program with a SEND and a RECV for every value that passes between processes.
 
-    A value is sent once to each stage that takes it, in the micro-batches of the stage that sends. What leaves a batch
-    op (X_EMBED) leaves in as many messages as its stage has micro-batches, all right behind it.
+    A value is sent once to each consuming stage, in micro-batches of the sending stage. The result of a batch op
+    (X_EMBED) is sent in as many messages as its stage has micro-batches, right after it.
 
     Args:
         program: without SEND and RECV.
         home: lane -> the process that runs it.
-        torch_names: SEND_F, RECV_F, SEND_B, RECV_B between stages with neighbouring numbers, as PyTorch's tables have;
-            otherwise SENDX_F:n and so on throughout.
-        cells: the lanes' actions with idle steps (None), which set the pace of the walk; default: none is idle.
+        torch_names: SEND_F, RECV_F, SEND_B, RECV_B between stages with adjacent numbers, as in PyTorch's tables;
+            otherwise SENDX_F:n and so on.
+        cells: the lanes' actions with idle steps (None), which pace the walk; default: no idle steps.
 
     Raises:
-        ScheduleError: a lane has no process, a dependency between processes is one for which there is no message, or
-            the program deadlocks.
+        ScheduleError: a lane has no process, a dependency between processes has no message, or the program deadlocks.
     """
     for lane in program.lanes:
         if lane not in home:
@@ -98,7 +97,7 @@ def add_sends(
                 lowered[receiver].append(partner(send))
 
     def step(lane: str) -> bool:
-        """Take the lane's next cell if it can be taken."""
+        """Take the lane's next cell if its dependencies are done."""
         if place[lane] == len(rows[lane]):
             return False
         action = rows[lane][place[lane]]
@@ -112,7 +111,7 @@ def add_sends(
     while sum([step(lane) for lane in rows]):
         pass
     if not all(done):
-        graph.order()  # spells the cycle
+        graph.order()  # raises with the cycle
     # X_EMBED comes before the first RECV: it announces the batch to its lane.
     ordered = {lane: sorted(row, key=lambda action: action.op != "X_EMBED") for lane, row in lowered.items()}
     return dataclasses.replace(program, lanes={lane: tuple(row) for lane, row in ordered.items()})
@@ -145,7 +144,7 @@ def _links(program: Program, home: Mapping[str, int], torch_names: bool) -> dict
 def _sends(
     program: Program, links: Mapping[tuple[OpKey, int], list[_Link]], action: Action
 ) -> Iterator[tuple[Action, str]]:
-    """(SEND, lane of its RECV) of everything `action` makes, micro-batch after micro-batch."""
+    """(SEND, lane of its RECV) of the results of `action`, micro-batch by micro-batch."""
     for atom in action.atoms:
         leaving = [
             link for op in (atom.op, *OPS[atom.op].provides) for link in links.get(((atom.stage, op), atom.pipe), ())
@@ -155,19 +154,19 @@ def _sends(
 
 
 def defer_receives(program: Program, home: Mapping[str, int], *, in_order: bool = True) -> Program:
-    """The program with every RECV as late as it can be: right before what takes it.
+    """The program with every RECV right before its consumer.
 
-    Between two processes the lower one still receives what is due before it sends to the other: at least one side of
-    two that wait for each other is then ready to receive. (PyTorch's rule, too.)
+    Of two processes, the lower one receives what is due before it sends to the other, so at least one side of two that
+    wait for each other is ready to receive. (PyTorch's rule.)
 
     Args:
         program: with SEND and RECV.
         home: lane -> the process that runs it.
-        in_order: a RECV does not overtake an earlier one from the same lane. False is PyTorch's pass: its tables need
-            a transport that tells messages apart by tag.
+        in_order: RECVs from one lane keep their order. False is PyTorch's pass, whose tables need a transport that
+            matches messages by tag.
 
     Raises:
-        ScheduleError: a RECV is taken by nothing behind it, or a SEND or RECV has no partner.
+        ScheduleError: a RECV has no later consumer, or a SEND or RECV has no partner.
     """
     lane_of = {atom: lane for lane, actions in program.lanes.items() for action in actions for atom in action.atoms}
     sends = [atom for atom in lane_of if OPS[atom.op].role == "send"]
@@ -203,17 +202,17 @@ def defer_receives(program: Program, home: Mapping[str, int], *, in_order: bool 
 
 
 def _is_before(recv: Action, due: Sequence[Action], waiting: Mapping[Action, str]) -> bool:
-    """Whether something due from the same lane came after `recv`."""
+    """Whether a RECV that is due comes from the same lane and after `recv`."""
     order = list(waiting)
     return any(waiting[other] == waiting[recv] and order.index(other) > order.index(recv) for other in due)
 
 
-#: What a RECV's value is taken by: the direction's ops.
+#: Direction -> consumers of a RECV.
 _TAKERS: Mapping[str, frozenset[str]] = {"F": frozenset({"F"}), "B": frozenset({"B", "I", "X_EMBED_GRAD"})}
 
 
 def _takes(program: Program, atom: Action, recv: Action) -> bool:
-    """Whether `atom` uses what `recv` receives: same stage and pipe, overlapping shares of the batch."""
+    """Whether `atom` consumes the value of `recv`: same stage and pipe, overlapping shares of the batch."""
     if (atom.stage, atom.pipe) != (recv.stage, recv.pipe) or atom.op not in _TAKERS[recv.op[-1]]:
         return False
     units = program.units_per_batch((atom.stage, atom.op))
