@@ -128,7 +128,7 @@ def test_a_key_that_moves_is_followed(redis_cluster: ClusterNodes, namespace: st
             nodes.move(slot, target, source)
 
 
-def test_a_key_that_nobody_serves(redis_cluster: ClusterNodes, namespace: str) -> None:
+def test_a_key_that_no_node_serves(redis_cluster: ClusterNodes, namespace: str) -> None:
     key = meta_key(namespace)
     with cluster_of(redis_cluster.url).session(0.3) as session:
         with without_slot(redis_cluster, key_slot(key)):

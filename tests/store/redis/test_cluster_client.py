@@ -167,7 +167,7 @@ def test_resharding_while_rows_are_read_and_written(redis_cluster: ClusterNodes,
         assert (store.ids(0) == IDS).all()
 
 
-def test_a_slot_that_nobody_serves_for_a_while(redis_cluster: ClusterNodes, namespace: str) -> None:
+def test_a_slot_that_no_node_serves_for_a_while(redis_cluster: ClusterNodes, namespace: str) -> None:
     slot = key_slot(bucket_key(namespace, 0))
     owner = redis_cluster.owner_of(slot)
     with opened(redis_cluster, namespace) as store:
@@ -184,7 +184,7 @@ def test_a_slot_that_nobody_serves_for_a_while(redis_cluster: ClusterNodes, name
             await_true(lambda: all(node.info()["cluster_state"] == "ok" for node in redis_cluster.nodes), "the cluster")
 
 
-def test_a_slot_that_nobody_serves_for_too_long(redis_cluster: ClusterNodes, namespace: str) -> None:
+def test_a_slot_that_no_node_serves_for_too_long(redis_cluster: ClusterNodes, namespace: str) -> None:
     slot = key_slot(bucket_key(namespace, 0))
     owner = redis_cluster.owner_of(slot)
     with opened(redis_cluster, namespace, timeout_s=0.3) as store:

@@ -223,5 +223,5 @@ def test_promised_replies_are_bounded() -> None:
         assert asked == 4, "384 KiB on a unix socket"
 
 
-def test_no_talk_at_all() -> None:
+def test_no_pipelines_at_all() -> None:
     exchange([], TIMEOUT_S)

@@ -89,7 +89,7 @@ def test_a_user_that_may_not_ask(own_server: EmbeddedServer) -> None:
     refused(own_server.url.replace("unix://", "unix://few:x@"), "may not run a command that is needed", "info")
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server_listens(tmp_path: Path) -> None:
     refused(f"unix://{tmp_path}/no.sock", f"unix://{tmp_path}/no.sock", "cannot be reached")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
