@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -41,8 +41,8 @@ from bagpipe.store.fencing.fence import (
     parse_log_name,
 )
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
-from bagpipe.store.redis import ledger_scripts
-from bagpipe.store.redis.namespace import Namespace, Session
+from bagpipe.store.redis import ledger_scripts as scripts
+from bagpipe.store.redis.namespace import Backend, Namespace, Session
 from bagpipe.store.redis.server_checks import ServerMonitor, needs_appendfsync
 from bagpipe.store.redis.servers import KeyCommand, Unreachable
 from bagpipe.util.failpoints import hit
@@ -62,6 +62,47 @@ _INSPECT_BUCKETS = 64
 _PAUSE_S = 0.05
 
 
+class _RetryingBackend:
+    """A backend and its session. Repeats idempotent calls while its servers are unreachable, until the deadline."""
+
+    def __init__(self, backend: Backend, timeout_s: float) -> None:
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._stack = ExitStack()
+        self._session: Session | None = None
+
+    def infos(self, *, with_fsync: bool) -> list[tuple[str, Mapping[str, Any]]]:
+        """See `Backend.infos`. Raises StoreError."""
+        return self._repeat(partial(self._backend.infos, self._timeout_s, with_fsync=with_fsync))
+
+    def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
+        """See `Session.run_all`. Raises StoreError."""
+        return self._repeat(partial(self._run_all, commands))
+
+    def close(self) -> None:
+        self._session = None
+        self._stack.close()
+
+    def _run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
+        if self._session is None:
+            self._session = self._stack.enter_context(self._backend.session(self._timeout_s))
+        return self._session.run_all(commands)
+
+    def _repeat(self, call: Callable[[], T]) -> T:
+        deadline_s = time.monotonic() + self._timeout_s
+        was_unreachable = False
+        while True:
+            try:
+                return call()
+            except InputError as error:
+                self.close()
+                # During a failover a cluster can refuse commands for other reasons too.
+                was_unreachable = was_unreachable or isinstance(error, Unreachable)
+                if not was_unreachable or time.monotonic() > deadline_s:
+                    raise StoreError(str(error)) from error
+            threading.Event().wait(_PAUSE_S)
+
+
 class RedisLedger:
     """See `bagpipe.store.fencing.fence.Ledger`.
 
@@ -75,38 +116,36 @@ class RedisLedger:
         self._namespace = namespace
         self._token = token
         self._keys = namespace.bucket_keys
-        self._backends: list[int] = namespace.backend_numbers.tolist()
-        self._backend_of_key = dict(zip(self._keys, self._backends, strict=True))
-        self._stacks: dict[int, ExitStack] = {}
-        self._sessions: dict[int, Session] = {}
+        self._backends = [_RetryingBackend(backend, namespace.timeout_s) for backend in namespace.backends]
+        self._backend_of_key = dict(zip(self._keys, namespace.backend_numbers.tolist(), strict=True))
         self._monitor: ServerMonitor | None = None
         self._had_rows: set[int] = set()
         self._next_inspected = 0
 
     def __enter__(self) -> RedisLedger:
         self._monitor = ServerMonitor(self._infos(), self._namespace.durability)
-        self._had_rows = self._having_rows()
+        self._had_rows = self._buckets_with_rows()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._monitor = None
-        for backend in list(self._stacks):
-            self._hang_up(backend)
+        for backend in self._backends:
+            backend.close()
 
     def state(self) -> tuple[BucketState, ...]:
         """See `Ledger.state`."""
-        answers = self._ask([self._script(bucket, ledger_scripts.STATE) for bucket in range(self.num_buckets)])
+        answers = self._run([self._script(bucket, scripts.STATE) for bucket in range(self.num_buckets)])
         return tuple(_bucket_state(answer) for answer in answers)
 
     def acquire(self, token: str) -> None:
         """See `Ledger.acquire`."""
         check_token(token)
         self._token = token
-        self._act(range(self.num_buckets), ledger_scripts.ACQUIRE, INVALIDATED)
+        self._run_script(range(self.num_buckets), scripts.ACQUIRE, INVALIDATED)
 
     def touched(self, bucket: int) -> NDArray[np.void]:
         """See `Ledger.touched`. Memory: the distinct rows and one million more."""
-        (answer,) = self._ask([self._script(bucket, ledger_scripts.STATE)])
+        (answer,) = self._run([self._script(bucket, scripts.STATE)])
         owner, key = answer[0].decode(), self._keys[bucket]
         parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
         for name, length in zip(answer[3::2], answer[4::2], strict=True):
@@ -115,7 +154,7 @@ class RedisLedger:
             if not length:
                 raise RolledBackError(f"{self._place(bucket)} has lost the log {name.decode()} of bucket {bucket}")
             for start in range(1, length, _LOG_GROUPS):
-                (groups,) = self._ask([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
+                (groups,) = self._run([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
                 joined = b"".join(groups)
                 if len(groups) != min(_LOG_GROUPS, length - start):
                     raise RolledBackError(f"{self._place(bucket)} has lost some of the log {name.decode()}")
@@ -143,12 +182,12 @@ class RedisLedger:
             for bucket, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True)
             for first in range(start, stop, _DELETE_ROWS)
         ]
-        answers = self._ask([self._script(bucket, ledger_scripts.DELETE, self._token, *part) for bucket, part in parts])
+        answers = self._run([self._script(bucket, scripts.DELETE, self._token, *part) for bucket, part in parts])
         self._check([bucket for bucket, _ in parts], answers)
 
     def drop(self, bucket: int) -> None:
         """See `Ledger.drop`."""
-        self._act([bucket], ledger_scripts.DROP)
+        self._run_script([bucket], scripts.DROP)
 
     def begin(
         self,
@@ -162,21 +201,23 @@ class RedisLedger:
         check_checkpoint_id(checkpoint_id)
         groups = [0] * self.num_buckets if num_groups is None else num_groups
         rows = [-1] * self.num_buckets if num_rows is None else num_rows
-        proofs = list(zip(groups, rows, strict=True))
-        self._act(range(self.num_buckets), ledger_scripts.BEGIN, checkpoint_id, num_writers, proofs=proofs)
+        expected = list(zip(groups, rows, strict=True))
+        self._run_script(range(self.num_buckets), scripts.BEGIN, checkpoint_id, num_writers, expected=expected)
 
     def commit(self, checkpoint_id: str, epoch: int, num_groups: Sequence[Sequence[int]] = ()) -> None:
         """See `Ledger.commit`."""
         check_checkpoint_id(checkpoint_id)
-        proofs = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
-        self._act([0], ledger_scripts.COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
+        expected = [tuple(groups[bucket] for groups in num_groups) for bucket in range(self.num_buckets)]
+        self._run_script([0], scripts.COMMIT, checkpoint_id, epoch, INVALIDATED, expected=expected)
         hit("mid-commit")
-        self._act(range(1, self.num_buckets), ledger_scripts.COMMIT, checkpoint_id, epoch, INVALIDATED, proofs=proofs)
+        self._run_script(
+            range(1, self.num_buckets), scripts.COMMIT, checkpoint_id, epoch, INVALIDATED, expected=expected
+        )
 
     def invalidate(self, checkpoint_id: str) -> None:
         """See `Ledger.invalidate`."""
         check_checkpoint_id(checkpoint_id)
-        self._act(range(self.num_buckets), ledger_scripts.INVALIDATE, checkpoint_id)
+        self._run_script(range(self.num_buckets), scripts.INVALIDATE, checkpoint_id)
 
     def inspect(self) -> None:
         """See `Ledger.inspect`. One INFO per server, and the owners of up to 64 buckets."""
@@ -188,11 +229,11 @@ class RedisLedger:
         count = min(_INSPECT_BUCKETS, self.num_buckets)
         buckets = [(self._next_inspected + number) % self.num_buckets for number in range(count)]
         self._next_inspected = (self._next_inspected + count) % self.num_buckets
-        owners = self._ask(
+        owners = self._run(
             [KeyCommand(self._keys[bucket], ("GET", owner_key(self._keys[bucket]))) for bucket in buckets]
         )
-        expected = self._token.encode()
-        self._check(buckets, [b"OK" if owner == expected else owner or b"" for owner in owners])
+        token = self._token.encode()
+        self._check(buckets, [b"OK" if owner == token else owner or b"" for owner in owners])
 
     def _check_expiry(self) -> None:
         """Check the namespace's keys after a server has expired some key.
@@ -207,42 +248,37 @@ class RedisLedger:
             for number, kind in enumerate(kinds)
             if (bucket in self._had_rows if number == 0 else self._token)
         ]
-        answers = self._ask([KeyCommand(self._keys[bucket], ("PTTL", key)) for bucket, key in wanted])
+        answers = self._run([KeyCommand(self._keys[bucket], ("PTTL", key)) for bucket, key in wanted])
         for (bucket, key), milliseconds in zip(wanted, answers, strict=True):
             if milliseconds != -1:
                 said = "has expired" if milliseconds == -2 else f"expires in {milliseconds / 1000:g} s"
                 raise StoreError(f"{self._place(bucket)}: the key {key.decode()} {said}; rows must not expire")
-        self._had_rows = self._having_rows()
+        self._had_rows = self._buckets_with_rows()
 
-    def _having_rows(self) -> set[int]:
-        answers = self._ask([KeyCommand(key, ("EXISTS", key)) for key in self._keys])
+    def _buckets_with_rows(self) -> set[int]:
+        answers = self._run([KeyCommand(key, ("EXISTS", key)) for key in self._keys])
         return {bucket for bucket, answer in enumerate(answers) if answer}
 
     def _infos(self) -> list[tuple[str, Any]]:
         with_fsync = needs_appendfsync(self._namespace.durability)
-        timeout_s = self._namespace.timeout_s
-        return [
-            info
-            for number, backend in enumerate(self._namespace.backends)
-            for info in self._repeated(number, partial(backend.infos, timeout_s, with_fsync=with_fsync))
-        ]
+        return [info for backend in self._backends for info in backend.infos(with_fsync=with_fsync)]
 
     def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> KeyCommand:
         key = self._keys[bucket]
         keys = (key, owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key))
         return KeyCommand(key, ("EVAL", script, len(keys), *keys, *arguments))
 
-    def _act(
+    def _run_script(
         self,
         buckets: Sequence[int],
         script: str,
         *arguments: str | int,
-        proofs: Sequence[tuple[int, ...]] | None = None,
+        expected: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
-        """Run a script as `token`; `proofs`: by bucket, arguments with its expected contents."""
-        every = [arguments if proofs is None else (*arguments, *proofs[bucket]) for bucket in buckets]
+        """Run a script as `token`. `expected`: by bucket, further arguments: the contents that it must have."""
+        every = [arguments if expected is None else (*arguments, *expected[bucket]) for bucket in buckets]
         commands = [self._script(bucket, script, self._token, *own) for bucket, own in zip(buckets, every, strict=True)]
-        self._check(buckets, self._ask(commands))
+        self._check(buckets, self._run(commands))
 
     def _check(self, buckets: Sequence[int], answers: Sequence[bytes]) -> None:
         """Check what scripts returned for these buckets.
@@ -263,7 +299,7 @@ class RedisLedger:
                 f"{place} was taken over: its owner is the job {answer.decode()!r}, this one is {self._token!r}"
             )
 
-    def _ask(self, commands: Sequence[KeyCommand]) -> list[Any]:
+    def _run(self, commands: Sequence[KeyCommand]) -> list[Any]:
         """Replies to commands on buckets, in order.
 
         Raises:
@@ -274,45 +310,13 @@ class RedisLedger:
             shares.setdefault(self._backend_of_key[command.key], []).append(number)
         answers: list[Any] = [None] * len(commands)
         for backend, share in shares.items():
-            part = [commands[number] for number in share]
-            for number, answer in zip(
-                share, self._repeated(backend, partial(self._run_all, backend, part)), strict=True
-            ):
+            part = self._backends[backend].run_all([commands[number] for number in share])
+            for number, answer in zip(share, part, strict=True):
                 answers[number] = answer
         return answers
 
-    def _run_all(self, backend: int, commands: Sequence[KeyCommand]) -> list[Any]:
-        if backend not in self._sessions:
-            stack = ExitStack()
-            self._sessions[backend] = stack.enter_context(
-                self._namespace.backends[backend].session(self._namespace.timeout_s)
-            )
-            self._stacks[backend] = stack
-        return self._sessions[backend].run_all(commands)
-
-    def _repeated(self, backend: int, call: Callable[[], T]) -> T:
-        """Return `call()`, an idempotent call; repeat it while its servers are unreachable, until the deadline."""
-        deadline_s = time.monotonic() + self._namespace.timeout_s
-        was_unreachable = False
-        while True:
-            try:
-                return call()
-            except InputError as error:
-                self._hang_up(backend)
-                # During a failover a cluster can refuse commands for other reasons too.
-                was_unreachable = was_unreachable or isinstance(error, Unreachable)
-                if not was_unreachable or time.monotonic() > deadline_s:
-                    raise StoreError(str(error)) from error
-            threading.Event().wait(_PAUSE_S)
-
-    def _hang_up(self, backend: int) -> None:
-        self._sessions.pop(backend, None)
-        stack = self._stacks.pop(backend, None)
-        if stack is not None:
-            stack.close()
-
     def _place(self, bucket: int) -> str:
-        return self._namespace.place_of(self._backends[bucket])
+        return self._namespace.place_of(self._backend_of_key[self._keys[bucket]])
 
 
 def _bucket_state(answer: list[Any]) -> BucketState:

@@ -283,7 +283,7 @@ def test_the_list_of_logs_is_gone(job: Playground) -> None:
 
 def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
     fence = Fence(token=job.token, writer=0, epoch=1)
-    ask = job.ledger._ask  # type: ignore[attr-defined]
+    ask = job.ledger._run  # type: ignore[attr-defined]
 
     def cut_then_ask(commands: list[KeyCommand]) -> list[object]:
         if commands[0].words[0] == "LRANGE":
@@ -291,7 +291,7 @@ def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest
         answers: list[object] = ask(commands)
         return answers
 
-    monkeypatch.setattr(job.ledger, "_ask", cut_then_ask)
+    monkeypatch.setattr(job.ledger, "_run", cut_then_ask)
     with pytest.raises(RolledBackError, match=r"has lost some of the log 1-.*:1:0"):
         job.ledger.touched(1)
 
