@@ -1,9 +1,9 @@
 """`python -m cacher --config FILE --listen unix:PATH|HOST:PORT [--SECTION.KEY VALUE …]`: the daemon's process.
 
-    flags and file ─> data opened ─> listener ─> serve … SIGTERM, SIGINT: drain ─> exit 0      second signal: at once
+    flags and file ─> open data ─> listen ─> serve … SIGTERM, SIGINT: drain ─> exit 0      second signal: exit now
 
-A daemon that belongs to one job (`embedded`) reports its address, or why it has none, on `--ready-fd`, and ends when
-the pipe on its standard input is closed.
+An embedded daemon (`embedded`) writes its address or an error to `--ready-fd`, and exits when its standard input
+closes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _LOG = logging.getLogger("cacher")
 _OPTIONS = (
     Option(flag="--listen", help="address to listen on", metavar="unix:PATH|HOST:PORT"),
     Option(flag="--metrics", help="address of the Prometheus metrics; empty: none", metavar="HOST:PORT"),
-    Option(flag="--secret-file", help="file with the secret that trainers must know"),
+    Option(flag="--secret-file", help="file with the secret shared with trainers"),
     Option(flag="--tls-cert", help="the listener's certificate (PEM)"),
     Option(flag="--tls-key", help="its private key (PEM)"),
-    Option(flag="--tls-client-ca", help="authority that signed the trainers' certificates (PEM); others are refused"),
-    Option(flag="--max-jobs", help="jobs served at a time", metavar="N", default="8"),
-    Option(flag="--grace-s", help="how long a lost rank is waited for", metavar="S", default="120"),
-    Option(flag="--hello-timeout-s", help="how long a new connection may be silent", metavar="S", default="10"),
-    Option(flag="--drain-timeout-s", help="how long jobs may go on after SIGTERM", metavar="S", default="3600"),
+    Option(flag="--tls-client-ca", help="certificate authority of the trainers (PEM); others are refused"),
+    Option(flag="--max-jobs", help="most concurrent jobs", metavar="N", default="8"),
+    Option(flag="--grace-s", help="how long to wait for a lost rank", metavar="S", default="120"),
+    Option(flag="--hello-timeout-s", help="longest silence of a new connection", metavar="S", default="10"),
+    Option(flag="--drain-timeout-s", help="how long jobs can go on after SIGTERM", metavar="S", default="3600"),
     Option(flag="--log-level", help=f"one of {', '.join(LEVELS)}", metavar="LEVEL", default="info"),
     Option(flag="--ready-fd", help="write the address to this descriptor; end with standard input", metavar="FD"),
 )
@@ -65,7 +65,7 @@ def _cacher(argv: Sequence[str]) -> int:
         try:
             return _run(config, options, parent)
         except InputError as error:
-            # The parent says it; twice would be once too often.
+            # Only the parent reports the error.
             parent.write(json.dumps({"error": str(error)}))
             return EXIT_INPUT
 
@@ -132,7 +132,7 @@ async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO |
 
 
 async def _first(*events: asyncio.Event | asyncio.Task[None]) -> None:
-    """Wait for the first of these."""
+    """Wait for the first event or task."""
     tasks = [event if isinstance(event, asyncio.Task) else asyncio.create_task(_wait(event)) for event in events]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

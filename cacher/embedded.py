@@ -1,9 +1,9 @@
-"""`EmbeddedCacher`: a daemon that lives and dies with the job that started it; the same program as any other daemon.
+"""`EmbeddedCacher`: a cacher daemon as a child process of the job that starts it.
 
-    trainer ──Popen──> python -m cacher --listen … (own process group: Ctrl-C is the trainer's to answer)
-            <──url── ready pipe                     stdin pipe: the kernel closes it when the trainer is gone
+    trainer ──Popen──> python -m cacher --listen … (own process group: only the trainer gets Ctrl-C)
+            <──url── ready pipe                     stdin pipe: the kernel closes it when the trainer ends
 
-A process of its own, because planning and parsing would otherwise take the trainer's interpreter lock.
+A separate process, because planning and parsing would hold the trainer's interpreter lock.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class EmbeddedCacher:
-    """Context manager that runs `python -m cacher` for one job.
+    """Context manager: runs `python -m cacher` for one job.
 
     Args:
-        config: what to read and plan for.
+        config: of the job.
         listen: unix:PATH or HOST:PORT (port 0: any). Empty: a unix socket that only this user can reach.
-        secret: what its trainers must know; needed where other machines can connect.
+        secret: shared with the trainers; required if other machines can connect.
 
     Attributes:
-        url: where it listens, once entered.
+        url: its address, once entered.
     """
 
     def __init__(self, config: Config, *, listen: str = "", secret: str = "") -> None:
@@ -47,11 +47,11 @@ class EmbeddedCacher:
         self._folder = ExitStack()
 
     def __enter__(self) -> Self:
-        """Start it and wait until it listens.
+        """Start the daemon and wait until it listens.
 
         Raises:
-            InputError: it cannot open the data, or listen there.
-            JobError: it ended without a word.
+            InputError: it cannot open the data or the listener.
+            JobError: it ended without a message.
         """
         try:
             self._start()
@@ -65,7 +65,7 @@ class EmbeddedCacher:
 
     @property
     def pid(self) -> int | None:
-        """Of the daemon's process; None before it was started."""
+        """Process id of the daemon; None before the start."""
         return None if self._process is None else self._process.pid
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class EmbeddedCacher:
                     env={**os.environ, "PYTHONPATH": _python_path()},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    # Signals sent to the trainer's process group (Ctrl-C) are the trainer's to answer.
+                    # Only the trainer handles signals to its process group (Ctrl-C).
                     process_group=0,
                 )
             finally:
@@ -98,7 +98,7 @@ class EmbeddedCacher:
     def _arguments(self, folder: Path) -> list[str]:
         arguments = ["--listen", self._listen or f"unix:{folder / 'cacher.sock'}", "--log-level", "error"]
         if self._secret:
-            file = folder / "secret"  # not an argument: those are there for all to read
+            file = folder / "secret"  # not an argument: every user can read those
             file.touch(mode=0o600)
             file.write_text(self._secret)
             arguments += ["--secret-file", str(file)]
@@ -123,5 +123,5 @@ def _as_flag(value: object) -> str:
 
 
 def _python_path() -> str:
-    """Programs are folders of the checkout, not installed: the child must find them as we did."""
+    """Includes the checkout: the programs are not installed, and the child must find them."""
     return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

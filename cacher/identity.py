@@ -1,10 +1,10 @@
-"""What the steps of a cacher depend on besides the settings it compares: digests, for a trainer to bring back.
+"""Digests of what a cacher's batches depend on besides the settings. A trainer returns them after a reconnect.
 
     files: names, sizes, times of change ──┐
     code of readers, oracle and cacher ────┴──> {"data": …, "code": …} ──Welcome──> trainer ──Hello──> compared
 
-A trainer whose cacher was started anew goes on in the middle of a plan; that is right only if the new one plans what
-the old one did. Too strict rather than too lax: a file that was only touched counts as another one.
+After a cacher restart, a trainer continues in the middle of a plan. This is correct only if the new cacher plans what
+the old one did. The check is conservative: a file with a new modification time counts as changed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PLANNING_CODE = (
 
 
 def identity_of(files: Iterable[str], layout: str) -> Mapping[str, str]:
-    """The digests, by what they are of.
+    """The digests of data and code, by name.
 
     Args:
-        files: everything that is read.
+        files: all files that are read.
         layout: `data.source.Source.layout`.
 
     Raises:
-        InputError: a file is gone.
+        InputError: a file is missing.
     """
     lines, num_bytes = [layout], 0
     for file in files:

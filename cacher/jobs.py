@@ -1,10 +1,10 @@
-"""`Jobs`: who is being served. Job id -> ranks and runs. Everything here happens on the event loop's thread.
+"""`Jobs`: the jobs served, with their ranks and runs by job id. Runs on the event loop's thread only.
 
     Hello ──enter──> Member of a Job (made by its first rank)     Start ──begin──> Run, one for all ranks of the job
     Leave ──leave──> the rank is done                             lost connection ──lose──> wait grace_s, then give up
 
-A job ends when every rank that came has left. A rank belongs to one trainer process: the same process coming back takes
-its place over from its own broken stream; another one is refused.
+A job ends when every rank that entered has left. A rank belongs to one trainer process. If the same process reconnects,
+its new stream replaces the broken one. Another process is refused.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = ["Jobs", "Member", "Place"]
 
 _LOG = logging.getLogger("cacher")
 
-#: Runs of a job under way at a time: ranks may be in neighbouring phases. Each has a planner.
+#: Concurrent runs of a job: ranks can be in neighbouring phases. Each run has a planner.
 _MAX_RUNS = 3
-#: Runs whose planners are still to notice that nobody wants them, of all jobs.
+#: Abandoned runs whose planner threads have not ended yet, of all jobs.
 _MAX_ENDING_RUNS = 16
-#: Jobs given up whose ids are kept.
+#: Ids of failed jobs that are kept.
 _MAX_REMEMBERED = 1000
 
 
 class Stream(Protocol):
-    """A rank's connection, as far as a job knows it."""
+    """A rank's connection."""
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Check for something to send."""
 
     def fail(self, error: Exception) -> None:
-        """Tell the rank and end."""
+        """Send the error and end."""
 
     def replaced(self) -> None:
-        """End without a word: the rank has a new stream."""
+        """End silently: the rank has a new stream."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,11 +55,11 @@ class Member:
     Attributes:
         rank: its number.
         instance: of the trainer process.
-        credits: steps it takes in beyond those acknowledged.
-        stream: its connection; None while it is lost.
-        run: number of the run it is in, or will ask for next; -1 before the first.
+        credits: batches that it accepts beyond those acknowledged.
+        stream: its connection; None while lost.
+        run: number of its current or next run; -1 before the first.
         left: it is done.
-        giving_up: runs while the rank is lost.
+        giving_up: timer, active while the rank is lost.
     """
 
     job: Job
@@ -74,7 +74,7 @@ class Member:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A training job: its ranks by number, its runs by number and what was asked for in each."""
+    """A training job: its ranks by number; its runs and their requests by number."""
 
     job_id: str
     world_size: int
@@ -85,7 +85,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank stands: its run, and the index of the step to send next."""
+    """A rank's position: its run, and the index of the batch to send next."""
 
     run: Run
     number: int
@@ -96,10 +96,10 @@ class Jobs:
     """All jobs of a daemon.
 
     Args:
-        data: what they train on.
+        data: of all jobs.
         settings: the configuration every trainer must share, see `bagpipe.client.agreement`.
-        max_jobs: jobs at a time.
-        grace_s: how long a lost rank is waited for.
+        max_jobs: most concurrent jobs.
+        grace_s: how long to wait for a lost rank.
         counters: totals for the metrics.
     """
 
@@ -119,11 +119,11 @@ class Jobs:
         self._is_draining = False
 
     def enter(self, hello: pb.Hello, stream: Stream) -> Member:
-        """A rank of a new or known job; its stream is `stream` from now on.
+        """Add a rank to a new or known job, or replace its stream.
 
         Raises:
-            InputError: it does not fit the cacher's configuration or the job's other ranks.
-            JobError: there is no room for another job, or this one was given up.
+            InputError: it does not match the cacher's configuration or the job's other ranks.
+            JobError: no room for another job, or this job has failed.
         """
         check_hello(hello, self._settings, self._data.schema, self._data.identity)
         if hello.job_id in self._failed:
@@ -152,11 +152,11 @@ class Jobs:
         return member
 
     def begin(self, member: Member, start: pb.Start) -> Place | None:
-        """The run a rank asks for; the job's first rank to ask starts it. None if the rank is through with it.
+        """Enter the requested run. The first rank of the job to request it starts it. None if the rank has finished it.
 
         Raises:
-            InputError: it cannot be planned, differs from what other ranks asked for, or asks for what is gone.
-            JobError: too many runs are under way.
+            InputError: the run cannot be planned, differs from the other ranks' request, or the batch is gone.
+            JobError: too many concurrent runs.
         """
         job = member.job
         request = parse_start(start, settings=self._settings, schema=self._data.schema, world_size=job.world_size)
@@ -171,8 +171,8 @@ class Jobs:
             found = first_difference(known.to_json(), request.to_json())
             if found is not None:
                 raise InputError(
-                    f"run {start.run}, {found.path}: the job's other ranks ask for {found.first}, "
-                    f"rank {member.rank} for {found.second}"
+                    f"run {start.run}, {found.path}: the job's other ranks request {found.first}, "
+                    f"rank {member.rank} requests {found.second}"
                 )
         member.run = start.run
         self._leave_runs(member, below=start.run)
@@ -180,48 +180,48 @@ class Jobs:
         if run is None:
             run = self._start_run(job, start.run, request, member.credits)
             if start.next_batch > start.first_batch:
-                # The ranks come from a cacher that is gone. Those that had left that one will not come here.
-                asyncio.get_running_loop().call_later(self._grace_s, _leave_out_strangers, job, run)
+                # The ranks come from a previous cacher. Those that had left it will not enter here.
+                asyncio.get_running_loop().call_later(self._grace_s, _drop_absent_ranks, job, run)
         entered = run.enter(member.rank, credits=member.credits, next_batch=start.next_batch, watermark=start.watermark)
         if not entered:
             raise InputError(f"run {start.run}: rank {member.rank} asks for batch {start.next_batch} again, it is gone")
         return Place(run=run, number=start.run, next_batch=start.next_batch)
 
     def leave(self, member: Member, stream: Stream) -> None:
-        """A rank says that it is done."""
+        """A rank is done."""
         if member.stream is stream:
             self._retire(member)
 
     def lose(self, member: Member, stream: Stream) -> None:
-        """A rank's stream has ended without a word; the rank may come back."""
+        """A rank's stream ended without a Leave. The rank can reconnect."""
         if member.stream is not stream:
-            return  # it is back already
+            return  # it has reconnected already
         member.stream = None
         loop = asyncio.get_running_loop()
         member.giving_up = loop.call_later(self._grace_s, self._give_up, member)
         _LOG.info("rank lost", extra={"job": member.job.job_id, "rank": member.rank, "grace_s": self._grace_s})
 
     def drain(self) -> None:
-        """Take no new jobs."""
+        """Refuse new jobs."""
         self._is_draining = True
 
     async def wait_empty(self) -> None:
-        """Wait until no job is left."""
+        """Wait until all jobs have ended."""
         await self._empty.wait()
 
     def stop(self) -> list[Run]:
-        """End all jobs; the runs whose threads are still to be joined."""
+        """End all jobs. Returns the runs whose threads are alive."""
         for job in list(self._jobs.values()):
             for member in list(job.members.values()):
                 self._retire(member)
         return [run for run in self._ending if not run.join(0)]
 
     def runs(self) -> list[tuple[str, int, Run]]:
-        """Job id, run number and run of all that are under way."""
+        """Job id, run number and run of all current runs."""
         return [(job.job_id, number, run) for job in self._jobs.values() for number, run in job.runs.items()]
 
     def counts(self) -> tuple[int, int]:
-        """Jobs, and ranks connected; for any thread."""
+        """Number of jobs and of connected ranks. From any thread."""
         members = [member for job in list(self._jobs.values()) for member in list(job.members.values())]
         return len(self._jobs), sum(member.stream is not None for member in members)
 
@@ -257,9 +257,9 @@ class Jobs:
             counters=self._counters,
         )
         for member in job.members.values():
-            if member.left or member.run > number:  # it had this run from a cacher that is gone
+            if member.left or member.run > number:  # it finished this run with a previous cacher
                 run.leave(member.rank)
-        run.start()  # may fail; then there is no run
+        run.start()  # before the run is registered, because it can fail
         job.runs[number], job.requests[number] = run, request
         _LOG.info(
             "run started",
@@ -294,7 +294,7 @@ class Jobs:
         self._leave_runs(member)
         job = member.job
         if all(other.left for other in job.members.values()) and self._jobs.get(job.job_id) is job:
-            for run in job.runs.values():  # of ranks that never came
+            for run in job.runs.values():  # of ranks that never entered
                 run.stop()
                 self._ending.append(run)
             job.runs.clear()
@@ -304,11 +304,11 @@ class Jobs:
                 self._empty.set()
 
     def _give_up(self, member: Member) -> None:
-        """A lost rank did not come back: the job's other ranks cannot go on, and hear of it."""
+        """A lost rank did not reconnect: the job fails, and its other ranks get the error."""
         member.giving_up = None
         job = member.job
         error = JobError(f"rank {member.rank} was lost and not back within {self._grace_s:g} s")
-        if job.world_size > 1:  # whoever comes back would found a new job, and wait in it for the others
+        if job.world_size > 1:  # a rank that reconnects would start a new job and wait for the others
             self._failed.setdefault(job.job_id, str(error))
         if len(self._failed) > _MAX_REMEMBERED:
             del self._failed[next(iter(self._failed))]
@@ -319,8 +319,8 @@ class Jobs:
                 other.stream.fail(error)
 
 
-def _leave_out_strangers(job: Job, run: Run) -> None:
-    """Plan no longer for ranks that were never heard of."""
+def _drop_absent_ranks(job: Job, run: Run) -> None:
+    """Stop planning for ranks that never entered the job."""
     for rank in range(job.world_size):
         if rank not in job.members:
             run.leave(rank)

@@ -1,4 +1,4 @@
-"""Logs as JSON, one line per event, for machines to read: time, level, event, and what the event is about."""
+"""JSON logs, one line per event: time, level, event and its fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["LEVELS", "JsonLines", "start_logging"]
 
 LEVELS = ("debug", "info", "warning", "error")
 
-#: Attributes every record has; whatever else it has was given as `extra`.
+#: Attributes of every record. Others come from `extra`.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(level: str) -> None:
-    """Send everything at or above `level`, ours and others', to stderr."""
+    """Log all records at or above `level` to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

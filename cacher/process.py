@@ -1,11 +1,11 @@
 """Settings of a daemon's process.
 
-* One arena: glibc gives every thread its own, and each keeps what was freed in it. After 300 jobs, each with a planner
-  thread of its own, a daemon held 120 MB with the default and 90 MB with one arena; under attack 240 MB and 150 MB.
-* A thread that wants the interpreter waits at most `SWITCH_INTERVAL_S` for the planner (default: 5 ms): the event loop
-  has short things to do, for many ranks.
-* gRPC's core keeps quiet: its lines are no JSON, and say nothing that is not counted or logged here.
-* As many descriptors as are allowed: the usual 1,024 are fewer than the idle connections a daemon must bear.
+* One malloc arena: glibc gives each thread its own, which keeps freed memory. After 300 jobs, each with a planner
+  thread, a daemon held 120 MB with the default and 90 MB with one arena; under attack 240 MB and 150 MB.
+* A thread waits at most `SWITCH_INTERVAL_S` for the interpreter lock (default: 5 ms), because the event loop has short
+  tasks for many ranks while the planner runs.
+* gRPC's core does not log: its lines are not JSON, and the daemon counts or logs the same events.
+* The maximum of file descriptors: the usual 1,024 are fewer than the idle connections that a daemon must survive.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _M_ARENA_MAX = -8
 
 
 def settle_process() -> None:
-    """Apply the settings; before any thread is started."""
+    """Apply the settings. Call it before starting threads."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # another C library than glibc has habits of its own
+    if mallopt is not None:  # glibc only
         mallopt(_M_ARENA_MAX, 1)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):

@@ -1,7 +1,7 @@
-"""What a trainer asks for, checked: the only place where bytes from outside become records. Pure.
+"""Validates a trainer's requests: the only place where untrusted bytes become records. Pure.
 
 Hello ──check_hello──> nothing, or InputError naming key and both values
-Start ──parse_start──> PhaseRequest, for what the cacher's own configuration and schema allow
+Start ──parse_start──> PhaseRequest that the cacher's own configuration and schema allow
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bagpipe.types.schema import DataSchema
 
 __all__ = ["MAX_CREDITS", "MAX_RANKS", "MAX_SLOT_BYTES", "PhaseRequest", "check_hello", "parse_start"]
 
-#: Beyond these a request is a mistake or an attack: both bound what the cacher allocates for a job.
+#: Larger requests are errors or attacks: these bound what the cacher allocates for a job.
 MAX_RANKS = 1024
 MAX_CREDITS = 1024
-#: What a planner may take for the slots of all ranks, and what it takes for one at most: 22 B in tables, 40 B queued.
+#: Memory for the slots of all ranks that a planner can use, and for one slot: 22 B in arrays, 40 B queued.
 MAX_SLOT_BYTES = 32 << 30
 _BYTES_PER_SLOT = 64
 _MAX_NAME_LENGTH = 200
@@ -33,7 +33,7 @@ _MAX_NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRequest:
-    """What all ranks of a job must ask alike.
+    """A request for a phase. All ranks of a job must send the same one.
 
     Attributes:
         phase, spec, max_steps, first_batch, reader_state: see `cacher.planning.PlannedData.phase`.
@@ -51,11 +51,11 @@ class PhaseRequest:
 
 
 def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema, identity: Mapping[str, str]) -> None:
-    """Compare a trainer's settings with the cacher's, and what it began with if it comes back.
+    """Compare a trainer's settings with the cacher's; after a reconnect also its schema and identity.
 
     Raises:
-        InputError: another protocol, settings, schema or identity, naming both values; a rank, world size, name or
-            number of credits out of range.
+        InputError: another protocol, settings, schema or identity, naming both values; a rank, world size, name
+            or number of credits out of range.
     """
     if hello.protocol != PROTOCOL_VERSION:
         raise InputError(f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer {hello.protocol}")
@@ -80,15 +80,15 @@ def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema
         if found is not None:
             raise InputError(
                 f"{found.path} has changed since the trainer began: the cacher has {found.first}, "
-                f"the trainer's steps are of {found.second}"
+                f"the trainer's batches are of {found.second}"
             )
 
 
 def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSchema, world_size: int) -> PhaseRequest:
-    """The phase a trainer asks for.
+    """Parse and check a phase request.
 
     Raises:
-        InputError: a plan the configuration does not allow, or a malformed request.
+        InputError: the configuration does not allow the plan, or the request is malformed.
     """
     if start.phase not in ("train", "eval"):
         raise InputError(f"phase must be train or eval, got {start.phase[:50]!r}")
@@ -127,7 +127,7 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
 def _expected_spec(
     value: Mapping[str, Any], settings: Mapping[str, Any], schema: DataSchema, world_size: int
 ) -> dict[str, Any]:
-    """The spec of a trainer that reads these features: all but features, tables and example shares is ours to say."""
+    """The spec for a trainer's features. The cacher decides everything except features, tables and example shares."""
     refs = value.get("features")
     if not isinstance(refs, list) or len(refs) > len(schema.features):
         raise InputError(f"oracle spec: expected at most {len(schema.features)} features")
@@ -158,7 +158,7 @@ def _expected_spec(
 
 
 def _example_shares(value: object, world_size: int) -> list[int]:
-    """How a trainer's pipeline reads its examples is its own affair. Nothing at all counts as equal shares."""
+    """The trainer decides its example shares. None counts as equal shares."""
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > world_size or not all(type(share) is int for share in value):
@@ -177,6 +177,6 @@ def _object(text: str, what: str) -> dict[str, Any]:
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is after a trip through JSON: tuples are lists."""
+    """The value after a JSON round trip: tuples become lists."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain

@@ -1,6 +1,6 @@
-"""Who may talk to the cacher: a listener that others can reach needs a secret, or TLS that asks for certificates.
+"""Authentication: a listener that other machines can reach needs a secret, or TLS with client certificates.
 
-metadata ──SecretInterceptor──> right: the service      wrong or none: UNAUTHENTICATED, before a request is read
+metadata ──SecretInterceptor──> correct: the service    wrong or missing: UNAUTHENTICATED, before a request is read
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["Access", "SecretInterceptor", "check_access", "read_secret", "server
 
 _LOG = logging.getLogger("cacher")
 
-#: A secret is compared, never stretched: it has to be long enough by itself.
+#: The secret is compared as it is, without key stretching, so it must be long.
 _MIN_SECRET_CHARACTERS = 16
 
-#: What a probe may ask without the secret.
+#: Methods that need no secret: health probes.
 _OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Files that say who may connect; empty: not used.
+    """Files for authentication; empty: not used.
 
     Attributes:
-        secret_file: holds the shared secret.
+        secret_file: the shared secret.
         tls_cert, tls_key: the listener's certificate and key.
-        tls_client_ca: authority that signed the trainers' certificates.
+        tls_client_ca: certificate authority of the trainers' certificates.
     """
 
     secret_file: str = ""
@@ -47,10 +47,10 @@ class Access:
 
 
 def check_access(listen: Address, access: Access) -> None:
-    """Refuse a listener that anybody could use.
+    """Refuse an unprotected public listener.
 
     Raises:
-        InputError: neither local nor protected, or half of a TLS setting.
+        InputError: neither local nor protected, or an incomplete TLS setting.
     """
     if bool(access.tls_cert) != bool(access.tls_key):
         raise InputError("--tls-cert and --tls-key go together")
@@ -68,10 +68,10 @@ def check_access(listen: Address, access: Access) -> None:
 
 
 def read_secret(path: str) -> str:
-    """The secret in a file, without the spaces around it.
+    """The secret in a file, stripped of whitespace.
 
     Raises:
-        InputError: the file cannot be read, or holds none or a short one.
+        InputError: the file cannot be read, or its secret is too short.
     """
     try:
         secret = Path(path).read_text(encoding="ascii").strip()
@@ -85,7 +85,7 @@ def read_secret(path: str) -> str:
 
 
 def server_credentials(access: Access) -> grpc.ServerCredentials | None:
-    """TLS as the files say; None without.
+    """TLS credentials from the files; None without TLS.
 
     Raises:
         InputError: a file cannot be read.
@@ -98,7 +98,7 @@ def server_credentials(access: Access) -> grpc.ServerCredentials | None:
 
 
 class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
-    """Answers calls without the secret itself."""
+    """Rejects calls without the secret."""
 
     def __init__(self, secret: str, counters: Counters) -> None:
         self._secret = secret.encode()

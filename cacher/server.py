@@ -1,7 +1,7 @@
-"""`CacherServer`: the daemon's network side, in one event loop: listener, limits, health, and how it ends.
+"""`CacherServer`: the daemon's network side in one event loop: listener, limits, health check, shutdown.
 
 listen ─> gRPC core (limits, keepalive, TLS) ─> secret ─> CacherService ─> Jobs ─> Run threads
-drain: NOT_SERVING, no new jobs ─> the last job's end, or the timeout ─> exit: streams and threads end
+drain: NOT_SERVING, no new jobs ─> last job ends, or timeout ─> exit: streams and threads end
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("cacher")
 
 _MS = 1000
 _MAX_METADATA_BYTES = 16 << 10
-#: A trainer needs one; health probes and metrics readers a few.
+#: A trainer needs one; health probes need a few.
 _MAX_STREAMS_PER_CONNECTION = 16
 _MIN_PING_INTERVAL_MS = 5000
 _JOIN_TIMEOUT_S = 10.0
@@ -42,15 +42,15 @@ _JOIN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the daemon allows, and how long it waits.
+    """Limits and timeouts of the daemon.
 
     Attributes:
-        max_jobs: jobs at a time.
-        hello_timeout_s: how long a connection or a stream may be silent at its beginning.
-        grace_s: how long a rank whose connection broke is waited for.
-        drain_timeout_s: how long jobs may go on after SIGTERM.
-        keepalive_s: a peer that is silent for so long is asked whether it is there, and dropped after as long again.
-        idle_s: a connection without a stream is closed after so long.
+        max_jobs: most concurrent jobs.
+        hello_timeout_s: longest silence at the start of a connection or stream.
+        grace_s: how long to wait for a rank whose connection broke.
+        drain_timeout_s: how long jobs can go on after SIGTERM.
+        keepalive_s: silence after which a peer is pinged, and after as long again dropped.
+        idle_s: a connection without a stream is closed after this time.
     """
 
     max_jobs: int = 8
@@ -63,12 +63,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The daemon at one moment.
+    """The state of the daemon.
 
     Attributes:
         totals: since it started.
         jobs, ranks: served, connected.
-        silent: streams that have not said who they are.
+        silent: streams without a Hello.
         runs: job id, run number and state of every run.
     """
 
@@ -80,18 +80,18 @@ class Snapshot:
 
 
 class CacherServer:
-    """Serves inside its ``async with``.
+    """Serves inside an ``async with`` block.
 
     Args:
         data: planned for all jobs.
-        settings: the configuration every trainer must share.
-        listen: where; port 0 is any.
-        access: who may connect.
+        settings: configuration that every trainer must share.
+        listen: address; port 0 is any.
+        access: secret and TLS files.
         limits: see `Limits`.
 
     Attributes:
-        address: where it listens, with the port it got.
-        jobs, counters: what is going on, for the metrics.
+        address: where it listens, with the actual port.
+        jobs, counters: for the metrics.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CacherServer:
                 os.unlink(self.address.path)
 
     async def drain(self) -> None:
-        """Take no new jobs and wait until those that run have ended, or for `drain_timeout_s`."""
+        """Refuse new jobs. Wait for the current ones, `drain_timeout_s` at most."""
         self.jobs.drain()
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         with suppress(TimeoutError):
@@ -157,7 +157,7 @@ class CacherServer:
                 _LOG.info("drained")
 
     def snapshot(self) -> Snapshot:
-        """The daemon now; on the loop's thread."""
+        """The current state. On the loop's thread only."""
         jobs, ranks = self.jobs.counts()
         runs = tuple((job, number, run.statistics()) for job, number, run in self.jobs.runs())
         return Snapshot(
@@ -172,7 +172,7 @@ class CacherServer:
         address = self.address
         if address.path:
             _check_unused(address.path)
-        # Whoever may not write to the folder, or is another user, may not connect either.
+        # Other users must not connect.
         mask = os.umask(0o077)
         try:
             if credentials is None:
@@ -188,13 +188,13 @@ class CacherServer:
     def _options(self) -> list[tuple[str, int]]:
         limits = self._limits
         return [
-            # Checked against the length in a message's header, before anything is allocated for it.
+            # Compared with the length in a message's header before anything is allocated.
             ("grpc.max_receive_message_length", MAX_TRAINER_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_CACHER_MESSAGE_BYTES),
             ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
-            # A second daemon on the same port is an error, not a partner.
+            # A second daemon on the same port is an error.
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", round(limits.hello_timeout_s * _MS)),
             ("grpc.max_connection_idle_ms", round(limits.idle_s * _MS)),
@@ -207,10 +207,10 @@ class CacherServer:
 
 
 def _check_unused(path: str) -> None:
-    """Refuse a socket that another process serves; gRPC would take it over without a word.
+    """Refuse a socket that another process serves. gRPC would silently take it over.
 
     Raises:
-        InputError: somebody accepts connections there, or it is no socket.
+        InputError: a process accepts connections there, or it is not a socket.
     """
     if not os.path.lexists(path):
         return
@@ -219,12 +219,12 @@ def _check_unused(path: str) -> None:
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
-            return  # left behind by a process that was killed
+            return  # left behind by a killed process
         except OSError as error:
             raise InputError(f"--listen unix:{path}: {error.strerror or error}") from None
     raise InputError(f"--listen unix:{path}: another process listens there")
 
 
 def _reason(error: RuntimeError) -> str:
-    """What is wrong, out of what gRPC says about it."""
+    """The reason in gRPC's error text."""
     return " ".join(str(error).split())[:200]

@@ -45,7 +45,7 @@ class CacherServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Train(self, request_iterator, context):
-        """One stream per trainer rank, for as long as the rank lives. A rank whose stream broke opens another one and goes on.
+        """One stream per trainer rank. A rank whose stream breaks opens another one and continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

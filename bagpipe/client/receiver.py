@@ -78,7 +78,7 @@ class Receiver:
         self._credentials = credentials
         self._hello = hello
         self._timeout_s = timeout_s
-        # Steps are bounded by the credits; one more place for what is no step.
+        # Credits bound the batches; one more place for a schema, an End or an error.
         self._received: queue.Queue[Item] = queue.Queue(maxsize=hello.credits + 1)
         self._peak = 0
         self._reconnects = 0

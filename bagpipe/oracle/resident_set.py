@@ -86,11 +86,6 @@ class ResidentSet:
         """Rows in the cache."""
         return self._free.shape[0] - self._num_free
 
-    @property
-    def num_queue_entries(self) -> int:
-        """Entries of the eviction queue, see `EvictionQueue.num_entries`."""
-        return self._queue.num_entries
-
     def expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
         slots = slots[self._queue.is_queued(slots)]

@@ -104,7 +104,7 @@ def test_ranks_read_the_shares_they_ask_for(listen: str) -> None:
             assert [step.batch.num_examples for step in mine.result()] == [0] * len(steps)
             next(first.batches("eval", specs[0]))
             with pytest.raises(
-                InputError, match=r"spec.example_shares\[0\]: the job's other ranks ask for 0, rank 1 for 1"
+                InputError, match=r"spec.example_shares\[0\]: the job's other ranks request 0, rank 1 requests 1"
             ):
                 next(second.batches("eval", specs[1]))
 
@@ -310,7 +310,9 @@ def test_ranks_that_do_not_fit_together_are_refused(listen: str) -> None:
         steps = first.batches("train", spec, max_steps=5)
         assert next(steps).batch.index == 0
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second:
-            with pytest.raises(InputError, match=r"^run 0, max_steps: the job's other ranks ask for 5, rank 1 for 6$"):
+            with pytest.raises(
+                InputError, match=r"^run 0, max_steps: the job's other ranks request 5, rank 1 requests 6$"
+            ):
                 next(second.batches("train", spec, max_steps=6))
         assert [step.batch.index for step in steps] == [1, 2, 3, 4]
 

@@ -249,7 +249,7 @@ def test_memory_follows_window_and_cache_not_the_vocabulary() -> None:
         if planner.is_ready:
             planner.plan()
     assert planner._handles.num_handles <= 1024  # 300 * 32 rows went by
-    assert planner._resident_sets[0].num_queue_entries <= 4 * 64 + 32
+    assert planner._resident_sets[0]._queue.num_entries <= 4 * 64 + 32
 
 
 def test_a_planner_is_freed_when_it_is_let_go() -> None:
