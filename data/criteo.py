@@ -48,9 +48,9 @@ class CriteoSource(TextSource):
 
     Attributes:
         files: paths in reading order.
-        schema: Criteo's columns; tables may be hashed or bounded.
+        schema: Criteo's columns; tables can be hashed or bounded.
         bad_rows: stop or skip.
-        block_bytes: text in a block, about.
+        block_bytes: approximate text in a block.
     """
 
     files: tuple[str, ...]

@@ -33,7 +33,7 @@ __all__ = [
     "StoreConfig",
 ]
 
-# Names that the code dispatches on are repeated here, so that a wrong one is refused without importing torch.
+# Names that the code dispatches on, repeated so that a wrong one is refused without importing torch.
 DataFormat = Literal["avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic"]
 BadRows = Literal["stop", "skip"]
 Policy = Literal["belady-window", "drop-unused"]

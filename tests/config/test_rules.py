@@ -44,8 +44,8 @@ def test_rules_name_existing_keys(rule):
 
 
 def test_names_are_those_the_code_dispatches_on():
-    """The sections repeat them so that a wrong name is refused without importing torch; here the two lists meet."""
-    from bagpipe.models import zoo as models
+    """The sections repeat names of the code, to refuse a wrong one without importing torch; both lists must agree."""
+    from bagpipe.models import torchrec_models as models
     from bagpipe.oracle import eviction
     from data import formats
     from data.source import BAD_ROWS

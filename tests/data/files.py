@@ -1,4 +1,4 @@
-"""Small Criteo and Avazu texts of our own, and the real sample where one has been put."""
+"""Small Criteo and Avazu texts, and the real sample if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def real_samples() -> list[Path]:
-    """The file $BAGPIPE_CRITEO_SAMPLE names, or criteo_sample.tsv.gz under $BAGPIPE_DATA, if it is there."""
+    """The file $BAGPIPE_CRITEO_SAMPLE, or criteo_sample.tsv.gz under $BAGPIPE_DATA, if it exists."""
     named = os.environ.get("BAGPIPE_CRITEO_SAMPLE")
     path = Path(named) if named else Path(os.environ.get("BAGPIPE_DATA", "datasets")) / "criteo_sample.tsv.gz"
     return [path] if path.is_file() else []
@@ -72,7 +72,7 @@ AVAZU_NAMES = [
 
 
 def avazu_row(**values: str) -> dict[str, str]:
-    """One line's fields by name, some of them as given."""
+    """Fields of one line by name, with overrides."""
     hexadecimal = ("site_", "app_", "device_i", "device_m")
     row = {name: "1fbe01fe" if name.startswith(hexadecimal) else "320" for name in AVAZU_NAMES}
     return {**row, "id": "1000009418151094273", "click": "0", "hour": "14102123", "C20": "-1", **values}
@@ -95,5 +95,5 @@ def avazu_rows(rows: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def avazu_csv(rows: list[dict[str, str]], names: list[str] = AVAZU_NAMES, end: str = "\n") -> bytes:
-    """The text of lines, after a header."""
+    """A header and the text of lines."""
     return "".join(",".join(line) + end for line in [names, *([row[name] for name in names] for row in rows)]).encode()

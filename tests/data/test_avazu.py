@@ -35,7 +35,7 @@ def write(path: Path, text: bytes) -> AvazuSource:
 
 
 def read_slowly(row: dict[str, str]) -> dict[str, int | None]:
-    """The features of a line, one field at a time."""
+    """Reference parser: the features of a line, one field at a time."""
     when = datetime.datetime.strptime(row["hour"], "%y%m%d%H")
     found: dict[str, int | None] = {"hour": when.hour, "weekday": when.weekday()}
     for name in NAMES[2:]:

@@ -22,7 +22,7 @@ from tests.data.files import criteo_line, criteo_lines, real_samples
 
 
 def parse_slowly(text: bytes) -> tuple[list[float], list[list[int]], list[list[int | None]]]:
-    """The format, one field at a time."""
+    """Reference parser: one field at a time."""
     labels, dense, ids = [], [], []
     for line in text.decode().splitlines():
         fields = line.split("\t")
@@ -206,7 +206,7 @@ def test_the_real_sample(path: Path) -> None:
 
 @pytest.fixture(params=["plain", "gz", "folder"])
 def criteo_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """60 lines in each of the forms data comes in."""
+    """60 lines in each storage form: plain, .gz, a folder."""
     text = criteo_lines(60)
     if request.param == "plain":
         path = tmp_path / "criteo.tsv"

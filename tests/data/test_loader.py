@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> CriteoSource:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """A test ends with the threads and child processes it began with."""
+    """No test leaks threads or child processes."""
     yield
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("bagpipe-loader")] == []
     assert multiprocessing.active_children() == []
@@ -73,7 +73,7 @@ def test_epochs_do_not_share_batches(source: CriteoSource) -> None:
 def test_a_gz_that_got_shorter_since_its_rows_were_counted_is_refused(
     tmp_path: Path, eval_fraction: float, rows: int, message: str
 ) -> None:
-    """Between two epochs, say, by another that is whole as well."""
+    """For example between two epochs, by another valid file."""
     lines = [criteo_line(dense=str(row)) + b"\n" for row in range(100)]
     path = tmp_path / "day.gz"
     path.write_bytes(gzip.compress(b"".join(lines)))

@@ -19,7 +19,7 @@ def positions(fields: list[bytes]) -> tuple[bytes, np.ndarray, np.ndarray]:
 
 @given(FIELDS)
 def test_a_number_is_read_and_all_else_is_flagged(fields: list[bytes]) -> None:
-    """Fields follow each other without anything between: nothing outside of a field is looked at."""
+    """Adjacent fields without separators: the parser must read nothing outside a field."""
     text, ends, widths = positions(fields)
     values, wrong = parse_integers(digit_words(text), ends, widths)
     good = [re.fullmatch(rb"(-?[0-9]{1,16})?", field) is not None for field in fields]

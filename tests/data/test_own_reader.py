@@ -1,4 +1,4 @@
-"""The reader of `examples/`, and what the documentation says of it."""
+"""The reader of `examples/`, and the documentation's claims about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite for readers must itself notice what it promises to notice."""
+"""The conformance suite of readers detects each violation that it checks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas: refusals, the JSON form and its inverse, the width of a stored row."""
+"""Schemas: invalid values, the JSON form and its inverse, the width of a stored row."""
 
 from __future__ import annotations
 

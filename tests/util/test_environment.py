@@ -1,4 +1,4 @@
-"""Which torch, fbgemm and torchrec fit together: fabricated sets of versions, then the environment the tests run in."""
+"""Compatible versions of torch, fbgemm and torchrec: fabricated sets, then the test environment itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process dies at the point it was told to, the time it was told, and nowhere else."""
+"""A process dies at the armed failpoint, at the armed time, and nowhere else."""
 
 from __future__ import annotations
 

@@ -56,6 +56,6 @@ def write_log(folder: Path, rows: int = 600) -> Path:
 
 
 def run_replay(*flags: object) -> tuple[int, str]:
-    """The command's exit code and what it printed."""
+    """The command's exit code and its output."""
     out = io.StringIO()
     return main(["replay", *map(str, flags)], out), out.getvalue()

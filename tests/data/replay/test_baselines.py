@@ -62,7 +62,7 @@ def test_lfu_counts_uses_since_the_row_entered_and_breaks_ties_by_recency(log: l
 
 
 def fewest_misses(log: list[list[int]], num_slots: int) -> int:
-    """Over all choices of what to keep after each batch; keeping less never helps, so only full caches are tried."""
+    """Minimum over all choices of rows kept after each batch; only full caches, since more rows never hurt."""
     best = {frozenset[int](): 0}
     for rows in log:
         after: dict[frozenset[int], int] = {}

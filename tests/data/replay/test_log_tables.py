@@ -29,7 +29,7 @@ SCHEMA = DataSchema(
     [("towers", "run", 8, 8), ("wide-deep", "bfloat16", 2, 4), ("dlrm", "run", 8, 8)],
 )
 def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, gradient_bytes: int) -> None:
-    """Numbers, features and bytes are those that the model's own conversion finds."""
+    """Numbers, features and bytes equal those of the model's conversion."""
     from trainer.assembly import build_trainee
 
     dims = {table.dim for table in SCHEMA.tables} if model != "dlrm" else {None}

@@ -5,7 +5,7 @@ from data.replay.records import ReplayRecord
 
 
 def record(policy: str, lookahead: int, cache_rows: int, megabytes: float, **values: object) -> ReplayRecord:
-    """Of a setting that moves so much."""
+    """The record of a setting with this traffic."""
     settings = {"batch_size": 10, "world_size": 1, "bytes_fetched": 0, "bytes_written": int(megabytes * 1e6)}
     return ReplayRecord(policy=policy, lookahead=lookahead, cache_rows=cache_rows, **(settings | values))  # type: ignore[arg-type]
 

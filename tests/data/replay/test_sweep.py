@@ -102,7 +102,7 @@ def test_the_least_cache_that_is_named_will_do(log: Path) -> None:
 
 
 def test_defaults_fit_the_log(log: Path) -> None:
-    """Caches that hold a batch, windows that the log has."""
+    """Caches that hold a batch, windows no longer than the log."""
     found = replay(sweep_of(log, "--data.batch_size", "30,600", "--policy", "lru,drop-unused"), plain)
     assert all(record.error is None for record in found.records)
     by_size = {size: [r for r in found.records if r.batch_size == size] for size in (30, 600)}
@@ -161,7 +161,7 @@ def test_what_the_log_holds_is_told(found: Replay) -> None:
 
 
 def test_no_batch_is_kept(log: Path) -> None:
-    """Of a log of any length only the batch at hand is alive, and the one before; the oracle keeps indices."""
+    """Only the current and the previous batch are alive, whatever the log's length; the oracle keeps indices."""
     ids: list[weakref.ref[NDArray[np.int64]]] = []
     alive: list[int] = []
 

@@ -56,7 +56,7 @@ def test_times_go_to_the_records_they_are_of() -> None:
 
 
 def test_a_run_ends_with_the_replay(tmp_path: Path) -> None:
-    """The run below has the replay interrupted, and waits until it is asked to end itself."""
+    """The trial interrupts the replay and waits for its own termination."""
     run = """
 import os, pathlib, signal, sys
 def end(*_):

@@ -1,4 +1,4 @@
-"""Replays made by hand, for tests of the report: plausible curves, every kind of record."""
+"""Hand-made replays for tests of the report: plausible curves and every kind of record."""
 
 from __future__ import annotations
 

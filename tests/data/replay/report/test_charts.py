@@ -1,4 +1,4 @@
-"""What the charts share: short numbers, axes, looks, escaped names."""
+"""Common parts of the charts: short numbers, axes, looks, escaped names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: cells to sort by, failures in red, columns that hold something."""
+"""HTML tables: sort values, failures in red, no empty columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report in a real headless browser: it draws, reacts, stays silent and asks for nothing but itself."""
+"""The report in a real headless browser: it draws, reacts, logs no error and loads nothing."""
 
 from __future__ import annotations
 

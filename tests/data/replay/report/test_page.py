@@ -1,4 +1,4 @@
-"""The page as a file: complete, the same each time, closed to the network and to hostile text. No browser is needed."""
+"""The page as a file: complete, reproducible, safe against network access and hostile text. Needs no browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep's charts: which figures there are, what each line holds, how failures and the bound are drawn."""
+"""Charts of the sweep: the figures that exist, the contents of each line, failures and the bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def charts_of(replay):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_figure_is_valid(name):
-    """The library's own schema knows all keys and values."""
+    """plotly's own schema accepts all keys and values."""
     replay = ALL[name]
     for chart in [*sweep_charts(replay), skew_chart(replay.skew), *trial_charts(replay.trials)]:
         assert chart.figures
