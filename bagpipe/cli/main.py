@@ -1,4 +1,4 @@
-"""`python -m bagpipe`: one table of commands; each adds its flags to a parser and prints its answer.
+"""`python -m bagpipe`: a table of commands. Each adds its flags to a parser and returns its output.
 
 argv ──COMMANDS──> command ──> text on stdout, exit code 0;   bad names and values: one line on stderr, exit code 2
 """
@@ -36,7 +36,7 @@ class Command:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that says what is wrong in one line, without the usage."""
+    """An ArgumentParser with one-line errors and no usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
@@ -75,6 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{parser.prog}: error: {error}\n")
         return 2
     except BrokenPipeError:
-        # The reader (`head`) has what it wanted. Python would complain once more when it flushes at exit.
+        # The reader (`head`) closed the pipe. Redirect stdout, since Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -3,7 +3,7 @@
 --model FILE.json ──OperatorGraph.from_json──┐
 --model NAME or MODULE:FUNCTION ──measure────┴──> make_plan ──> table, or JSON
 
-Nothing here needs torch unless a model is measured.
+Only measuring a model needs torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["add_arguments", "run"]
 
 _SIZE = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?) ?([kKMGT]?)(i?)B?")
 
-#: Operators of a stage that the table names before it says "and n more".
+#: Operators of a stage that the table names; the rest is "and n more".
 _NAMED_OPERATORS = 3
 
 
@@ -128,8 +128,8 @@ def _operators(flags: argparse.Namespace) -> OperatorGraph:
 
 
 def _measured(flags: argparse.Namespace) -> OperatorGraph:
-    """Build the model, trace it, and time its operators at the micro-batch sizes that matter."""
-    with warnings.catch_warnings():  # what torchrec's dependencies say about themselves as they are imported
+    """Build the model, trace it, and measure its operators at typical micro-batch sizes."""
+    with warnings.catch_warnings():  # import warnings of torchrec's dependencies
         warnings.simplefilter("ignore")
         import torch
 
@@ -139,7 +139,7 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
         from bagpipe.split.trace import quiet
 
     if flags.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device: cuda was asked for, and there is no CUDA device")
+        raise InputError("--device: expected a CUDA device for cuda, found none")
     num_dense, num_sparse = _integers("--columns", flags.columns, 2)
     names = [f"C{number}" for number in range(1, num_sparse + 1)]
     schema = DataSchema(

@@ -1,10 +1,10 @@
 """`python -m bagpipe schedule NAME`: build, check, simulate and print a schedule.
 
-flags ──SCHEDULES──> Program ──--lower──check──> csv
-                                          └─simulate(--cost, --latency)──> grid, svg, perfetto, json
+    flags ──SCHEDULES──> Program ──--lower──check──> csv
+                                              └─simulate(--cost, --latency)──> grid, svg, perfetto, json
 
-``--cost`` is ``F=1,2B=3`` or a .json file with the same keys; a file must know every stage's compute, since a
-measurement that lacks some was made of something else.
+``--cost`` is ``F=1,2B=3`` or a .json file with the same keys. A file must have costs for every stage's compute; a
+measurement without them belongs to another model.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def _json(simulation: Simulation) -> str:
     return json.dumps(render.summary(simulation), indent=2) + "\n"
 
 
-#: Formats that show the simulation; csv shows the program as it is.
+#: Formats that show the simulation; csv shows the program.
 _DRAWN: Mapping[str, Callable[[Simulation], str]] = {"json": _json, **render.RENDERERS}
 
 FORMATS = ("csv", *_DRAWN)
 
 _STAGE = re.compile(r"\d+")
 
-#: What a cost file must know.
+#: Roles for which a cost file needs costs.
 _COMPUTE: frozenset[Role] = frozenset({"forward", "backward", "input_grad", "weight_grad"})
 
 
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         child.add_argument(
             "--lower", default="", metavar="PASS,…",
-            help=f"what is added for the ranks to run it, in this order, each lane a process: {', '.join(PASSES)}",
+            help=f"lowering passes in this order, with each lane a process: {', '.join(PASSES)}",
         )  # fmt: skip
         child.add_argument("--format", choices=FORMATS, default="grid", help="default: grid")
 
@@ -82,11 +82,11 @@ def _option_arguments(parser: argparse.ArgumentParser, schedule: Schedule) -> No
 
 
 def run(flags: argparse.Namespace) -> str:
-    """The schedule as text in the format asked for.
+    """The schedule as text in the requested format.
 
     Raises:
         InputError: the schedule does not allow the options, a pass is unknown or does not apply, or a cost or the
-            latency is no number of at least 0.
+            latency is not a number of at least 0.
     """
     schedule = SCHEDULES[flags.schedule]
     program = schedule.program({option.name: getattr(flags, option.name) for option in schedule.options})
@@ -124,7 +124,7 @@ def _costs(text: str) -> dict[str, float]:
 
 
 def _cost_file(path: Path, program: Program) -> dict[str, float]:
-    """Keys as in `_costs`; values are durations, or lists of measured ones, of which the median counts."""
+    """Keys as in `_costs`; values are durations, or lists of measured durations, whose median counts."""
     where = f"--cost {path}"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def _cost_file(path: Path, program: Program) -> dict[str, float]:
 
 
 def _check_stages(costs: Mapping[str, float], program: Program) -> None:
-    """What is priced by stage must have the stage."""
+    """Refuse costs of stages that the program does not have."""
     known = {atom.stage for atom in program.atoms()}
     for key in costs:
         stage = _STAGE.match(key)

@@ -1,7 +1,7 @@
-"""Partitioner: from a model's operators and their costs to stages on devices. Pure: no torch, no I/O, no threads.
+"""Partitioner: assigns a model's operators to stages and devices by their costs. Pure: no torch, I/O or threads.
 
 operators ──OperatorGraph──> decompose ──SPTree──> series_parallel (GraphPipe) ─┐
                          └─> cuts (exact) ─┬─> search ──layouts──> plan ──> result
                          └─> chain (PipeDream, Alpa) ─┘               └─ predict: the schedule, simulated
-cost: what a stage costs, for all of them      bisect: target time -> least bottleneck      exhaustive: the oracle
+cost: the cost model of all searches        bisect: target time -> least bottleneck
 """

@@ -1,6 +1,6 @@
-"""`least_bottleneck`: from "can every stage keep to this time?" to the best time, by halving the interval.
+"""`least_bottleneck`: the best layout by bisection over target times, given a feasibility search.
 
-target ──solve──> layout or None       a found layout's own bottleneck, not the target, becomes the upper end
+target ──solve──> layout or None       the upper end becomes the bottleneck of the layout found, not the target
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from bagpipe.partition.cost import Placed
 
 __all__ = ["Layout", "least_bottleneck", "probes"]
 
-#: Stages in topological order of what feeds what.
+#: Stages in topological order.
 Layout = tuple[Placed, ...]
 
-#: Relative width at which halving ends; then the found bottleneck is probed just below until nothing better is found.
+#: Relative width at which bisection ends. Then targets just below the bottleneck are probed until one fails.
 _WIDTH = 1e-4
 _BELOW = 1e-12
 
@@ -22,13 +22,12 @@ _BELOW = 1e-12
 def probes(
     bottleneck: Callable[[Layout], float], solve: Callable[[float], Layout | None], *, exact: bool = True
 ) -> Iterator[Layout]:
-    """Layouts with ever smaller bottlenecks; the last is the best `solve` can find.
+    """Layouts with decreasing bottlenecks; the last is the best that `solve` finds.
 
     Args:
-        bottleneck: a layout's slowest time per example.
-        solve: a layout whose stages all keep to a time per example, or None; must not fail for a larger time.
-        exact: end only when nothing better than the last one (by 1e-12 of it) is found; else when the interval is
-            small.
+        bottleneck: layout -> time per example of its slowest stage.
+        solve: target -> a layout whose stages all meet it, or None; monotone in the target.
+        exact: end when nothing is better than the last layout by 1e-12 of it; False: when the interval is small.
     """
     found = solve(float("inf"))
     if found is None:
@@ -51,7 +50,7 @@ def probes(
 
 
 def least_bottleneck(bottleneck: Callable[[Layout], float], solve: Callable[[float], Layout | None]) -> Layout | None:
-    """The best layout `solve` can find, or None if it finds none at all."""
+    """The best layout that `solve` finds, or None."""
     best = None
     for best in probes(bottleneck, solve):  # noqa: B007  (the last one is wanted)
         pass

@@ -1,9 +1,9 @@
-"""Partitions of a topological order into runs, the stages of a plain pipeline: dynamic programming on a chain.
+"""Dynamic programming over runs of a topological order: chain partitions with the least bottleneck (PipeDream).
 
-    order ──cut into runs──> stage 0 -> stage 1 -> …        what a later stage needs is relayed by every stage between
+    order ──cut into runs──> stage 0 -> stage 1 -> …        stages relay what later stages need
 
-Stage number s from the end has s micro-batches in flight. With ``relay=False`` the same runs are stages of a graph:
-tensors go straight to who needs them. All tables are computed for all runs (start, end) at once.
+Stage number s from the end has s micro-batches in flight. With ``relay=False`` the runs are stages of a graph, and
+tensors go directly to their consumers. Tables cover all runs (start, end).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Table = NDArray[np.float64]
 
 
 def live_bytes(model: CostModel, order: Sequence[int]) -> list[float]:
-    """Bytes per example that cross each boundary of a chain: tensors made before it and needed after it.
+    """Bytes per example across each boundary of a chain: tensors made before it and needed after it.
 
     Boundary n lies before the n-th operator of `order`; there are ``len(order) + 1``.
     """
@@ -38,13 +38,13 @@ def live_bytes(model: CostModel, order: Sequence[int]) -> list[float]:
 
 
 class ChainSearch:
-    """All runs of a topological order, priced.
+    """The costs of all runs of a topological order.
 
     Args:
-        model: prices the stages.
-        replicas: replica counts a stage may have.
+        model: the cost model.
+        replicas: allowed replica counts of a stage.
         microbatches: micro-batches per batch of every stage.
-        relay: a stage also passes on what stages after it need.
+        relay: a stage also transfers what later stages need.
         order: topological; default: the graph's.
     """
 
@@ -64,12 +64,12 @@ class ChainSearch:
         self.sums = self._sums(relay)
         self.times = self._times()
         self.max_stages = min(len(self.order), model.cluster.devices)
-        # With unbounded memory a stage's place does not matter, and one table serves all places.
+        # With unbounded memory a stage's place does not matter: one table suffices.
         places = self.max_stages if model.cluster.memory_bytes < math.inf else 1
         self.fits = np.stack([self._fits(place) for place in range(places)])
 
     def _sums(self, relay: bool) -> dict[str, _Table]:
-        """Per field of `Totals`: [starts, ends], 0 where a run would end before it starts."""
+        """Per field of `Totals`: [starts, ends], 0 where the end precedes the start."""
         size = len(self.order)
         sums = {name: np.zeros((size, size + 1)) for name in Totals.__slots__}
         live = live_bytes(self.model, self.order)
@@ -85,7 +85,7 @@ class ChainSearch:
         return sums
 
     def _times(self) -> _Table:
-        """[replica choices, starts, ends]: `CostModel.time_per_example` of all runs at once; inf: no run."""
+        """[replica choices, starts, ends]: `CostModel.time_per_example` of all runs; inf: no run."""
         batch, cluster, sums = self.model.batch_examples, self.model.cluster, self.sums
         d = self.replicas[:, None, None]
         compute = sums["fixed_s"] * self.microbatches / batch + sums["per_example_s"] / d
@@ -96,7 +96,7 @@ class ChainSearch:
         return times
 
     def _fits(self, place: int) -> NDArray[np.bool_]:
-        """[replica choices, starts, ends]: the run fits with `place` stages after it."""
+        """[replica choices, starts, ends]: whether the run fits the memory with `place` stages after it."""
         count, batch = self.microbatches, self.model.batch_examples
         examples = -(min(place + 1, count) * batch // -count)
         cluster, sums = self.model.cluster, self.sums
@@ -105,10 +105,7 @@ class ChainSearch:
         return fits
 
     def solve(self, target: float) -> Layout | None:
-        """The runs that keep every stage to `target` seconds per example with the fewest stages that the devices allow.
-
-        None: there are none.
-        """
+        """The layout with the fewest stages that all meet `target` seconds per example, or None."""
         if not self.replicas.size:
             return None
         devices_of = self._devices(target)
@@ -129,7 +126,7 @@ class ChainSearch:
         return None
 
     def _devices(self, target: float) -> _Table:
-        """[places, starts, ends]: fewest replicas with which a run keeps to the target and fits; inf: none."""
+        """[places, starts, ends]: fewest replicas with which a run meets the target and fits; inf: none."""
         good = (np.isfinite(self.times) & (self.times <= target))[None] & self.fits
         first = good.argmax(axis=1)
         return np.where(good.any(axis=1), self.replicas[first], np.inf)
@@ -151,7 +148,7 @@ class ChainSearch:
         return Placed(mask, replicas, self.microbatches)
 
     def bottleneck(self, layout: Layout) -> float:
-        """Seconds per example of the slowest stage of a layout of runs, what is relayed included."""
+        """Seconds per example of the slowest stage of a layout of runs, relays included."""
         ends = np.cumsum([stage.mask.bit_count() for stage in layout]).tolist()
         choice = {int(replicas): number for number, replicas in enumerate(self.replicas)}
         runs = zip([0, *ends[:-1]], ends, layout, strict=True)

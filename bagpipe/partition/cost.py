@@ -1,4 +1,4 @@
-"""What a stage costs: time per example, memory, and traffic; one model for all searches, so that they compare.
+"""The cost model of stages, shared by all searches: time per example, memory and traffic.
 
     compute  = (M fixed + B per_example / d) / B          d replicas share every micro-batch; M micro-batches of B / M
     transfer = (bytes in + bytes out) / (bandwidth d)     on a link, each way: activations in, gradients of outputs in;
@@ -7,9 +7,9 @@
     time per example = max(compute, transfer) + sync
     memory   = weight_copies params + in-flight examples / d * activation bytes     of one device
 
-A tensor counts once where it is made and once in every stage that takes it. A chain also relays what later stages need.
-In flight: a stage has one micro-batch more than the deepest of its consumers (1F1B on a graph); for different sizes the
-least common multiple of both, and one more of its own where the consumer's are smaller.
+A tensor counts once in its producing stage and once in every consuming stage. A chain also relays what later stages
+need. In flight: one micro-batch more than the deepest consumer (1F1B on a graph). With different sizes it is the least
+common multiple of both more, and one more of the stage's own where the consumer's are smaller.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["Cluster", "CostModel", "Placed", "Totals", "in_flight_units"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The devices, all alike.
+    """The devices, which are all equal.
 
     Attributes:
-        devices: how many.
-        memory_bytes: of each; infinite: not checked.
-        bandwidth_bytes_per_s: of each device's link, each way.
-        latency_s: from one device to another.
-        weight_copies: memory of a parameter in multiples of its size: 2 is the parameter and its gradient, 3 with
-            Adagrad's or momentum's state, 4 with Adam's.
+        devices: number of devices.
+        memory_bytes: per device; infinite: not checked.
+        bandwidth_bytes_per_s: per device link and direction.
+        latency_s: between two devices.
+        weight_copies: memory of a parameter in multiples of its size: 2 for parameter and gradient, 3 with the state of
+            Adagrad or momentum, 4 with Adam's.
 
     Raises:
         InputError: a value out of range.
@@ -59,8 +59,10 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over the operators of a stage, forward and backward together; bytes and seconds are per example but for
-    the fixed seconds (per micro-batch) and the parameters."""
+    """Sums over the operators of a stage, forward plus backward, per example.
+
+    The fixed seconds are per micro-batch, and the parameters are absolute.
+    """
 
     fixed_s: float
     per_example_s: float
@@ -71,7 +73,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A stage as the searches know it: operators (a mask), data-parallel replicas, micro-batches per batch."""
+    """A stage of a layout: operators (a mask), data-parallel replicas, micro-batches per batch."""
 
     mask: int
     replicas: int
@@ -79,7 +81,7 @@ class Placed:
 
 
 class CostModel:
-    """Costs of sets of operators of one graph on one cluster; sums are remembered.
+    """Costs of sets of operators of a graph on a cluster. Sums are cached.
 
     Args:
         graph: the operators.
@@ -124,14 +126,14 @@ class CostModel:
         return math.fsum(graph.operators[n].output_bytes for n in crossing)
 
     def time_per_example(self, totals: Totals, replicas: int, microbatches: int) -> float:
-        """Seconds per example of a stage; the slowest stage sets the pace."""
+        """Seconds per example of a stage."""
         batch, bandwidth = self.batch_examples, self.cluster.bandwidth_bytes_per_s
         compute = totals.fixed_s * microbatches / batch + totals.per_example_s / replicas
         transfer = totals.transfer_bytes / (bandwidth * replicas)
         return max(compute, transfer) + self.sync_s(totals, replicas) / batch
 
     def sync_s(self, totals: Totals, replicas: int) -> float:
-        """Seconds to add up the gradients of the replicas, once per batch."""
+        """Seconds of the all-reduce of gradients over the replicas, once per batch."""
         if replicas == 1:
             return 0.0
         share = 2 * (replicas - 1) / replicas * totals.param_bytes / self.cluster.bandwidth_bytes_per_s
@@ -155,7 +157,7 @@ class CostModel:
             return None
         for replicas in choices:
             if totals.per_example_s > target * replicas:
-                continue  # cheaper than the whole test; most masks fail here
+                continue  # cheaper than the full test; most masks fail here
             if self.time_per_example(totals, replicas, microbatches) > target:
                 continue
             if self.fits(totals, replicas, in_flight_examples):
@@ -167,10 +169,7 @@ class CostModel:
         return max(self.time_per_example(self.totals(s.mask), s.replicas, s.microbatches) for s in layout)
 
     def in_flight(self, layout: Sequence[Placed]) -> list[int]:
-        """Examples in flight per stage of a layout in topological order: longest path to the end, no more than a batch.
-
-        A fraction of an example counts as one.
-        """
+        """Examples in flight per stage of a layout in topological order, rounded up; at most a batch."""
         whole = math.lcm(*(stage.microbatches for stage in layout))
         units = [0] * len(layout)
         for number in reversed(range(len(layout))):
@@ -192,11 +191,11 @@ class CostModel:
 
 
 def in_flight_units(microbatches: int, below: Iterable[tuple[int, int]], whole: int) -> int:
-    """How much a stage has in flight, in parts of a batch cut into `whole`.
+    """What a stage has in flight, in units of ``1 / whole`` of a batch.
 
     Args:
         microbatches: micro-batches per batch of the stage; divides `whole`.
-        below: (units in flight, micro-batches) of the stages it feeds; none: a last stage.
+        below: (units in flight, micro-batches) of the stages it feeds; empty for a last stage.
         whole: a common multiple of all micro-batch counts.
     """
     size = whole // microbatches

@@ -1,12 +1,12 @@
-"""The exact search: stages are peeled off the graph from its end, over all sets that are closed under "consumes".
+"""The exact search: dynamic programming over all sets of operators that contain their consumers.
 
-    nothing ──stage──> closed set ──stage──> … ──> everything        each step adds a stage in front of what is placed
+    nothing ──stage──> closed set ──stage──> … ──> everything        each step adds a stage before the placed ones
 
-Any partition whose stages can be ordered is such a walk, series-parallel or not: the best walk is the best partition.
-What a stage has in flight depends on the stages it feeds; a state therefore keeps the depth of every placed operator
-that still has a producer to come, and a state is dropped only if another needs no more devices and is nowhere deeper.
-The number of closed sets grows as the product of the branches' lengths; `closed_sets` says when there are too many.
-(Piper, NeurIPS 2021, walks the same sets; it estimates the memory from the order of the walk.)
+Every partition whose stages can be ordered is such a walk, so the best walk is the best partition. What a stage has in
+flight depends on the stages it feeds. A state therefore keeps the depth of every placed operator with an unplaced
+producer, and a state is dropped only if another one needs no more devices and is nowhere deeper. The number of closed
+sets grows with the product of the branches' lengths, so `closed_sets` has a limit. (Piper, NeurIPS 2021, walks the same
+sets and estimates the memory from the order of the walk.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CutSearch", "closed_sets"]
 
 
 def closed_sets(graph: OperatorGraph, limit: int) -> tuple[int, ...] | None:
-    """All sets that hold every consumer of their operators, small ones first; None if there are more than `limit`."""
+    """All sets that contain the consumers of their operators, by size; None if there are more than `limit`."""
     found = {0}
     newest = [0]
     while newest:
@@ -41,13 +41,13 @@ def closed_sets(graph: OperatorGraph, limit: int) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What is placed so far, and how it came about.
+    """The placed stages, as a linked list of states.
 
     Attributes:
-        devices: used.
+        devices: number of used devices.
         deepest: units in flight of the deepest stage.
         depths: (units in flight, micro-batches) of the stage of each frontier operator, by operator number.
-        before, stage: the state before, and the stage added to it.
+        before, stage: the previous state, and the stage added to it.
     """
 
     devices: int
@@ -64,9 +64,9 @@ class CutSearch:
     """Feasibility by dynamic programming over closed sets.
 
     Args:
-        model: prices the stages.
-        replicas: replica counts a stage may have.
-        microbatches: micro-batch counts a stage may have.
+        model: the cost model.
+        replicas: allowed replica counts of a stage.
+        microbatches: allowed micro-batch counts of a stage.
         sets: from `closed_sets`.
     """
 
@@ -79,13 +79,13 @@ class CutSearch:
         self.whole = math.lcm(*microbatches)
         self.sets = sets
         graph = model.graph
-        #: closed set -> the placed operators that still have a producer to come
+        #: closed set -> its operators with a producer outside
         self.frontier = {s: [n for n in members(s) if graph.producers[n] & ~s] for s in sets}
-        #: closed set -> sets that contain it: the stages that may come next
+        #: closed set -> larger sets: the possible next stages
         self.larger = {s: [t for t in sets[i + 1 :] if not s & ~t] for i, s in enumerate(sets)}
 
     def solve(self, target: float) -> Layout | None:
-        """A layout in which every stage keeps to `target` seconds per example, with the fewest devices, or None."""
+        """A layout whose stages all meet `target` seconds per example, with the fewest devices, or None."""
         everything = self.sets[-1]
         states: dict[int, list[_State]] = {mask: [] for mask in self.sets}
         states[0].append(_State(0, 0, ()))
@@ -95,7 +95,7 @@ class CutSearch:
                 mask = larger & ~placed
                 for count in self.microbatches:
                     if (mask, count) not in stages:
-                        # In flight 0: what the time alone needs; memory is looked at per state.
+                        # 0 in flight: replicas that the time alone needs; memory is checked per state.
                         stages[mask, count] = self.model.least_replicas(mask, count, 0, target, self.replicas)
                     if stages[mask, count] is not None:
                         self._extend(states[placed], states[larger], placed, larger, count, target)
@@ -126,14 +126,14 @@ class CutSearch:
                 into[:] = [old for old in into if not beats(new, old)] + [new]
 
     def _beats(self, state: _State, other: _State) -> bool:
-        """It can be completed in every way the other can; of equals, the shallower where that costs nothing."""
+        """Whether `state` can be completed in every way that `other` can; of equal states, whether it is shallower."""
         if self.model.cluster.memory_bytes == math.inf:
             return (state.devices, state.deepest) <= (other.devices, other.deepest)
         return state.devices <= other.devices and state.is_as_shallow(other)
 
     @staticmethod
     def _is_shallower(state: _State, other: _State) -> bool:
-        """Of complete ones, the better."""
+        """Whether a complete state is better."""
         return (state.deepest, state.devices) <= (other.deepest, other.devices)
 
 

@@ -2,11 +2,10 @@
 
     leaf: one operator     series: all of a part comes before all of the next     parallel: parts without a path between
 
-What feeds what is taken as an order: an edge that a longer path repeats changes nothing. A part that is neither (the
-smallest is a -> c, a -> d, b -> d) is cut in two by a *barrier*: the first levels, then the rest, as if everything in
-the first fed everything in the second. Nothing is computed differently; stages only may no longer be cut across the
-barrier, and a search on the tree may miss partitions that do. Of all levels the barrier is put where it adds the fewest
-pairs to the order.
+Edges define a partial order, so edges that a longer path implies do not matter. A part that is neither series nor
+parallel (the smallest is a -> c, a -> d, b -> d) is cut by a *barrier* into its first levels and the rest, as if every
+operator of the first fed every operator of the second. A search on the tree misses partitions with stages across a
+barrier; results do not change. The barrier is at the level where it adds the fewest pairs to the order.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ class SPTree:
     """A part of the graph.
 
     Attributes:
-        kind: what it is; series parts are in order, neighbours of one kind are merged.
+        kind: leaf, series (parts in order) or parallel; nested parts of the same kind are merged.
         mask: its operators.
-        parts: none in a leaf, else at least two.
-        barriers: barriers in it.
+        parts: empty in a leaf, else at least two.
+        barriers: number of barriers.
     """
 
     kind: Literal["leaf", "series", "parallel"]
@@ -42,12 +41,12 @@ def decompose(graph: OperatorGraph) -> SPTree:
 
 
 def series(*parts: SPTree, barriers: int = 0) -> SPTree:
-    """Parts one after the other; one alone is itself."""
+    """Parts in sequence; a single part is returned as it is."""
     return _joined("series", parts, barriers)
 
 
 def parallel(*parts: SPTree) -> SPTree:
-    """Parts side by side; one alone is itself."""
+    """Parts side by side; a single part is returned as it is."""
     return _joined("parallel", parts, 0)
 
 
@@ -81,7 +80,7 @@ class _Decomposer:
         return series(self.tree(first), self.tree(mask & ~first), barriers=1)
 
     def components(self, mask: int) -> list[int]:
-        """Parts without a path between them, by their first operator. Paths may not leave the mask: it is convex."""
+        """Parts without a path between them, by first operator. The mask is convex, so paths do not leave it."""
         parts = []
         while mask:
             part, new = 0, mask & -mask
@@ -93,7 +92,7 @@ class _Decomposer:
         return parts
 
     def cuts(self, mask: int) -> list[int]:
-        """Parts each of which wholly precedes the next. In a topological order every such part is a run."""
+        """Parts that wholly precede the next part. In a topological order each is a run."""
         parts, part, done = [], 0, 0
         followers = mask
         for operator in self.graph.order:
@@ -107,7 +106,7 @@ class _Decomposer:
         return parts
 
     def barrier(self, mask: int) -> int:
-        """The first side of a barrier: all operators whose longest path (from the start or to the end) is short."""
+        """The first side of a barrier: the operators below some level, from the start or from the end."""
         graph = self.graph
         from_start, to_end = [0] * graph.size, [0] * graph.size
         for order, feeds, level in (

@@ -1,8 +1,8 @@
-"""`OperatorGraph`: what a model computes and what each part costs, the only thing a partitioner needs to know of it.
+"""`OperatorGraph`: a model's operators, edges and costs, the input of the partitioner.
 
     JSON file or measurement ──> OperatorGraph ──> partitioners        sets of operators are bit masks of their numbers
 
-Costs are straight lines in the number of examples: a call has a fixed price (kernel starts) and one per example.
+Costs are linear in the number of examples: a fixed cost per call (kernel launches) plus a cost per example.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator; a stage takes it whole.
+    """One operator, the unit of placement.
 
     Attributes:
         name: unique in its graph.
         forward, backward: cost of one micro-batch; a full backward, of inputs and weights.
         param_bytes: bytes of its parameters.
         activation_bytes: bytes per example kept from forward to backward.
-        output_bytes: bytes per example of what its consumers take.
+        output_bytes: bytes per example that its consumers take.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Operator:
     output_bytes: float = 0
 
 
-#: Seconds or bytes: far above any machine's, and far enough below the largest float that sums stay finite.
+#: Limit of seconds and bytes, small enough that sums stay finite.
 _LARGEST = 1e30
 
-#: Key in JSON -> must it be there.
+#: JSON key -> whether it is required.
 _NUMBERS: Mapping[str, bool] = {
     "forward_fixed_s": False,
     "forward_per_example_s": True,
@@ -68,14 +68,14 @@ _NUMBERS: Mapping[str, bool] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorGraph:
-    """Operators and which feeds which.
+    """Operators and their edges.
 
     Attributes:
         operators: in the order of their numbers.
         edges: (producer, consumer) names.
 
     Raises:
-        InputError: no operator, a name twice, an edge twice or to an unknown operator, or a cycle, spelt.
+        InputError: no operator, a duplicate name or edge, an edge to an unknown operator, or a cycle.
     """
 
     operators: tuple[Operator, ...]
@@ -111,12 +111,12 @@ class OperatorGraph:
 
     @cached_property
     def consumers(self) -> tuple[int, ...]:
-        """Per operator, the mask of those it feeds."""
+        """Per operator, the mask of its consumers."""
         return self._neighbours(0)
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
-        """Per operator, the mask of those that feed it."""
+        """Per operator, the mask of its producers."""
         return self._neighbours(1)
 
     def _neighbours(self, near: int) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ class OperatorGraph:
         """A topological order that finishes a branch before it starts the next (depth first).
 
         Raises:
-            InputError: there is none; the message spells the cycle.
+            InputError: there is none; the message names the cycle.
         """
         missing = [mask.bit_count() for mask in self.producers]
         ready = [n for n in reversed(range(self.size)) if not missing[n]]
@@ -157,7 +157,7 @@ class OperatorGraph:
 
     @cached_property
     def descendants(self) -> tuple[int, ...]:
-        """Per operator, the mask of all that depend on it."""
+        """Per operator, the mask of all operators that depend on it."""
         reached = [0] * self.size
         for operator in reversed(self.order):
             for consumer in members(self.consumers[operator]):
@@ -166,7 +166,7 @@ class OperatorGraph:
 
     @property
     def is_chain(self) -> bool:
-        """Every operator depends on all before it: there is nothing to run side by side."""
+        """Whether every operator depends on all operators before it."""
         return all(
             self.descendants[operator].bit_count() == self.size - 1 - place for place, operator in enumerate(self.order)
         )
@@ -177,14 +177,14 @@ class OperatorGraph:
 
     @classmethod
     def from_json(cls, text: str, source: str = "operator graph") -> OperatorGraph:
-        """The graph a JSON text holds; for the form see docs/partition.md.
+        """The graph of a JSON text; docs/partition.md describes the format.
 
         Raises:
-            InputError: not JSON, a key unknown or missing, a cost that is no number of at least 0, or a bad graph.
+            InputError: not JSON, an unknown or missing key, a cost that is not a number of at least 0, or a bad graph.
         """
         try:
             data = json.loads(text)
-        except (ValueError, RecursionError) as error:  # numbers and nestings too long as well
+        except (ValueError, RecursionError) as error:  # also for numbers and nestings that are too long
             raise InputError(f"{source}: not JSON: {error}") from None
         if not isinstance(data, dict) or set(data) - {"operators", "edges"} or "operators" not in data:
             raise InputError(f"{source}: expected an object with 'operators' and 'edges'")
@@ -198,7 +198,7 @@ class OperatorGraph:
             raise InputError(f"{source}: {error}") from None
 
     def to_json(self) -> str:
-        """The text `from_json` reads."""
+        """The text that `from_json` reads."""
         rows = [
             {
                 "name": op.name,

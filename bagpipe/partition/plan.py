@@ -1,12 +1,12 @@
-"""`make_plan`: from operators and devices to stages, a schedule and a step time, beside what could be done instead.
+"""`make_plan`: chooses stages, schedule and micro-batches for devices, and compares with the alternatives.
 
     for replicas d, micro-batches M: find ──layouts──> estimate ──the best few──> predict ──least step_s──> Plan
                                      ChainSearch ──> gpipe, 1f1b, eager-1f1b  ┐
                                      one stage: one device, or all as replicas ┴──> alternatives
 
-The search minimises the bottleneck, the slowest stage's time per example. A step also has to fill and drain the
-pipeline, so the layouts that the search met are compared by simulation; the plan has the least step time, and says how
-far its bottleneck is from the least.
+The search minimises the bottleneck, the slowest stage's time per example. A step also fills and drains the pipeline, so
+the layouts that the search visited are compared by simulation. The plan has the least step time, and reports the least
+bottleneck.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bagpipe.schedule.analysis.cover import check_cover
 
 __all__ = ["LINEAR_SCHEDULES", "Replicas", "make_plan"]
 
-#: How stages may be replicated: not at all; all alike, which is what ``torchrun … -m trainer`` runs; each by itself.
+#: Replication of stages: none; the same for all, which ``torchrun … -m trainer`` runs; individual.
 Replicas = Literal["none", "same", "each"]
 
-#: Plain pipelines that a plan is compared with; one stage per rank. On a graph's stages they hold more in flight than
-#: `graph` does, which hides slow links.
+#: Schedules of chains that a plan is compared with, one stage per rank. On a stage graph they keep more in flight than
+#: `graph`, which hides slow links.
 LINEAR_SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
 
-#: Layouts of a kind that are simulated: those with the best estimates.
+#: Layouts with the best estimates that are simulated, per kind.
 _SIMULATED = 5
 
 
@@ -61,9 +61,9 @@ def make_plan(
         graph: the operators.
         cluster: the devices.
         batch_examples: examples per batch, over all replicas.
-        microbatches: per batch; None: powers of two are tried.
+        microbatches: per batch; None: try powers of two.
         replicas: see `Replicas`.
-        mixed_sizes: stages of one partition may differ in micro-batches, where the exact search is used.
+        mixed_sizes: stages of a partition can differ in micro-batches, in the exact search only.
 
     Raises:
         InputError: nothing fits the memory, or there are more micro-batches than examples.
@@ -80,7 +80,7 @@ def make_plan(
         raise InputError(_does_not_fit(model, counts, replicas))
     one_device = _whole(model, 1, counts)
     data_parallel = _data_parallel(model, counts, choices)
-    for whole in (data_parallel, one_device):  # the searches may not have met them: they look at bottlenecks
+    for whole in (data_parallel, one_device):  # the searches can miss them, since they minimise bottlenecks
         if whole is not None and whole.step_s <= best.step_s:
             best = whole
     return Plan(
@@ -94,15 +94,15 @@ def make_plan(
 
 
 def _counts(batch_examples: int, devices: int) -> list[int]:
-    """Powers of two up to the batch, and up to what fills a pipeline over all devices four times."""
+    """Powers of two up to the batch size and to four times the devices (at least 16)."""
     most = min(batch_examples, max(16, 4 * devices))
     return [1 << bits for bits in range(most.bit_length())]
 
 
 def _replica_choices(replicas: Replicas, devices: int) -> list[tuple[int, ...]]:
-    """Sets of replica counts; a partition takes all of its counts from one of them."""
+    """Sets of replica counts; a partition uses the counts of one set."""
     if replicas == "each":
-        # Without replicas the search is another one: what it finds is often shallower.
+        # Without replicas the search differs, and often finds shallower layouts.
         return [tuple(range(1, devices + 1)), (1,)][:devices]
     if replicas == "none":
         return [(1,)]
@@ -121,10 +121,10 @@ def _found(
 
 
 def _candidates(model: CostModel, found: Sequence[Found], chains: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """What is worth simulating: the best estimates, the least bottleneck, the best chains without relays."""
+    """Layouts to simulate: the best estimates, the least bottleneck, the best chains without relays."""
     estimates = {layout: _estimate(model, layout) for each in found for layout in each.layouts}
     in_order = sorted(estimates, key=lambda layout: estimates[layout])
-    # Each search sends one as well: the best estimates of all are often alike.
+    # One per search as well, since the best estimates overall are often similar.
     first = sorted((min(each.layouts, key=lambda x: estimates[x]) for each in found), key=lambda x: estimates[x])
     likely = [*in_order[:_SIMULATED], *first[:_SIMULATED], min(estimates, key=model.bottleneck)]
     linear = _promising(model, [chain.layout for chain in chains])
@@ -140,17 +140,17 @@ def _promising(model: CostModel, layouts: Iterable[Layout]) -> list[Layout]:
 
 
 def _estimate(model: CostModel, layout: Layout) -> float:
-    """Seconds of a step if every stage were the slowest: (M + depth - 1) micro-batches, and delays of the hops."""
+    """Step time if all stages were the slowest: (M + depth - 1) micro-batches, plus delays of the hops."""
     cluster = model.cluster
     smallest = model.batch_examples / max(stage.microbatches for stage in layout)
-    fill = max(model.in_flight(layout)) - smallest  # examples that pass before the last stage begins
+    fill = max(model.in_flight(layout)) - smallest  # examples before the last stage begins
     link_s = max(model.totals(s.mask).transfer_bytes / s.replicas for s in layout) / cluster.bandwidth_bytes_per_s
     hops = fill / smallest
     return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * hops * (cluster.latency_s + smallest * link_s)
 
 
 def _chains(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Iterator[_Candidate]:
-    """The best chain of each choice, as PipeDream would cut it."""
+    """The best PipeDream chain of each choice."""
     for allowed in choices:
         for count in counts:
             search = ChainSearch(model, allowed, count)
@@ -160,7 +160,7 @@ def _chains(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int
 
 
 def _data_parallel(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Partition | None:
-    """Everything on all devices at once, where that is allowed and fits."""
+    """The whole model on every device, if that is allowed and fits."""
     devices = model.cluster.devices
     allowed = devices > 1 and any(devices in replicas for replicas in choices)
     return _whole(model, devices, counts) if allowed else None
@@ -184,7 +184,7 @@ def _alternatives(
 
 
 def _whole(model: CostModel, replicas: int, counts: Sequence[int]) -> Partition | None:
-    """Everything in one stage."""
+    """The model as one stage."""
     layouts = [(Placed(model.graph.everything, replicas, count),) for count in counts]
     return _least_step(model, [_Candidate(layout=x, bottleneck_s=model.bottleneck(x)) for x in layouts])
 

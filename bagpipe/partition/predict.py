@@ -1,4 +1,4 @@
-"""What a step of a layout takes: the schedule's program run on paper with the stages' costs and the links' delays.
+"""Predicted step time of a layout: the schedule's program simulated with stage costs and link delays.
 
 layout ──stage_graph──> StageGraph ──schedule──> Program ──simulate──> step_s, in flight per stage
 """
@@ -25,13 +25,13 @@ __all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One step on paper.
+    """Simulation of a step.
 
     Attributes:
-        step_s: seconds of one batch, gradients of replicas summed up.
-        bubble: idle share of the busiest stage's time, as `Simulation.bubble`.
-        in_flight: per stage, micro-batches whose backward is not done, at most.
-        fits: they fit the memory.
+        step_s: seconds of one batch, with the all-reduce over replicas.
+        bubble: as `Simulation.bubble`.
+        in_flight: per stage, peak number of micro-batches whose backward is not done.
+        fits: the stages fit the memory.
     """
 
     step_s: float
@@ -44,9 +44,9 @@ def edge_bytes(model: CostModel, layout: Sequence[Placed], *, relay: bool = Fals
     """(producing stage, consuming stage) -> bytes per example.
 
     Args:
-        model: knows the tensors.
+        model: the cost model.
         layout: stages in topological order.
-        relay: a chain: only neighbours are connected, and pass on what later stages need.
+        relay: a chain: only adjacent stages are connected, and relay what later stages need.
     """
     graph = model.graph
     if relay:
@@ -66,7 +66,7 @@ def edge_bytes(model: CostModel, layout: Sequence[Placed], *, relay: bool = Fals
 
 
 def stage_graph(model: CostModel, layout: Sequence[Placed], *, relay: bool = False) -> StageGraph:
-    """The stages and what feeds what; a stage is named for its first operator and how many more there are."""
+    """The stage graph. A stage is named after its first operator and the number of others."""
     names = [model.graph.names(stage.mask) for stage in layout]
     return StageGraph(
         micro_per_batch=tuple(stage.microbatches for stage in layout),
@@ -76,7 +76,7 @@ def stage_graph(model: CostModel, layout: Sequence[Placed], *, relay: bool = Fal
 
 
 def cover(model: CostModel, layout: Sequence[Placed]) -> Cover:
-    """Which operators and devices each stage has, for `check_cover`; without relays."""
+    """Operators and devices of each stage, for `check_cover`; without relays."""
     first = list(accumulate((stage.replicas for stage in layout), initial=0))
     return Cover(
         graph=stage_graph(model, layout),
@@ -98,9 +98,9 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     """Simulate one batch.
 
     Args:
-        model: prices.
+        model: the cost model.
         layout: stages in topological order, one device (with replicas) each.
-        schedule: a name in `DENSE_SCHEDULES` that puts one stage on a rank.
+        schedule: name of a dense schedule with one stage per rank.
         relay: see `edge_bytes`.
 
     Raises:
@@ -134,7 +134,7 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
 def _delays(
     model: CostModel, layout: Sequence[Placed], sizes: Mapping[tuple[int, int], float]
 ) -> dict[tuple[int, int], float]:
-    """Seconds that one micro-batch of the larger-grained stage needs from stage to stage."""
+    """Seconds of a message per edge: one micro-batch of the stage with fewer micro-batches."""
     cluster, delays = model.cluster, {}
     for (producer, consumer), size in sizes.items():
         pair = layout[producer], layout[consumer]

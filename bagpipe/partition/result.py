@@ -1,4 +1,4 @@
-"""`Plan`: stages, schedule and predicted times, as plain data and as JSON."""
+"""`Plan`: the planner's result, as plain data and as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class StagePlan:
 
     Attributes:
         operators: names, in topological order.
-        replicas: devices that share each of its micro-batches.
+        replicas: devices that share each micro-batch.
         microbatches: per batch.
-        in_flight: micro-batches alive at once, at most.
+        in_flight: peak number of micro-batches in flight.
         forward_s, backward_s: of one micro-batch.
-        time_per_example_s: what the search compares.
-        memory_bytes: on each device.
+        time_per_example_s: the objective of the search.
+        memory_bytes: per device.
     """
 
     operators: tuple[str, ...]
@@ -39,12 +39,12 @@ class Partition:
     """Stages and their schedule.
 
     Attributes:
-        stages: in topological order; the numbers of `graph`.
-        graph: what feeds what, and micro-batches per stage.
+        stages: in topological order, numbered as in `graph`.
+        graph: edges, and micro-batches per stage.
         schedule: a name in ``DENSE_SCHEDULES``.
-        bottleneck_s: seconds per example of the slowest stage; in a chain, what it passes on included.
+        bottleneck_s: seconds per example of the slowest stage, with relays in a chain.
         step_s: seconds per batch, simulated.
-        bubble: as the simulator's: step time over the busiest stage's time, minus 1; gradients' sums not counted.
+        bubble: as the simulator's: step time over the busiest stage's time, minus 1, without all-reduces.
     """
 
     stages: tuple[StagePlan, ...]
@@ -87,10 +87,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Something else one could do.
+    """An alternative to the plan.
 
     Attributes:
-        name: for people.
+        name: for display.
         partition: its stages.
     """
 
@@ -100,15 +100,15 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer.
+    """The planner's result.
 
     Attributes:
-        partition: what has the least step time of all that was looked at.
-        least_bottleneck_s: the least bottleneck met, at any of the micro-batch counts and replicas tried.
+        partition: the partition with the least step time.
+        least_bottleneck_s: the least bottleneck over all micro-batch counts and replicas tried.
         least_chain_bottleneck_s: the same for chains with relays; None: no chain fits.
         exact: no partition has a smaller bottleneck than `least_bottleneck_s`.
-        one_device: everything on one device, with its best micro-batches; None: it does not fit.
-        alternatives: chains and data parallelism, each with its best micro-batches and replicas.
+        one_device: the model on one device with the best micro-batches; None: it does not fit.
+        alternatives: chains and data parallelism, each with the best micro-batches and replicas.
     """
 
     partition: Partition

@@ -1,10 +1,10 @@
-"""`find`: the best partition for one set of choices, by whichever search suits the graph.
+"""`find`: the best partition for one set of choices, by the search that suits the graph.
 
     few closed sets   CutSearch: the optimum of all partitions, series-parallel or not
     many              the better of TreeSearch (shallow: branch beside branch) and ChainSearch with relay=False
                       (runs of one order as stages of the graph: the stages may mix branches, the pipeline is deeper)
 
-In both cases the result is never worse than the best chain partition of the same order.
+The result is never worse than the best chain partition of the same order.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from bagpipe.partition.series_parallel import TreeSearch
 
 __all__ = ["EXACT_LIMIT", "Found", "find"]
 
-#: Closed sets up to which the exact search is used: 8 operators have at most 256.
+#: Limit of closed sets for the exact search: 8 operators have at most 256.
 EXACT_LIMIT = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         best: the layout with the least bottleneck.
         bottleneck_s: its seconds per example.
-        layouts: all layouts met on the way, `best` among them: worse bottlenecks, often fewer or shallower stages.
+        layouts: all layouts visited, including `best`; worse bottlenecks often have fewer or shallower stages.
         exact: no partition has a smaller bottleneck, to 1e-12 of it.
     """
 
@@ -48,11 +48,10 @@ def find(
     """Search the partitions of `model`'s graph over its devices.
 
     Args:
-        model: prices the stages.
-        replicas: replica counts each stage may choose from.
-        microbatches: micro-batch counts each stage may choose from. Different counts in one partition are only tried
-            where the exact search is used.
-        exact_limit: closed sets up to which it is.
+        model: the cost model.
+        replicas: allowed replica counts of a stage.
+        microbatches: allowed micro-batch counts of a stage. Only the exact search mixes counts in a partition.
+        exact_limit: most closed sets for the exact search.
 
     Returns:
         None if no partition fits the memory.

@@ -1,4 +1,4 @@
-"""The search for graphs with many branches: dynamic programming over the series-parallel tree (GraphPipe, ASPLOS 2025).
+"""The search for graphs with many branches: dynamic programming on the series-parallel tree (GraphPipe, ASPLOS 2025).
 
     best(part, depth below) = ways to place a part, each (devices, depth at its start); none fewer and shallower at once
       any part      one stage
@@ -6,8 +6,8 @@
       parallel      each branch by itself, side by side; or several whole branches as one stage
       at a join or fork, one stage may also take the end (or start) of one branch, so that a concat needs no device
 
-All stages have one micro-batch size, so what a stage has in flight is its depth: one more than what it feeds.
-Not every partition is tried: a stage never holds pieces of two branches. On a chain every partition is.
+All stages have one micro-batch size, so a stage's micro-batches in flight are its depth: one more than the stages it
+feeds. The search is not exhaustive: a stage never holds pieces of two branches. On a chain it is.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bagpipe.partition.operators import members, union
 
 __all__ = ["TreeSearch"]
 
-#: Branches that may share a stage with several replicas; any number may share one with the fewest.
+#: Most branches that share a stage with several replicas; any number can share one with the fewest.
 _MAX_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way to place a part: devices used, depth of its first stages, and its stages as a nested pair of ways."""
+    """A placement of a part: number of devices, depth of its first stages, and its stages as a nested pair."""
 
     devices: int
     depth: int
@@ -47,7 +47,7 @@ class _Way:
 
 
 def _shallow_or_small(ways: list[_Way], most_devices: int) -> list[_Way]:
-    """Those that no other beats in devices and depth; by devices, ascending."""
+    """The Pareto front in devices and depth, by ascending devices."""
     kept: list[_Way] = []
     for way in sorted(ways, key=lambda way: (way.devices, way.depth)):
         if way.devices <= most_devices and (not kept or way.depth < kept[-1].depth):
@@ -59,8 +59,8 @@ class TreeSearch:
     """Feasibility by dynamic programming over the tree.
 
     Args:
-        model: prices the stages.
-        replicas: replica counts a stage may have.
+        model: the cost model.
+        replicas: allowed replica counts of a stage.
         microbatches: micro-batches per batch of every stage.
         tree: the whole graph.
     """
@@ -75,7 +75,7 @@ class TreeSearch:
         self.heads: dict[int, list[list[tuple[int, SPTree]]]] = {}
 
     def solve(self, target: float) -> Layout | None:
-        """A layout in which every stage keeps to `target` seconds per example, the shallowest found, or None."""
+        """The shallowest layout found whose stages all meet `target` seconds per example, or None."""
         ways = _Attempt(self, target).ways(self.tree, 0)
         return _in_order(self.model, tuple(ways[-1].stages())) if ways else None
 
@@ -252,7 +252,7 @@ def _beside(one: _Way, other: _Way) -> _Way:
 
 
 def _in_order(model: CostModel, stages: Layout) -> Layout:
-    """The stages so that each takes only from those before it."""
+    """The stages in topological order."""
     place = {operator: place for place, operator in enumerate(model.graph.order)}
     left, done, ordered = list(stages), 0, []
     while left:
