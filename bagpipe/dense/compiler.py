@@ -1,12 +1,12 @@
-"""`Compiler`: torch.compile for the dense stages, held to what makes its results a function of the inputs.
+"""`Compiler`: torch.compile for the dense stages, with settings that make results a function of the inputs.
 
     stage module ──first call with a shape: trace, generate, build──> code for this shape ──> every later call
 
-* One shape, one code (`dynamic=False`): the last, smaller batch gets its own, and what a batch computes does not depend
-  on which sizes came before.
-* No choice by measured time: inductor's deterministic mode takes, for every kernel, the variant its rules name.
-* No graph breaks: a stage holds tensor operators only; what cannot be compiled whole is refused by torch, which says
-  why.
+* One shape, one compilation (`dynamic=False`). The last, smaller batch has its own code, and results do not depend on
+  earlier batch sizes.
+* No autotuning: inductor's deterministic mode selects every kernel by fixed rules.
+* No graph breaks: a stage holds tensor operators only. torch refuses a stage that it cannot compile whole, with the
+  reason.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from bagpipe.errors import InputError
 
 __all__ = ["Compiler", "check_compiler"]
 
-#: torch's own; tests use one that generates nothing.
+#: torch's default. Tests use a backend that generates no code.
 BACKEND = "inductor"
 
-#: The C++ compilers that inductor looks for, by the names they have.
+#: Names of the C++ compilers that inductor looks for.
 _CPP_COMPILERS = ("g++", "clang++", "c++")
 
 
 class Compiler:
-    """Calls a module's compiled code. A copy of it (with a copied stage) compiles the copied module anew."""
+    """Compiles a module on its first call. A deep copy compiles its own module again."""
 
     def __init__(self) -> None:
         self._call: Any = None
@@ -46,7 +46,7 @@ class Compiler:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse to compile where that cannot work.
+    """Check that this machine can compile for a device.
 
     Raises:
         InputError: no C++ compiler, or no Triton for a CUDA device.

@@ -4,12 +4,12 @@
                      labels ──copy──> labels ─┼─ replay: stage, loss, ─┼─> gradients of parameters ──> `grad`
                  loss scale ──fill──> root ───┘          gradients     └─> gradients of leaves ──> embedding's backward
 
-The lookups stay outside, with the kernels of rows. A full batch is replayed, every one, and the last, smaller one goes
-operator by operator: so whether a batch is replayed depends on its size alone. Gradients come from `autograd.grad`,
-which accumulates nothing and calls no hook: what is recorded has no effect but on its outputs. Sums over ranks thus
-start when the optimizer's step asks for them, not under the backward.
+The lookups stay outside the capture, with the row kernels. Every full batch is replayed; the last, smaller one runs
+operator by operator. So whether a batch is replayed depends on its size alone. Gradients come from `autograd.grad`,
+which accumulates nothing and calls no hooks, so the capture has no side effects. Sums over ranks start at the reduce,
+not during the backward.
 
-What a replay writes lives until the next one. With several ranks, row gradients travel while the next batch is
+Outputs of a replay are valid until the next replay. With several ranks, row gradients travel while the next batch is
 computed, so they are copied.
 """
 
@@ -39,7 +39,7 @@ __all__ = ["CudaGraphExecutor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Recorded:
-    """The recording for one number of examples.
+    """The capture for one number of examples.
 
     Attributes:
         values: what the stage takes, static; leaves where a gradient is wanted.
@@ -67,7 +67,7 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _RecordedPass:
-    """A batch whose replay has been asked for: its gradients are on their way."""
+    """A batch whose replay is enqueued, gradients included."""
 
     recorded: _Recorded
     values: Sequence[Tensor]
@@ -149,7 +149,7 @@ class CudaGraphExecutor:
             found = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
             return [loss.detach(), total.detach(), *_apart(found)]
 
-        # Recording does the work a few times over: what it does to buffers (running means) must not count.
+        # Capturing runs the work several times; its effects on buffers (running means) must not count.
         buffers = {buffer: buffer.clone() for buffer in self._staged.stages[0].module.buffers()}
         recording = self._graphs.record(work)
         for buffer, before in buffers.items():
@@ -166,9 +166,9 @@ class CudaGraphExecutor:
 
 
 def _apart(found: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Gradients as autograd's own accumulation gives them: each in memory of its own, with the strides of its tensor.
+    """Gradients as autograd accumulates them: each in its own memory, with the strides of its tensor.
 
-    Two tensors that are added up get one gradient; what changes it in place would change it twice.
+    Two tensors that are added share one gradient; an in-place change would change both.
     """
     taken: set[int] = set()
     gradients = []

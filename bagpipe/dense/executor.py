@@ -1,8 +1,8 @@
-"""`DenseExecutor`: forward and loss of a batch, then its backward, by one of several ways with one result.
+"""`DenseExecutor`: computes forward, loss and backward of the dense part. All of them give the same result.
 
     forward(inputs) ──> DensePass: loss, loss_sum ──backward()──> gradients: parameters' in `grad`, rows' in groups
 
-Gradients are multiplied by the batch's loss scale (`LossScale`); who takes them divides it out.
+Gradients are multiplied by the batch's loss scale (`LossScale`); the caller divides it out.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 
 
 class DensePass(Protocol):
-    """A batch between its forward and its backward.
+    """A batch between forward and backward.
 
     Attributes:
-        loss: scalar, the mean over the global batch, of which these examples are a part.
-        loss_sum: scalar without history, the sum over the examples.
+        loss: scalar: the losses of these examples, divided by the size of the global batch.
+        loss_sum: scalar without autograd history: the sum over these examples.
     """
 
     @property
@@ -49,34 +49,34 @@ class DensePass(Protocol):
     def loss_sum(self) -> Tensor: ...
 
     def backward(self) -> None:
-        """Deliver the gradients. At most once."""
+        """Compute the gradients. At most once."""
         ...
 
 
 class DenseExecutor(Protocol):
-    """Trains the dense part of one model. All calls come from one thread at a time.
+    """Computes the dense part of one model. Not thread-safe.
 
     Attributes:
-        precision: what it computes in.
+        precision: dtypes of the computation.
     """
 
     @property
     def precision(self) -> Precision: ...
 
     def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
-        """Forward and loss of a batch whose rows are current.
+        """Compute forward and loss of a batch whose rows can be looked up.
 
         Args:
-            inputs: of this rank's examples, at least one.
-            num_global_examples: of all ranks.
-            loss_scale: what gradients are to be multiplied by.
+            inputs: this rank's examples, at least one.
+            num_global_examples: examples of all ranks.
+            loss_scale: factor of all gradients.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EagerPass:
-    """A pass that autograd remembers."""
+    """A pass on autograd's own graph."""
 
     loss: Tensor
     loss_sum: Tensor
@@ -87,13 +87,13 @@ class EagerPass:
 
 
 def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale) -> EagerPass:
-    """Logits ``[num_examples]`` of every head, and labels, as a pass."""
+    """The pass of the heads' logits, each ``[num_examples]``."""
     total = total_loss(heads, labels)
     return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
 
 
 class EagerExecutor:
-    """The model as it is, operator by operator.
+    """Runs the model operator by operator.
 
     Args:
         model: called as ``model(dense, sparse)``; gives logits or a tuple of them.
@@ -111,7 +111,7 @@ class EagerExecutor:
 
 
 class SplitExecutor:
-    """The lookups apart from a dense stage that takes and gives tensors only, and so may be a compiled one.
+    """Runs lookups and dense stage separately. The stage takes and returns tensors only, so it can be compiled.
 
     Args:
         staged: the model as an embedding stage and one stage.
@@ -128,7 +128,7 @@ class SplitExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitPass:
-    """A pass in two pieces: the stage's begins at leaves, which stand for the embedding stage's values."""
+    """A pass in two pieces. The stage's graph begins at leaves, one per value of the lookups."""
 
     stage: EagerPass
     values: Sequence[Tensor]
@@ -153,25 +153,25 @@ class SplitPass:
 def split_pass(
     staged: StagedModel, values: Sequence[Tensor], labels: Tensor, num_global_examples: int, loss_scale: LossScale
 ) -> SplitPass:
-    """What the embedding stage gave, and labels, as a pass."""
+    """The pass of the values that the lookups returned."""
     leaves = _leaves_of(values)
     stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale)
     return SplitPass(stage=stage, values=values, leaves=leaves)
 
 
 def _leaves_of(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The values without their history, wanting gradients where they did."""
+    """The values detached, with the same `requires_grad`."""
     return [value.detach().requires_grad_(value.requires_grad) for value in values]
 
 
 def values_of(staged: StagedModel, inputs: ModelInputs) -> Sequence[Tensor]:
-    """What the only stage takes, differentiable towards the rows."""
+    """The inputs of the only stage, differentiable with respect to the rows."""
     values = dict(zip(staged.embedding_values, staged.embedding(inputs.dense, inputs.sparse), strict=True))
     return [values[number] for number in staged.stages[0].inputs]
 
 
 def heads_of(staged: StagedModel, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Logits ``[num_examples]`` of every head from what the only stage takes."""
+    """Logits ``[num_examples]`` of every head, from the inputs of the only stage."""
     stage = staged.stages[0]
     outputs = dict(zip(stage.outputs, stage.module(*values), strict=True))
     return as_heads([outputs[number] for _, number in sorted(stage.heads)])

@@ -1,13 +1,12 @@
-"""`Graphs`: records what a function asks of a device, so that it can be asked again at once.
+"""`Graphs`: captures and replays CUDA graphs.
 
-    function ──warm-up, recording──> Recording: outputs (always the same memory), replay()
+    function ──warm-up, capture──> Recording: outputs (always the same memory), replay()
 
-A function that is recorded reads and writes memory that stays where it is, does not wait for the device, and asks for
-the same work each time.
+A captured function uses static memory, does not synchronise, and enqueues the same work each time.
 
-Rule of `CudaGraphs`: *recording is thread-local*. While the compute lane records, the other lanes allocate and copy;
-in CUDA's global mode that would spoil the recording. The autograd engine's own thread allocates from the recording's
-private memory, which torch exempts.
+Rule of `CudaGraphs`: *capture is thread-local*. While the compute lane captures, the other lanes allocate and copy,
+which CUDA's global capture mode forbids. The autograd engine's own thread allocates from the private memory pool of the
+capture, which torch allows.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from bagpipe.errors import JobError
 
 __all__ = ["CudaGraphs", "Graphs", "Recording", "RepeatedCalls", "open_graphs"]
 
-#: Calls before a recording: libraries choose algorithms and allocate workspaces, compilers compile. torch's own number
-#: for graphed callables.
+#: Warm-up calls before a capture: libraries choose algorithms and allocate workspaces, compilers compile. The number is
+#: that of torch.cuda.make_graphed_callables.
 WARM_UPS = 3
 
-#: Work that is recorded: gives the tensors it has made, as many each time.
+#: The function to capture. Returns its output tensors, the same number each time.
 Work = Callable[[], Sequence[Tensor]]
 
 
 class Recording(Protocol):
-    """Work that can be done again.
+    """A captured function.
 
     Attributes:
-        outputs: what the function gave; every replay writes them anew.
+        outputs: the function's outputs; every replay overwrites them.
     """
 
     @property
     def outputs(self) -> tuple[Tensor, ...]: ...
 
     def replay(self) -> None:
-        """Do the work, on the current stream."""
+        """Enqueue the captured work on the current stream."""
         ...
 
 
 class Graphs(Protocol):
-    """Makes recordings."""
+    """Captures functions."""
 
     def record(self, work: Work) -> Recording:
-        """Record work. The work is done, some number of times, on the way; the outputs hold nothing until a replay.
+        """Capture a function. Warm-up runs it several times; the outputs are undefined until a replay.
 
         Raises:
-            JobError: it cannot be recorded.
+            JobError: it cannot be captured.
         """
         ...
 

@@ -1,13 +1,13 @@
-"""`LossScale`: what gradients are multiplied by from the loss on, and divided by before anything takes them.
+"""`LossScale`: the factor of all gradients, from the loss to the optimizers.
 
     loss ──backward, from root_gradient──> gradients * value ──unscale──> optimizers
     scale of batch b, whether b was finite ──after──> scale of batch b + 1
 
-A scale is a power of two: it changes the exponents of gradients and no other bit, unless a number leaves the range of
-its type. A gradient that leaves float16's at the top is infinite, and the guard sees it.
+A scale is a power of two: it changes only the exponents of gradients, unless a number leaves the range of its type. A
+gradient above float16's range becomes infinite, and the check for non-finite gradients finds it.
 
-Where it grows, the rule is that of torch's GradScaler: half of it after a batch that was left out, twice as much after
-`growth_interval` finite batches in a row. It depends only on earlier batches, so it is the same on all ranks.
+A growing scale follows torch's GradScaler: it is halved after a skipped batch, and doubled after `growth_interval`
+finite batches in a row. It depends only on earlier batches, so it is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bagpipe.cache.lookup import ActiveTableGroup
 
 __all__ = ["MAX_LOSS_SCALE", "LossScale"]
 
-#: 2^8 beyond float16's largest number: more can only overflow.
+#: 2^8 above float16's largest number: a larger scale always overflows.
 MAX_LOSS_SCALE = 2**24
 
 
@@ -33,8 +33,8 @@ class LossScale:
 
     Attributes:
         value: a power of two from 1 to `MAX_LOSS_SCALE`.
-        growth_interval: finite batches in a row after which it doubles; 0: it stays as it is, whatever happens.
-        num_finite: finite batches since it last changed, or since one was left out.
+        growth_interval: finite batches in a row after which the scale doubles; 0: the scale is constant.
+        num_finite: finite batches since the last change or skipped batch.
     """
 
     value: int = 1
@@ -43,7 +43,7 @@ class LossScale:
 
     @property
     def hint(self) -> str:
-        """What may help where a gradient is not finite, for an error's message; empty: nothing here."""
+        """Advice for the error message of a gradient that is not finite; empty if the scale is 1."""
         if self.value == 1:
             return ""
         return f"; gradients are multiplied by run.loss_scale = {self.value}: a smaller one may do"
@@ -52,7 +52,7 @@ class LossScale:
         """The scale of the next batch.
 
         Args:
-            is_finite: this batch's loss and gradients are, on all ranks; otherwise it was left out.
+            is_finite: loss and gradients of this batch are finite on all ranks; otherwise it was skipped.
         """
         if not self.growth_interval:
             return self
@@ -63,17 +63,17 @@ class LossScale:
         return dataclasses.replace(self, value=min(self.value * 2, MAX_LOSS_SCALE), num_finite=0)
 
     def carried(self) -> Mapping[str, int]:
-        """What a checkpoint keeps of it, for `Part.progress`: nothing of a scale that stays."""
+        """The counters that a checkpoint keeps; none for a constant scale."""
         return {"loss_scale": self.value, "finite_steps": self.num_finite} if self.growth_interval else {}
 
     def resumed(self, carried: Mapping[str, int]) -> LossScale:
-        """The scale a job goes on with: the checkpoint's, if it has one; a scale that stays is this one."""
+        """The scale of a resumed job: the checkpoint's if it grows, else this one."""
         if not self.growth_interval or "loss_scale" not in carried:
             return self
         return dataclasses.replace(self, value=carried["loss_scale"], num_finite=carried["finite_steps"])
 
     def root_gradient(self, loss: Tensor) -> Tensor:
-        """What the backward of a loss starts from: the scale, as a scalar like the loss."""
+        """The gradient at which the backward of a loss starts: the scale, as a scalar like the loss."""
         return torch.full_like(loss, self.value)
 
     def unscale_rows(self, groups: Sequence[ActiveTableGroup]) -> None:

@@ -1,9 +1,9 @@
-"""`Precision`: what the dense part is computed in. Parameters, optimizer state, rows and loss stay as they are.
+"""`Precision`: dtypes of the dense part's computation. Parameters, optimizer state, rows and loss keep theirs.
 
     vectors, dense inputs, parameters (float32) ──autocast──> matrix products in bfloat16 or float16 ──> logits
     loss * scale ──backward──> gradients * scale (float32 where they leave) ──/ scale──> optimizers
 
-What a scale is and how it may change is `LossScale`'s; here is with what a job begins.
+`LossScale` defines how the scale changes; this module defines its initial value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bagpipe.dense.loss_scale import LossScale
 
 __all__ = ["AUTOCAST_DTYPES", "DEFAULT_LOSS_SCALE", "Precision"]
 
-#: `run.autocast` -> dtype of matrix products; None: as the operands are.
+#: `run.autocast` -> dtype of matrix products; None: the dtype of the operands.
 AUTOCAST_DTYPES: Mapping[str, torch.dtype | None] = {
     "off": None,
     "bfloat16": torch.bfloat16,
@@ -34,12 +34,12 @@ DEFAULT_LOSS_SCALE: Mapping[str, int] = {"off": 1, "bfloat16": 1, "float16": 409
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """How the dense part is computed.
+    """Dtypes of the dense part's computation.
 
     Attributes:
         device_type: ``cpu`` or ``cuda``.
-        autocast_dtype: of matrix products; None: that of their operands.
-        loss_scale: of the first batch.
+        autocast_dtype: dtype of matrix products; None: the dtype of the operands.
+        loss_scale: loss scale of the first batch.
     """
 
     device_type: str = "cpu"
@@ -50,7 +50,6 @@ class Precision:
         """The context of a forward, in the calling thread."""
         if self.autocast_dtype is None:
             return nullcontext()
-        # torch keeps parameters it has cast in one place for all threads, and any thread that leaves autocast empties
-        # it. Whether a parameter used twice is cast once or twice decides in which dtype its gradients are added, so
-        # with the cache the bits would depend on what other lanes do.
+        # Without torch's weight cache: all threads share it, and any thread that leaves autocast clears it. A parameter
+        # used twice would be cast once or twice depending on other lanes, and its gradients added in another dtype.
         return torch.autocast(self.device_type, dtype=self.autocast_dtype, cache_enabled=False)

@@ -1,7 +1,7 @@
-"""`DenseStage`: a stage of a model under autocast, compiled when it is first called if that is asked for.
+"""`DenseStage`: a stage of a model under autocast, optionally compiled on its first call.
 
-Each stage enters autocast itself, in the thread of its lane; so a model in stages computes what the whole model does,
-and what flows between its stages has the dtype that the operators of the whole model would see.
+Each stage enters autocast itself, in the thread of its lane. A model in stages therefore computes what the whole model
+computes, and values between stages have the dtypes that the operators of the whole model see.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DenseStage", "prepared"]
 
 
 class DenseStage(nn.Module):
-    """A module as a stage of one rank. Has the parameters and buffers of `inner`, and none of its own.
+    """A module as a stage of one rank. It has the parameters and buffers of `inner`.
 
     Args:
         inner: the module.
@@ -42,12 +42,12 @@ class DenseStage(nn.Module):
 
 
 def prepared(staged: StagedModel, precision: Precision, *, compiles: bool = False) -> StagedModel:
-    """The same model, its source and stages under autocast, its stages compiled if asked.
+    """The same model with lookups and stages under autocast, and its stages compiled if asked.
 
     The embedding stage is not compiled: what it does is done by the kernels of rows.
 
     Args:
-        staged: made of the model's graph as it is under this autocast, so that its values' dtypes fit.
+        staged: split from the model's graph under this autocast, so that the dtypes of its values fit.
         precision: what it computes in.
         compiles: whether to compile.
     """
