@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagpipe.client import cacher_pb2 as pb
@@ -25,7 +25,6 @@ from tests.client.rank_batches import arrays_of, assert_same, example_rank_batch
 NUMBERS = st.integers(0, 2**64 - 1)
 
 
-@settings(deadline=None)
 @given(rank_batches())
 def test_round_trip(step: RankBatch) -> None:
     frame = frame_of(step)
@@ -77,7 +76,6 @@ def test_a_frame_cut_short(length: int) -> None:
         decode_rank_batch(frame_of(example_rank_batch())[:length])
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_a_mutated_frame_is_refused_or_is_a_step(data: st.DataObject) -> None:
     frame = frame_of(example_rank_batch())
@@ -92,7 +90,6 @@ def test_a_mutated_frame_is_refused_or_is_a_step(data: st.DataObject) -> None:
     assert sum(array.nbytes for array in arrays_of(step)) <= 4 * len(frame)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"BPS1")

@@ -120,7 +120,6 @@ def test_a_rank_asked_by_too_many_takes_those_who_would_lose_most() -> None:
     assert assigned(spec_of(2), [first, again])[1] == [1, 0, 1, 0]
 
 
-@settings(max_examples=150, deadline=None)
 @given(traces(max_batches=6), st.sampled_from(sorted(ASSIGNERS)))
 def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list[Batch]], assign: str) -> None:
     spec, batches = trace

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.eviction import NEVER, NEVER_RANK, EvictionQueue, idle_rank
@@ -20,7 +20,6 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(operations)
 def test_pops_the_highest_ranks_first_come_first_out_whatever_was_pushed_over(story: list[tuple[str, object]]) -> None:
     # Some stories are long enough for a sweep.

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.handles import DenseHandles, HashHandles
@@ -27,7 +27,6 @@ batches_of_rows = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(batches_of_rows, st.data())
 def test_hash_handles_are_a_dictionary(batches: list[Rows], data: st.DataObject) -> None:
     handles = HashHandles(planned_bits=1 << 20)

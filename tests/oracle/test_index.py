@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.index import Indexer
@@ -26,7 +26,6 @@ def test_the_example_of_the_docstring() -> None:
     assert index.order.tolist() == [2, 0, 1, 3]
 
 
-@settings(max_examples=300, deadline=None)
 @given(traces())
 def test_equals_the_obvious_way(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace

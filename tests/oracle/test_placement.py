@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.placement import place_rows
@@ -33,7 +33,6 @@ def test_a_full_rank_spills_to_the_next_best_with_room() -> None:
     assert place([], load=[0, 0], room=[0, 0]) == []
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_rank_gets_more_than_its_room(data: st.DataObject) -> None:
     num_ranks = data.draw(st.integers(1, 5))

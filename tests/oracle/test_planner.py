@@ -41,7 +41,6 @@ def story(ids: str, spec: OracleSpec) -> list[str]:
     ]
 
 
-@settings(max_examples=400, deadline=None)
 @given(traces())
 def test_every_plan_of_every_trace_is_valid(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.index import Indexer
@@ -16,7 +16,6 @@ def spec_of(world_size: int, num_features: int = 1) -> OracleSpec:
     return OracleSpec(table_rows=(None,) * num_features, features=refs, num_slots=9, lookahead=1, world_size=world_size)
 
 
-@settings(max_examples=200, deadline=None)
 @given(traces(max_batches=3), st.data())
 def test_a_share_is_the_index_of_the_ranks_own_batch(
     trace: tuple[OracleSpec, list[Batch]], data: st.DataObject

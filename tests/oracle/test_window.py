@@ -4,14 +4,13 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.window import NextUses, RankCounts
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 9)), max_size=25), st.integers(1, 6))
 def test_next_uses_are_those_of_the_batches_seen(batches: list[set[int]], lookahead: int) -> None:
     uses = NextUses(4)
@@ -44,7 +43,6 @@ def test_the_ring_grows_and_wraps() -> None:
         uses.enter(everything, index + 4)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.dictionaries(st.integers(0, 9), st.sets(st.integers(0, 10), min_size=1)), max_size=25),
     st.integers(1, 6),

@@ -45,7 +45,6 @@ def test_the_runner_equals_the_interpreter(hazards: dict[str, Callable[[int], in
     assert threaded.values == sequential.values
 
 
-@settings(max_examples=250)
 @given(loops(), st.integers(0, 6), st.integers(0, 2**32))
 def test_random_loops_with_random_delays_equal_the_interpreter(
     case: tuple[Loop, dict[str, Callable[[int], int]]], num_batches: int, seed: int

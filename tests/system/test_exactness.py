@@ -37,7 +37,7 @@ FREE_AXES = {
     "lookahead": (1, 8, 64),
     "cache": ("smallest", "a few more", "all rows"),
     "store": ("memory", "server", "servers", "cluster"),
-    "transport": ("in-process", "process"),
+    "transport": ("in-process", "in-process", "process"),  # a process costs a second: drawn less often
     "prefetch_depth": (1, 4),
     "policy": ("belady-window", "drop-unused"),
 }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.types.batch import Batch
@@ -27,7 +27,6 @@ def bags_of(batch: Batch) -> list[list[list[int]]]:
     return [[[next(ids) for _ in range(length)] for length in lengths] for lengths in batch.lengths.tolist()]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_selects_the_bags_of_the_examples(data: st.DataObject) -> None:
     num_features, num_examples = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 7))

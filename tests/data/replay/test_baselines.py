@@ -49,13 +49,11 @@ def model(log: list[list[int]], num_slots: int, key: Callable[[int, int, int, in
     return Counts(rows_unique=sum(map(len, log)), misses=misses, peak_rows=peak)
 
 
-@settings(max_examples=200, deadline=None)
 @given(logs, slots)
 def test_lru_is_what_a_plain_cache_does(log: list[list[int]], num_slots: int) -> None:
     assert run("lru", log, num_slots) == model(log, num_slots, lambda uses, last, place, row: (last, place))
 
 
-@settings(max_examples=200, deadline=None)
 @given(logs, slots)
 def test_lfu_counts_uses_since_the_row_entered_and_breaks_ties_by_recency(log: list[list[int]], num_slots: int) -> None:
     assert run("lfu", log, num_slots) == model(log, num_slots, lambda uses, last, place, row: (uses, last, place))
@@ -76,13 +74,11 @@ def fewest_misses(log: list[list[int]], num_slots: int) -> int:
     return min(best.values())
 
 
-@settings(max_examples=200, deadline=None)
 @given(logs, slots)
 def test_no_choice_whatever_misses_less_than_offline_belady(log: list[list[int]], num_slots: int) -> None:
     assert run("offline-belady", log, num_slots).misses == fewest_misses(log, num_slots)
 
 
-@settings(max_examples=200, deadline=None)
 @given(logs, slots)
 def test_static_hot_pins_as_many_of_the_most_used_rows_as_let_every_batch_fit(
     log: list[list[int]], num_slots: int
