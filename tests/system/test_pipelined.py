@@ -19,8 +19,8 @@ from tests.system.test_exactness import MakeConfig
 
 WORLDS = (1, 2, 4)
 
-#: Twenty batches of twelve, and one of fewer examples than there are micro-batches.
-_EXAMPLES = 245
+#: Ten batches of twelve, and one of fewer examples than there are micro-batches.
+_EXAMPLES = 125
 
 Case = tuple[str, str, str, int]
 
