@@ -44,8 +44,8 @@ class RowExchange:
         self._cache = cache
         self._peers = peers
         self._rows = [[self._row_scratch() for _ in cache.schema.tables] for _ in range(_BATCHES_HELD)]
-        self._given = self._row_scratch()
-        self._taken = [[self._scratch() for _ in cache.schema.tables] for _ in (_NOW, _LATE)]
+        self._sent = self._row_scratch()
+        self._received = [[self._scratch() for _ in cache.schema.tables] for _ in (_NOW, _LATE)]
         self._arrived: list[list[Tensor]] = [[], []]
 
     # ---- lane pull -----------------------------------------------------------------------------------------------
@@ -73,11 +73,13 @@ class RowExchange:
 
     def _exchange_rows(self, context: BatchContext, group: GroupContext, part: PullPart) -> None:
         dim = group.tables.dim
-        given = self._given.take(sum(part.given), dim)
-        self._cache.gather(part.slot_index, dim, given)
-        taken = self._weights(context, group)[part.first : part.end]
+        sent = self._sent.take(sum(part.send_counts), dim)
+        self._cache.gather(part.slot_index, dim, sent)
+        received = self._weights(context, group)[part.first : part.end]
         # As bytes: not every process group supports every half dtype.
-        self._peers.exchange("pull", taken.view(torch.uint8), given.view(torch.uint8), part.taken, part.given)
+        self._peers.exchange(
+            "pull", received.view(torch.uint8), sent.view(torch.uint8), part.recv_counts, part.send_counts
+        )
 
     def _weights(self, context: BatchContext, group: GroupContext) -> Tensor:
         """``[U, dim]``: receive buffer of the group's rows; the same memory for the same batch."""
@@ -151,17 +153,17 @@ class RowExchange:
                 if weights is not None:
                     keep_for_current_stream(weights)
             if group.gradients:
-                given = self._cache.kernels.sum(gradients_of(group, which))
+                sent = self._cache.kernels.sum(gradients_of(group, which))
             else:
-                given = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
-            taken = self._taken[which][group.context.tables.index].take(sum(part.taken), dim)
-            self._peers.exchange("push", taken, given, part.taken, part.given)
-            self._arrived[which].append(taken)
+                sent = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
+            received = self._received[which][group.context.tables.index].take(sum(part.recv_counts), dim)
+            self._peers.exchange("push", received, sent, part.recv_counts, part.send_counts)
+            self._arrived[which].append(received)
 
     def _update(self, context: BatchContext, which: int, settings: RowStep) -> None:
-        for group, taken in zip(context.groups, self._arrived[which], strict=True):
+        for group, received in zip(context.groups, self._arrived[which], strict=True):
             part = _part(group, which)
-            self._cache.apply(part.owned, [Gradients(vectors=taken, segment_sum=part.segment_sum)], settings)
+            self._cache.apply(part.owned, [Gradients(vectors=received, segment_sum=part.segment_sum)], settings)
 
     def _row_scratch(self) -> Scratch:
         return Scratch(self._cache.row_dtype, self._cache.device)

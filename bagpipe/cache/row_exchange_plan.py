@@ -33,20 +33,20 @@ class PullPart:
 
     Attributes:
         slot_index: int64, slots of the rows this rank sends, consumer by consumer.
-        given: rows sent to each rank.
-        taken: rows received from each rank.
+        send_counts: rows sent to each rank.
+        recv_counts: rows received from each rank.
         first: position of the first received row among the group's rows.
     """
 
     slot_index: Tensor
-    given: tuple[int, ...]
-    taken: tuple[int, ...]
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
     first: int
 
     @property
     def end(self) -> int:
         """Position after the last received row."""
-        return self.first + sum(self.taken)
+        return self.first + sum(self.recv_counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,14 +54,14 @@ class PushPart:
     """Row gradients that consumers send to owners in one exchange.
 
     Attributes:
-        given: gradient rows sent to each rank.
-        taken: gradient rows received from each rank.
+        send_counts: gradient rows sent to each rank.
+        recv_counts: gradient rows received from each rank.
         owned: the owned rows that receive gradients.
         segment_sum: received gradient rows to owned rows, contributions in rank order.
     """
 
-    given: tuple[int, ...]
-    taken: tuple[int, ...]
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
     owned: SlotRows
     segment_sum: SegmentSum
 
@@ -113,10 +113,10 @@ def prepare_exchange(
     num_ranks = len(exchange.serve_offsets) - 1
     owners, pull_now, sync_now = consumer.owners[used], exchange.pull_now[used], consumer.sync_now[used]
     owned = rows_of_tables(exchange.owned, group.first_table, group.end_table)
-    early_rows, early_taken = _by_owner(owners, ~pull_now, num_ranks)
-    now_rows, now_taken = _by_owner(owners, pull_now, num_ranks)
-    push_rows, push_given = _by_owner(owners, sync_now, num_ranks)
-    late_rows, late_given = _by_owner(owners, ~sync_now, num_ranks)
+    early_rows, early_recv = _by_owner(owners, ~pull_now, num_ranks)
+    now_rows, now_recv = _by_owner(owners, pull_now, num_ranks)
+    push_rows, push_send = _by_owner(owners, sync_now, num_ranks)
+    late_rows, late_send = _by_owner(owners, ~sync_now, num_ranks)
     place = np.empty(len(owners), dtype=np.int32)
     place[early_rows] = np.arange(len(early_rows), dtype=np.int32)
     place[now_rows] = np.arange(len(early_rows), len(owners), dtype=np.int32)
@@ -125,10 +125,10 @@ def prepare_exchange(
     in_group[owned] = True
     return PreparedExchange(
         exchange=GroupExchange(
-            early=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_taken, 0, upload),
-            pull=_pull_part(exchange, in_group & exchange.owned_pull_now, now_taken, len(early_rows), upload),
-            push=_push_part(exchange, in_group & exchange.owned_sync_now, push_given, upload),
-            late=_push_part(exchange, in_group & ~exchange.owned_sync_now, late_given, upload),
+            early=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_recv, 0, upload),
+            pull=_pull_part(exchange, in_group & exchange.owned_pull_now, now_recv, len(early_rows), upload),
+            push=_push_part(exchange, in_group & exchange.owned_sync_now, push_send, upload),
+            late=_push_part(exchange, in_group & ~exchange.owned_sync_now, late_send, upload),
             owned=_slot_rows(exchange, in_group, upload),
         ),
         place=place,
@@ -154,15 +154,17 @@ def _served(exchange: ExchangePlan, chosen: NDArray[np.bool_]) -> tuple[Int32, t
 
 
 def _pull_part(
-    exchange: ExchangePlan, chosen: NDArray[np.bool_], taken: tuple[int, ...], first: int, upload: Uploader
+    exchange: ExchangePlan, chosen: NDArray[np.bool_], recv_counts: tuple[int, ...], first: int, upload: Uploader
 ) -> PullPart:
-    rows, given = _served(exchange, chosen)
+    rows, send_counts = _served(exchange, chosen)
     slot_index = upload.tensor(exchange.owned_slots[rows].astype(np.int64))
-    return PullPart(slot_index=slot_index, given=given, taken=taken, first=first)
+    return PullPart(slot_index=slot_index, send_counts=send_counts, recv_counts=recv_counts, first=first)
 
 
-def _push_part(exchange: ExchangePlan, chosen: NDArray[np.bool_], given: tuple[int, ...], upload: Uploader) -> PushPart:
-    rows, taken = _served(exchange, chosen)
+def _push_part(
+    exchange: ExchangePlan, chosen: NDArray[np.bool_], send_counts: tuple[int, ...], upload: Uploader
+) -> PushPart:
+    rows, recv_counts = _served(exchange, chosen)
     number = np.cumsum(chosen, dtype=np.int32)
     numbers = number[rows] - np.int32(1)
     row_starts = np.zeros(int(number[-1]) + 1 if len(number) else 1, dtype=np.int32)
@@ -170,8 +172,8 @@ def _push_part(exchange: ExchangePlan, chosen: NDArray[np.bool_], given: tuple[i
     # A stable sort keeps the contributions to each row in rank order.
     segment_sum = HostSegmentSum(row_starts=row_starts, sources=np.argsort(numbers, kind="stable").astype(np.int32))
     return PushPart(
-        given=given,
-        taken=taken,
+        send_counts=send_counts,
+        recv_counts=recv_counts,
         owned=_slot_rows(exchange, chosen, upload),
         segment_sum=upload.segment_sum(segment_sum),
     )

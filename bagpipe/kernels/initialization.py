@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bagpipe.types.schema import RowSchema, RowTable
 
-__all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "mixed_step", "row_words", "table_key"]
+__all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "random_words", "step_key", "table_key"]
 
 TORCH_DTYPE = {
     "float32": torch.float32,
@@ -57,7 +57,7 @@ def table_key(seed: int, name: str, *, purpose: str = "") -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
-def mixed_step(step: int) -> int:
+def step_key(step: int) -> int:
     """Hash of a step number, as a signed 64-bit integer. Added to a table key, it gives a key of table and step."""
     mask = (1 << 64) - 1
     x = step & mask
@@ -85,7 +85,7 @@ def _row_keys(ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(torch.int32), (x >> 32).to(torch.int32)
 
 
-def row_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
+def random_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
     """int32 ``[n, num_columns]``: 32 uniform random bits for each row and column.
 
     Args:
@@ -136,7 +136,7 @@ class InitialWeights:
             tables: int64 ``[n]`` table numbers; all these tables have dimension `dim`.
             ids: int64 ``[n]``.
         """
-        x = row_words(ids, self.keys.index_select(0, tables), out.shape[1])
+        x = random_words(ids, self.keys.index_select(0, tables), out.shape[1])
         # The arithmetic shift keeps the sign, so the top 24 bits become a uniform integer in [-2**23, 2**23).
         x.bitwise_right_shift_(8)
         torch.mul(x.to(self.dtype), self.scales.index_select(0, tables).unsqueeze(1), out=out)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
-from bagpipe.kernels.initialization import TORCH_DTYPE, mixed_step, row_words, table_key
+from bagpipe.kernels.initialization import TORCH_DTYPE, random_words, step_key, table_key
 from bagpipe.kernels.interface import RowNames
 from bagpipe.types.schema import RowSchema
 
@@ -91,8 +91,8 @@ class StochasticRounding:
     def write(self, weights: Tensor, out: Tensor, names: RowNames | None, step: int) -> None:
         if names is None:
             raise JobError("stochastic rounding needs the names of the rows, got none")
-        keys = self.table_keys.index_select(0, names.tables).add_(mixed_step(step))
-        words = row_words(names.ids, keys, weights.shape[1])
+        keys = self.table_keys.index_select(0, names.tables).add_(step_key(step))
+        words = random_words(names.ids, keys, weights.shape[1])
         out.copy_(round_stochastic(weights, words, out.dtype))
 
 

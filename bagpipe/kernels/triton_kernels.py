@@ -30,7 +30,7 @@ from torch import Tensor
 
 from bagpipe.errors import JobError
 from bagpipe.kernels import triton_rows, triton_sums
-from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, mixed_step
+from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, step_key
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.rounding import StochasticRounding
@@ -263,7 +263,7 @@ class TritonKernels:
             "tables": None if names is None else names.tables,
             "ids": None if names is None else names.ids,
             "rounding_keys": self._rounding_keys,
-            "step_bits": mixed_step(step.step),
+            "step_bits": step_key(step.step),
             "OPTIMIZER": self._schema.optimizer,
             "FIRST_RATE": 1 - beta1,
             "SECOND_RATE": 1 - beta2,

@@ -46,8 +46,8 @@ def _row_sums(x, ROWS: tl.constexpr, BLOCK: tl.constexpr, HALVINGS: tl.constexpr
 
 
 @triton.jit
-def _row_words(ids, keys, columns):
-    """uint32 [ROWS, BLOCK]: `bagpipe.kernels.initialization.row_words`."""
+def _random_words(ids, keys, columns):
+    """uint32 [ROWS, BLOCK]: `bagpipe.kernels.initialization.random_words`."""
     x = (ids + keys).to(tl.uint64, bitcast=True)
     x ^= x >> 30
     x *= _MIX_64_A
@@ -194,7 +194,7 @@ def update_kernel(
     if rounding_keys is not None:
         keys = tl.load(rounding_keys + tl.load(tables + row, mask=live, other=0), mask=live, other=0)
         row_ids = tl.load(ids + row, mask=live, other=0)
-        words = _row_words(row_ids, keys + step_bits.to(tl.int64), columns)
+        words = _random_words(row_ids, keys + step_bits.to(tl.int64), columns)
         weights = _rounded(weights, words, records.dtype.element_ty)
     tl.store(weights_at, _nearest(weights, records.dtype.element_ty), mask=wanted)
 
@@ -226,7 +226,7 @@ def initialise_kernel(
     slot = tl.load(slot_index + rows, mask=live, other=0).to(tl.int64)
     table = tl.load(tables + rows, mask=live, other=0)
     row_ids = tl.load(ids + rows, mask=live, other=0)
-    words = _row_words(row_ids, tl.load(keys + table, mask=live, other=0), columns)
+    words = _random_words(row_ids, tl.load(keys + table, mask=live, other=0), columns)
     draws = (words.to(tl.int32, bitcast=True) >> 8).to(TYPE)
     weights = draws * tl.load(scales + table, mask=live, other=0.0)[:, None]
     weights = tl.where((columns < DIM)[None, :], weights, 0.0)

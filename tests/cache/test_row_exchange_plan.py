@@ -38,17 +38,19 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
         exchanges = [group.exchange for group in groups if group.exchange is not None]
         assert len(exchanges) == world_size
         for name in ("early", "pull", "push", "late"):
-            given_rows = np.array([getattr(exchange, name).given for exchange in exchanges])
-            taken_rows = np.array([getattr(exchange, name).taken for exchange in exchanges])
+            given_rows = np.array([getattr(exchange, name).send_counts for exchange in exchanges])
+            taken_rows = np.array([getattr(exchange, name).recv_counts for exchange in exchanges])
             assert (given_rows == taken_rows.T).all(), name
         for group, exchange in zip(groups, exchanges, strict=True):
             assert exchange.early.first == 0
             assert exchange.early.end == exchange.pull.first
-            assert exchange.pull.end == group.num_rows == sum(exchange.push.given) + sum(exchange.late.given)
+            assert (
+                exchange.pull.end == group.num_rows == sum(exchange.push.send_counts) + sum(exchange.late.send_counts)
+            )
             for part, segment_sum in zip((exchange.push, exchange.late), group.backward, strict=True):
-                assert len(segment_sum) == sum(part.given)
+                assert len(segment_sum) == sum(part.send_counts)
                 assert len(part.segment_sum) == len(part.owned.rows)
-                assert sorted(part.segment_sum.sources.tolist()) == list(range(sum(part.taken)))
+                assert sorted(part.segment_sum.sources.tolist()) == list(range(sum(part.recv_counts)))
                 # contributions to a row in rank order: what arrives first is from the lower rank
                 starts = part.segment_sum.row_starts
                 for row in range(len(part.segment_sum)):
@@ -80,13 +82,16 @@ def test_golden() -> None:
     parts = group.exchange
     assert isinstance(parts, GroupExchange)
     assert parts.early.slot_index.tolist() == [3, 3]  # row 5 for itself and for rank 1
-    assert (parts.early.given, parts.early.taken) == ((1, 1), (1, 1))  # it takes 5 from itself, 7 from rank 1
+    assert (parts.early.send_counts, parts.early.recv_counts) == (
+        (1, 1),
+        (1, 1),
+    )  # it takes 5 from itself, 7 from rank 1
     assert parts.pull.slot_index.tolist() == [1, 1]
-    assert (parts.pull.given, parts.pull.taken) == ((1, 1), (1, 0))
+    assert (parts.pull.send_counts, parts.pull.recv_counts) == ((1, 1), (1, 0))
     assert group.inverse.tolist() == [0, 1, 2, 0]  # rows stand as 5, 7, then 9
-    assert (parts.push.given, parts.push.taken) == ((2, 0), (2, 2))
+    assert (parts.push.send_counts, parts.push.recv_counts) == ((2, 0), (2, 2))
     assert parts.push.owned.slots.tolist() == [3, 1]
     assert parts.push.segment_sum.sources.tolist() == [0, 2, 1, 3]  # 5: from rank 0, from rank 1; then 9
-    assert (parts.late.given, parts.late.taken) == ((0, 1), (0, 0))
+    assert (parts.late.send_counts, parts.late.recv_counts) == ((0, 1), (0, 0))
     assert [segment_sum.row_starts.tolist() for segment_sum in group.backward] == [[0, 2, 3], [0, 1]]
     assert [segment_sum.sources.tolist() for segment_sum in group.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.upload import Uploader
-from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights, mixed_step, row_words, table_key
+from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights, random_words, step_key, table_key
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowNames, RowStep, RowView
 from bagpipe.kernels.rounding import round_stochastic
 from bagpipe.kernels.row_format import split_record
@@ -218,8 +218,8 @@ class Bench:
         if self.case.rounding == "nearest":
             return weights.to(self.records.dtype)
         keys = [table_key(self.case.seed, table.name, purpose="rounding") for table in self.schema.tables]
-        of_rows = torch.tensor(keys)[torch.from_numpy(self.tables)] + mixed_step(step)
-        words = row_words(torch.from_numpy(self.ids), of_rows, self.case.dim)
+        of_rows = torch.tensor(keys)[torch.from_numpy(self.tables)] + step_key(step)
+        words = random_words(torch.from_numpy(self.ids), of_rows, self.case.dim)
         return round_stochastic(weights, words, self.records.dtype)
 
     def _same_values(self, there: Tensor) -> None:
