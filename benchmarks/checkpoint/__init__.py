@@ -1,0 +1,1 @@
+"""What do checkpoints cost? See README.md."""

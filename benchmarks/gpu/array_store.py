@@ -1,7 +1,4 @@
-"""`ArrayStore`: rows of bounded tables in plain arrays of this process, found by their id: a store as fast as memory.
-
-What is left of a step's time over it is not the store's.
-"""
+"""`ArrayStore`: rows of bounded tables in arrays of this process, indexed by id. A step over it has no store time."""
 
 from __future__ import annotations
 

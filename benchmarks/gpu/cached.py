@@ -1,4 +1,4 @@
-"""One cached run: the engine over a store, and what its steady state was like.
+"""One cached run: the engine over a store, measured in steady state.
 
 fill the store with the rows that the timed steps fetch ──> train the planned steps ──> device time between the ends
 of consecutive steps, rows, what each lane was busy with
@@ -41,7 +41,7 @@ _FILL_ROWS = 100_000
 
 @contextmanager
 def open_servers(count: int) -> Iterator[MakeStore]:
-    """Private servers on this host, and how a store over all of them is opened. InputError if there is no binary."""
+    """Private servers on this host; yields a function that opens a store over all. InputError: there is no binary."""
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="bagpipe-gpu-") as folder:
         urls = [stack.enter_context(EmbeddedServer(Path(folder) / f"server-{number}")).url for number in range(count)]
         yield lambda schema: open_store(",".join(urls), namespace="gpu", schema=schema)
@@ -53,7 +53,7 @@ def _memory() -> Iterator[MakeStore]:
 
 
 def store_makers(servers: Sequence[int]) -> dict[str, Callable[[], Any]]:
-    """By name: a context that gives a `MakeStore`."""
+    """Context managers that yield a `MakeStore`, by name."""
 
     def over(count: int) -> Callable[[], Any]:
         return lambda: open_servers(count)
@@ -62,13 +62,13 @@ def store_makers(servers: Sequence[int]) -> dict[str, Callable[[], Any]]:
 
 
 def claim(store: Store) -> None:
-    """Take the store over as a training job does: from then on all that is written is guarded and logged."""
+    """Take over the store as a training job does: later writes are guarded and logged."""
     store.claim()
     take_over(store)
 
 
 def fill(store: Store, steps: Sequence[RankBatch]) -> int:
-    """Give the rows that these steps fetch their initial values in the store; how many there are."""
+    """Write the initial values of the rows that these steps fetch; returns their number."""
     schema, count = store.schema, 0
     for table, row_table in enumerate(schema.tables):
         ids = np.unique(np.concatenate([_fetched(step, table) for step in steps]))
@@ -88,7 +88,7 @@ def _fetched(step: RankBatch, table: int) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Marks:
-    """Notes the end of every step on the device, and the totals after some of them."""
+    """Records the device time of every step's end, and the totals after some steps."""
 
     clock: Clock
     at: frozenset[int]

@@ -1,9 +1,9 @@
-"""One batch over one table, as the kernels' part gives it to every contestant, and the bytes that it must move.
+"""One batch over one table in the form each contestant of part `kernels` needs, and the bytes it must move.
 
     ids, drawn ──oracle──> unique rows, inverse, CSR ──prepare_batch──> tensors     (ours)
          └──> ids, offsets                                                         (torch's, FBGEMM's)
 
-Slots of the rows are drawn too: in a cache that has been used for a while neighbouring rows lie anywhere.
+Slots are drawn at random: in a cache in steady state neighbouring rows lie anywhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def draw_ids(law: str, *, rows: int, count: int, exponent: float) -> NDArray[np.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """Bytes that must pass between the device and its memory at least once; every row, vector and index counts once.
+    """Minimum bytes between the device and its memory; every row, vector and index counts once.
 
     Attributes:
         forward: unique rows' weights read, vectors written, one 4-byte index per id, bag offsets, 8-byte slots.
@@ -57,14 +57,14 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowsBatch:
-    """A batch in every form it is asked for.
+    """A batch in the forms of all contestants.
 
     Attributes:
         schema: of the rows.
         num_unique, num_bags: U and G.
         ids: int64 ``[n]`` on the device, bag after bag.
         offsets: int64 ``[G + 1]`` on the device.
-        layout, batch, consumer: what our kernels' tensors are made of, on the host.
+        layout, batch, consumer: host data from which our kernels' tensors are made.
         gradient: ``[G, dim]`` on the device.
         bytes: counted.
     """
@@ -81,7 +81,7 @@ class RowsBatch:
     bytes: Bytes
 
     def context(self, kernels: Kernels) -> GroupContext:
-        """The batch's tensors as these kernels want them."""
+        """The batch's tensors for these kernels."""
         upload = Uploader(self.ids.device, torch.float32, max_terms=kernels.max_terms)
         return prepare_batch(self.layout, self.batch, self.consumer, upload=upload).groups[0]
 

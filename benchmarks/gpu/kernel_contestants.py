@@ -1,7 +1,6 @@
-"""Who pools and updates rows: our kernels, torch's embedding bag with its optimizers, FBGEMM's batched tables.
+"""Contestants of part `kernels`: our kernels, torch's embedding bag with its optimizers, FBGEMM's batched tables.
 
-Every contestant has a forward and a backward that is timed together with the update of the rows; the forward that a
-backward needs is not timed with it.
+Forward is timed alone, backward together with the update of the rows. The forward that a backward needs is not timed.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _DENSE_OPTIMIZERS: Mapping[str, _Optimizer] = {
 
 
 class Rows(ABC):
-    """What a contestant does with one batch."""
+    """The timed operations of a contestant on one batch."""
 
     @abstractmethod
     def prepare_update(self) -> None:
-        """What a backward needs, and is not timed with it."""
+        """Prepare a backward; not timed."""
 
     @abstractmethod
     def forward(self) -> Tensor:
@@ -103,7 +102,7 @@ class _OurRows(Rows):
         return self._kernels.pool(view, self._bags)
 
     def prepare_update(self) -> None:
-        """Nothing: a backward needs the gradient and the plan."""
+        """Does nothing: the backward needs only the gradient and the plan."""
 
     def update(self) -> None:
         self._kernels.update(self._records, self._slot_index, self._terms, self._step)
@@ -193,10 +192,10 @@ def tbe(tables: list[tuple[int, int]], optimizer: str, device: torch.device) -> 
 
 
 def open_contestants(batch: RowsBatch, device: torch.device, say: Callable[[str], None]) -> dict[str, Rows]:
-    """Those that run here, by name; `say` is told why another does not.
+    """Contestants that run on this machine, by name; `say` gets the reason why another does not.
 
     Raises:
-        Exception: ours fail where they should run. Of the others anything may be missing.
+        Exception: our kernels fail on a device they support.
     """
     optimizer = batch.schema.optimizer
     found: dict[str, Rows] = {}
@@ -212,13 +211,13 @@ def open_contestants(batch: RowsBatch, device: torch.device, say: Callable[[str]
     for name, make in makers.items():
         try:
             found[name] = _tried(make(), device)
-        except Exception as error:  # not installed, not built for this card, too large for it: the others run
+        except Exception as error:  # not installed, not built for this device, or too large: the others still run
             say(f"kernels: without {name} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
     return found
 
 
 def _tried(rows: Rows, device: torch.device) -> Rows:
-    """The same, after one run of all it does: what a build or a card lacks is told by its first kernel."""
+    """The same, after one run of every operation: the first launch shows what a build or device lacks."""
     rows.forward()
     rows.prepare_update()
     rows.update()

@@ -1,4 +1,4 @@
-"""Part `kernels`: forward, and backward with update, of all contestants, by width, law of the ids and bag."""
+"""Part `kernels`: forward, and backward with update, of all contestants, by row width, id distribution and bag size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["run_kernels"]
 
 
 def run_kernels(settings: Settings, say: Callable[[str], None], keep: Callable[[Any], None]) -> None:
-    """Measure; `keep` gets the records so far after every setting."""
+    """Measure every setting; `keep` gets the records so far."""
     device = torch.device(settings.device)
     records: list[dict[str, Any]] = []
     told: set[str] = set()

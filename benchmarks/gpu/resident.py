@@ -1,4 +1,4 @@
-"""All rows in device memory: the same DLRM and batches, all uploaded before, one stream, no store. A step's floor.
+"""All rows in device memory: the same DLRM and batches, uploaded in advance, one stream, no store. The lower bound.
 
 ours        `CachedBags` over a cache with a slot for every row, plans uploaded before
 torch       one weight for all tables, `embedding_bag` with sparse gradients, a `torch.optim` optimizer
@@ -30,7 +30,7 @@ from benchmarks.gpu.workload import Workload
 
 __all__ = ["RESIDENTS", "Resident", "step_times"]
 
-#: One step of the number given, on batches that are on the device.
+#: Runs step number n on batches that are already on the device.
 Resident = Callable[[int], None]
 
 

@@ -1,4 +1,4 @@
-"""Every size of the benchmark, as a flag; `--rehearse` makes all of them tiny and the device the CPU."""
+"""Sizes of the benchmark, one flag each. `--rehearse` sets tiny sizes and the CPU as device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Part `steps`: a DLRM step with all rows in device memory, and cached, over memory of this process and over servers.
+"""Part `steps`: a DLRM step with all rows in device memory, and cached, over process memory and over servers.
 
-resident ─ cached over each store ─ resident again      a cached run is compared with the faster of the residents
+resident ─ cached over each store ─ resident again      baseline of a cached run: the fastest of the residents
 
-What is not installed here costs its own lines of the table. What should have run and failed is a `Failure` at the end.
+A missing dependency costs only its own lines of the table. A run of ours that fails raises `Failure` at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.gpu.workload import Plan, Workload, make_plan, make_workload
 
 __all__ = ["Failure", "planned_workload", "run_steps"]
 
-#: What it is called when something is not there: a package, a server's binary.
+#: Errors of a missing package or server binary.
 _ABSENT = (ImportError, InputError)
 
 #: Batches of the residents: few enough to lie on the device, enough that rows differ between steps.
@@ -33,7 +33,7 @@ _RESIDENT_BATCHES = 16
 
 
 class Failure(Exception):
-    """Runs of the engine failed; what there is of the others was kept."""
+    """Runs of the engine failed; the results of the others are kept."""
 
 
 def planned_workload(settings: Settings, say: Callable[[str], None]) -> tuple[Workload, Plan]:
@@ -68,7 +68,7 @@ def run_steps(workload: Workload, plan: Plan, say: Callable[[str], None], keep: 
         try:
             with open_stores() as make_store:
                 record = run_cached(workload, plan.steps, make_store)
-        except Exception as error:  # must not cost the others
+        except Exception as error:  # the other runs continue
             found["missing"][f"cached over {name}"] = _why(error)
             say(f"steps: without {name} ({_why(error)})")
             if not isinstance(error, _ABSENT):
@@ -96,7 +96,7 @@ def _residents(
     missing: dict[str, str],
     say: Callable[[str], None],
 ) -> list[str]:
-    """Time them; those of ours that failed."""
+    """Time the resident contestants; returns those of ours that failed."""
     settings, failed = workload.settings, []
     for name, open_resident in RESIDENTS.items():
         try:
@@ -117,12 +117,12 @@ def _residents(
 
 
 def _why(error: Exception) -> str:
-    """Its kind and first line."""
+    """Type and first line of an error."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _free(settings: Settings) -> None:
-    """Give the device's memory back before the next one takes it."""
+    """Release device memory before the next run."""
     gc.collect()
     if torch.device(settings.device).type == "cuda":
         torch.cuda.empty_cache()

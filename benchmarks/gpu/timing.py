@@ -1,10 +1,10 @@
-"""Time on a device: events around what was enqueued, read when all is done; on a CPU the clock on the wall.
+"""Device time between events, read at the end; on a CPU, wall time.
 
     every repeat:   each contestant once ── prepare (not timed) ── flush the device's cache ── time(run)
 
-So all contestants meet the same state of the machine, and none finds its rows in the device's cache. The flush also
-lets the host run ahead, so that what is timed is the device's work and not how fast Python enqueues it; unless what is
-timed waits for the device itself, as sums of sparse gradients do in torch.
+All contestants see the same state of the machine, and none finds its rows in the device's cache. The flush also lets
+the host run ahead, so the time is the device's work and not Python's enqueueing, unless the timed call itself waits
+for the device, as torch's sums of sparse gradients do.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["Clock", "Contestant", "interleaved", "median_s", "open_clock"]
 #: Written between two timings: many times the largest L2 cache (60 MB on an H200).
 FLUSH_BYTES = 1 << 30
 
-#: Times that it is written: about a millisecond on an H200, more than Python needs for any contestant's launches.
+#: Number of writes: about a millisecond on an H200, more than Python needs for any contestant's launches.
 FLUSHES = 4
 
 
 class Contestant(Protocol):
-    """Something that is timed."""
+    """Something to time."""
 
     def prepare(self) -> None:
-        """What comes before, and is not timed."""
+        """Untimed preparation of a run."""
         ...
 
     def run(self) -> object:
-        """What is timed: enqueues its work."""
+        """The timed work: enqueues it."""
         ...
 
 
 class Clock(Protocol):
-    """Times what is done on one device. A context manager: at its end the device has finished."""
+    """Clock of one device. Context manager: at its end the device has finished."""
 
     def __enter__(self) -> Self: ...
 
@@ -48,7 +48,7 @@ class Clock(Protocol):
     ) -> None: ...
 
     def mark(self) -> Any:
-        """A point in the current stream's work."""
+        """A mark in the current stream."""
         ...
 
     def time(self, run: Callable[[], object]) -> tuple[Any, Any]:
@@ -112,7 +112,7 @@ def median_s(times_s: Sequence[float]) -> float:
 def interleaved(
     contestants: Mapping[str, Contestant], device: torch.device, *, repeats: int, warmups: int = 3
 ) -> dict[str, float]:
-    """Median seconds of each contestant's `run`; each is warmed up first, and all take turns."""
+    """Median seconds of each contestant's `run`, interleaved, after `warmups` rounds."""
     flush = torch.empty(FLUSH_BYTES if device.type == "cuda" else 1 << 20, dtype=torch.uint8, device=device)
     pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name in contestants}
     with open_clock(device) as clock:

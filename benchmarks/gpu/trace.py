@@ -1,4 +1,4 @@
-"""Part `trace`: a cached run of some steps with all actions recorded: a Perfetto trace, a picture of ten."""
+"""Part `trace`: a cached run with all actions recorded, as a Perfetto trace and a picture of ten steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = 10
 def run_trace(
     workload: Workload, plan: Plan, folder: Path, say: Callable[[str], None], keep: Callable[[Any], None]
 ) -> None:
-    """Train over one server, or memory of this process where there is none; draw ten of the timed steps."""
+    """Train over one server, or over process memory if there is none; draw ten of the timed steps."""
     makers = store_makers(workload.settings.servers[:1])
     used, trace = "", Trace()
     for used in reversed(makers):  # servers first

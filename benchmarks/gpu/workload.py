@@ -1,9 +1,9 @@
-"""What the steps train: the paper's DLRM on Criteo Kaggle's 26 tables, ids drawn with the skews measured on its logs.
+"""Workload of the steps: the paper's DLRM on Criteo Kaggle's 26 tables, ids drawn with the skews of its logs.
 
     SyntheticSource ──batches──> planner ──> steps of a cache that has been used
 
-Drawn and planned before anything is timed: a planner of one process may be slower than the device. Every example has
-one id per table, as in the paper's data: a missing value is an id of its own there.
+Batches are drawn and planned before anything is timed: a planner in one process can be slower than the device. Every
+example has one id per table, as in the paper's data, where a missing value is an id of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from data.synthetic_options import options_at
 
 __all__ = ["Plan", "Workload", "make_plan", "make_workload"]
 
-#: Tables of at most so many rows keep them when tables are scaled down.
+#: Tables up to this size are not scaled down.
 _SMALL_ROWS = 1_000
 
 
@@ -51,7 +51,7 @@ class Workload:
         return int(self.total_rows * self.settings.cache_share)
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """The first batches, drawn as they are asked for. A batch is a block of the source: no reader in between."""
+        """The first `count` batches, drawn lazily from blocks of the source, without a reader."""
         index = 0
         for segment in self.source.segments():
             for block in self.source.blocks(segment):
@@ -129,7 +129,7 @@ def make_workload(settings: Settings) -> Workload:
 
 
 def make_plan(workload: Workload, spec: OracleSpec, say: Callable[[str], None]) -> Plan:
-    """Draw and plan the steps of a cached run: once for the time it takes, and once to be kept."""
+    """Draw and plan the steps of a cached run: once to measure planning, once to keep the plans."""
     settings = workload.settings
     num_batches = settings.num_steps + settings.lookahead
     start_s = time.perf_counter()
@@ -144,8 +144,8 @@ def make_plan(workload: Workload, spec: OracleSpec, say: Callable[[str], None]) 
 def _plan_s(batches: Sequence[Batch], spec: OracleSpec, num_steps: int) -> list[float]:
     """Seconds of the thread for each step; the first has the window to fill.
 
-    A plan is let go when the next is made. As many as this benchmark keeps would all take memory that the process never
-    had: 1,100 page faults a plan, which no job sees and which cost more than planning where a host must find the pages.
+    Every plan is dropped when the next is made, as in a job. Keeping them would touch fresh memory: 1,100 page faults a
+    plan, which can cost more than planning on a virtual machine.
     """
     plan_s: list[float] = []
     before_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""One job through the shaped link, as the trainer runs it, and what its steady state was like.
+"""One job through the shaped link, as the trainer runs it, measured in steady state.
 
 fill the store with every row ──> cacher process, engine, RedisStore over TCP ──> step times after the warm-up, and
 waits, rows and bytes on the link between the end of the warm-up and the last measured step
@@ -31,26 +31,26 @@ from trainer.assembly import build_engine, build_trainee
 __all__ = ["DRAIN_STEPS", "LOSS_STEPS", "Trial", "fill_store", "run_trial"]
 
 _FILL_ROWS = 50_000
-#: Steps left out at the end: the lanes ahead of the computation have run out of work there.
+#: Steps left out at the end: lanes that look ahead have no work left.
 DRAIN_STEPS = 16
-#: Every run has at least so many steps.
+#: Minimum number of steps of a run.
 LOSS_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run's steady state; per step unless the name says otherwise.
+    """Steady state of one run; figures are per step unless noted.
 
     Attributes:
-        cache_rows: 0: direct mode.
+        cache_rows: rows in the cache; 0 is direct mode.
         lookahead: batches.
         step_s: times between consecutive steps' ends, seconds to the microsecond.
-        exposed_s: the compute lane waited for rows.
+        exposed_s: wait of the compute lane for rows.
         hit_rate: share of a batch's unique rows that were in the cache.
         rows_unique, rows_fetched: rows.
         received_bytes, sent_bytes: on the link, headers included.
-        own_cores, other_cores: cores used on average by this job (trainer, cacher, server), and by everything else.
-        loss: sum over the first `LOSS_STEPS` steps: equal between runs that did the same work.
+        own_cores, other_cores: average cores used by this job (trainer, cacher, server), and by other jobs.
+        loss: sum over the first `LOSS_STEPS` steps; equal for equal work.
     """
 
     cache_rows: int
@@ -79,7 +79,7 @@ class _Mark:
 
 
 class _Recorder:
-    """Notes when every step ended, and the totals after some of them."""
+    """Records the end time of every step, and the totals after some steps."""
 
     def __init__(self, server: ShapedServer, steps: Sequence[int]) -> None:
         self._server = server
@@ -102,7 +102,7 @@ class _Recorder:
 
 
 def fill_store(server: ShapedServer, schema: RowSchema, namespace: str) -> None:
-    """Give every row of every table its initial value, past the shaped link: as if training had gone on for long."""
+    """Write every row's initial value past the shaped link, so that every miss is a read."""
     with RedisStore(server.direct_url, schema=schema, namespace=namespace) as store:
         store.claim()
         for number, table in enumerate(schema.tables):
@@ -120,14 +120,14 @@ def run_trial(
     """Train `config.run.steps` batches.
 
     Args:
-        server: where the rows are.
+        server: holds the rows.
         config: of the job; its store is the server.
-        warmup_steps: steps left out: the cache fills up, and the lookahead window with it.
+        warmup_steps: steps left out at the start, while cache and lookahead window fill up.
         trace_path: write a trace of all lanes here.
         refill: give the store its initial rows first.
     """
     torch.set_num_threads(config.run.threads)
-    # The last batches no longer share the machine with the reading and fetching of later ones.
+    # Beside the last batches no later ones are read and fetched.
     last_step = config.run.steps - DRAIN_STEPS
     recorder = _Recorder(server, (warmup_steps, last_step, LOSS_STEPS))
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def run_trial(
 
 
 def _trial(config: Config, recorder: _Recorder, first: int, last: int) -> Trial:
-    """What happened between the ends of steps `first` and `last`, counted from 1."""
+    """Figures between the ends of steps `first` and `last`, counted from 1."""
     start, end, num_steps = recorder.marks[first], recorder.marks[last], last - first
 
     def per_step(total: Callable[[_Mark], float]) -> float:

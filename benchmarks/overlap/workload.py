@@ -1,4 +1,4 @@
-"""What is trained: Criteo-like click logs on bounded tables, and models of two sizes.
+"""Workloads: Criteo-like click logs on bounded tables, and models of two sizes.
 
     Workload ──schema_toml──> data.schema      Workload ──config(url, rows, lookahead)──> trainer Config
 
@@ -30,7 +30,7 @@ __all__ = ["LOOKAHEADS", "TABLE_ROWS", "TOTAL_ROWS", "WORKLOADS", "Workload", "s
 SCALE = 32
 #: Batches fetched ahead: the default of the trainer.
 PREFETCH_DEPTH = 4
-#: Batches the oracle sees: 1 is no lookahead (rows are still fetched ahead, evictions are by recency).
+#: Batches in the window. 1 means no lookahead: rows are still prefetched, eviction goes by recency.
 LOOKAHEADS = (1, 8, 32, 128)
 _ZIPF_EXPONENT = 1.2
 _ZIPF_ABOVE_ROWS = 1_000
@@ -43,16 +43,16 @@ TOTAL_ROWS = sum(TABLE_ROWS.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model, a batch size, and what to measure.
+    """A model, a batch size, cache sizes and targets.
 
     Attributes:
         name: for the command line and the report.
-        target_share: share of a step in direct mode that shall not be computation.
-        target_ratio: cached step over compute-only step, at most; None: no target.
-        target_speedup: direct step over cached step, at least.
+        target_share: wanted share of a step in direct mode that is not computation.
+        target_ratio: largest cached step / compute-only step; None: no target.
+        target_speedup: smallest direct step / cached step.
         model, bottom_mlp, top_mlp, embedding_dim, batch_size: as in the configuration.
         cache_shares: cache sizes, as shares of all rows.
-        warmup_steps: steps before anything is measured with a cache: enough to fill the largest.
+        warmup_steps: steps before measuring with a cache: enough to fill the largest one.
         measured_steps: steps measured with a cache.
         direct_steps: steps measured in direct mode.
     """

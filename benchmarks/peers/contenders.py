@@ -1,4 +1,4 @@
-"""What a trial is told and what it tells; the contenders as the parent and the report know them. Imports no torch."""
+"""Input and output of a trial, and the table of contenders. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["CONTENDERS", "Outcome", "Task", "Trait"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to run.
+    """Input of a trial.
 
     Attributes:
         setting, contender: names.
-        repeat: number of this run among its like.
+        repeat: number of this run of the contender in the setting.
         data: `data` section of the configuration: path, format, limit.
-        url, fill_url: of the store's server, through the link and past it.
-        interface: our end of the link; `lo` of their own namespace for several ranks.
-        server_pid: of the store's server.
-        rank, world_size, port: of torchrec's ranks.
+        url, fill_url: URLs of the store's server, through the link and past it.
+        interface: our end of the link; for several ranks `lo` of their namespace.
+        server_pid: process id of the store's server.
+        rank, world_size, port: of torchrec's process group.
     """
 
     setting: str
@@ -38,18 +38,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came out.
+    """Output of a trial.
 
     Attributes:
         setting, contender, repeat: as in the task.
-        step_s: of the measured steps, seconds.
+        step_s: seconds of the measured steps.
         auc: of the held-out examples.
-        loss: mean of the first steps: tells whether the work was the same.
+        loss: mean of the first steps; equal for equal work.
         bytes_per_step: on the network, both directions, headers included.
-        peak_bytes: resident memory of this process; `helpers_peak_bytes` of those it started.
+        peak_bytes: peak resident memory of this process.
+        helpers_peak_bytes: peak resident memory of the processes it started.
         rows_peak_bytes: of that, rows with their optimizer state.
-        hit_rate: of a cache; None: there is none.
-        own_cores, other_cores: used while measuring, by the contender with its server, and by others.
+        hit_rate: of the cache; None: there is no cache.
+        own_cores, other_cores: cores used by the contender with its server, and by other jobs.
     """
 
     setting: str
@@ -69,14 +70,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trait:
-    """A contender.
+    """Properties of a contender.
 
     Attributes:
         what: one line for the report.
-        uses_store: over the link.
-        cached: it has a cache, of the setting's size.
-        world_size: processes.
-        is_floor: torchrec with all rows local: what ours is compared with.
+        uses_store: whether its rows are in the store.
+        cached: whether it has a cache, of the setting's size.
+        world_size: number of processes.
+        is_floor: torchrec with all rows local: the baseline of our ratios.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Peers with every row in this process's memory: fbgemm's table-batched embeddings, and plain PyTorch modules."""
+"""Contenders with every row in process memory: fbgemm's table-batched embeddings, and plain PyTorch modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["batched_tables", "plain_modules"]
 
 
 def batched_tables(peer: Peer) -> Loop:
-    """fbgemm's own module around the kernel torchrec uses: one lookup for all tables, rows updated in the backward."""
+    """fbgemm's module with torchrec's kernel: one lookup for all tables, rows updated in the backward."""
     tables = _BatchedTables(peer)
     model = peer.put(tables)
     dense = [parameter for name, parameter in model.named_parameters() if "embedding_bag_collection" not in name]

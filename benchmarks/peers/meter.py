@@ -1,6 +1,6 @@
-"""`Meter`: when steps end; bytes moved and processors used between the end of the warm-up and the last measured step.
+"""`Meter`: end times of steps; bytes moved and cores used between the end of the warm-up and the last measured step.
 
-Steps before `first_step` are left out (allocators, caches and pipelines fill up), and the last `DRAIN_STEPS`, in which
+The first `WARMUP_STEPS` are left out (allocators, caches and pipelines fill up), and the last `DRAIN_STEPS`, in which
 lanes that look ahead have no work left.
 """
 
@@ -31,12 +31,12 @@ class _Mark:
 
 
 class Meter:
-    """Told of every step's end.
+    """Measures one run.
 
     Args:
-        num_steps: that will come.
-        moved_bytes: a counter of bytes on the network.
-        pids: roots of the process trees that belong to this contender, this process excepted.
+        num_steps: number of steps of the run.
+        moved_bytes: reads a counter of bytes on the network.
+        pids: roots of the contender's process trees besides this process.
     """
 
     def __init__(self, num_steps: int, moved_bytes: Callable[[], int], pids: Sequence[int]) -> None:
@@ -48,18 +48,18 @@ class Meter:
         self.helpers_peak_bytes = 0
 
     def step(self) -> int:
-        """A step has ended; its number, from 1."""
+        """Record the end of a step; returns its number, from 1."""
         self._ends_s.append(time.perf_counter())
         if len(self._ends_s) in self._marked:
             self._marks.append(_Mark(moved_bytes=self._moved_bytes(), processors=ProcessorUse.now(self._pids)))
         return len(self._ends_s)
 
     def note_helper(self, pid: int) -> None:
-        """Another process of this contender, and its children: how much memory they needed."""
+        """Record the peak memory of another process of this contender and its children."""
         self.helpers_peak_bytes = sum(peak_bytes(child) for child in process_tree([pid]))
 
     def step_s(self) -> tuple[float, ...]:
-        """Times between ends, of the measured steps, to the microsecond."""
+        """Durations of the measured steps in seconds, rounded to microseconds."""
         first, last = self._marked
         ends = self._ends_s[first - 1 : last]
         return tuple(round(end - start, 6) for start, end in pairwise(ends))
@@ -69,7 +69,7 @@ class Meter:
         return (end.moved_bytes - start.moved_bytes) / (self._marked[1] - self._marked[0])
 
     def cores(self) -> tuple[float, float]:
-        """Used on average by this contender, and by everybody else."""
+        """Average cores used by this contender, and by other jobs."""
         start, end = self._marks
         return end.processors.cores_since(start.processors)
 
@@ -88,7 +88,7 @@ def interface_bytes(name: str) -> int:
 
 
 def peak_bytes(pid: int) -> int:
-    """Most resident memory a process has had; 0 if it is gone."""
+    """Peak resident memory of a process; 0 if it has ended."""
     try:
         return peak_rss_bytes(pid)
     except FileNotFoundError:

@@ -27,13 +27,13 @@ __all__ = ["run_ours"]
 
 
 def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> tuple[float | None, float, float]:
-    """Train once over the data, and score what is held out.
+    """Train once over the data, and score the held-out examples.
 
     Args:
         config: of the job; its store is reached through the link.
-        sample: whose rows the store shall hold when training begins.
-        meter: told of every step.
-        fill_url: the store's server, past the link.
+        sample: its rows are written to the store before training.
+        meter: records every step.
+        fill_url: URL of the store's server past the link.
 
     Returns:
         Held-out AUC, mean loss of the first steps, hit rate.

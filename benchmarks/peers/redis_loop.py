@@ -1,10 +1,10 @@
-"""Peers whose rows live in the store, reached as one would by hand: redis-py, a key a row, MGET and MSET.
+"""Contenders whose rows live in the store, over redis-py: one key per row, MGET and MSET.
 
     unique rows of the batch ──RowSource.take──> records ──forward, backward, Adagrad──> RowSource.give
         Uncached: MGET all, MSET all               LeastRecent: a slab of records; misses by MGET, dirty victims by MSET
 
-Favours: rows are numbered beforehand, keys are encoded beforehand, replies are parsed by hiredis, the LRU is kept with
-numpy, batch by batch (which evicts what a row-by-row list would, but for ties within a batch).
+In their favour, rows are numbered and keys encoded in advance, hiredis parses the replies, and numpy maintains the LRU
+batch by batch (it evicts what a row-by-row list would, except for ties within a batch).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILL_ROWS = 10_000
 
 
 class RowKeys:
-    """Row records in a server, a string a row.
+    """Row records in a server, one string per row.
 
     Args:
         url: of the server.
@@ -45,7 +45,7 @@ class RowKeys:
         self.width = 2 * peer.row_tables[0].dim  # weights, and Adagrad's sum of squares
 
     def fill(self, peer: Peer) -> None:
-        """Give every row its initial value: as if training had gone on for long."""
+        """Write every row's initial value, so that every first use of a row is a read."""
         tables = [peer.initial_rows(number) for number in range(len(peer.row_tables))]
         weights = torch.cat(tables)
         records = torch.cat([weights, torch.zeros_like(weights)], dim=1).numpy()
@@ -68,19 +68,19 @@ class RowKeys:
 
 
 class RowSource(Protocol):
-    """Where a batch's records come from, and go."""
+    """Source and sink of a batch's records."""
 
     def take(self, rows: Rows) -> Tensor:
-        """Records ``[n, width]`` of distinct rows, the caller's to change."""
+        """Records ``[n, width]`` of distinct rows, which the caller can modify."""
         ...
 
     def give(self, rows: Rows, records: Tensor) -> None:
-        """The same rows, changed."""
+        """Take the modified records of the same rows."""
         ...
 
 
 class Uncached:
-    """Every batch's rows are read and written."""
+    """No cache: every batch's rows are read and written."""
 
     def __init__(self, keys: RowKeys) -> None:
         self._keys = keys
@@ -93,7 +93,7 @@ class Uncached:
 
 
 class LeastRecent:
-    """A read-through cache: rows used least recently leave first, and are written then.
+    """A read-through LRU cache that writes rows back when it evicts them.
 
     Args:
         keys: the store.
@@ -117,7 +117,9 @@ class LeastRecent:
             InputError: more rows than slots.
         """
         if len(rows) > len(self._row_in):
-            raise InputError(f"a batch of {len(rows)} rows does not fit a cache of {len(self._row_in)}")
+            raise InputError(
+                f"expected a batch of at most {len(self._row_in)} rows, the size of the cache, got {len(rows)}"
+            )
         self._clock += 1
         slots = self._slot_of[rows]
         self._used_at[slots[slots >= 0]] = self._clock
@@ -144,7 +146,7 @@ class LeastRecent:
 
 
 class RemoteLoop:
-    """Fetch, train, give back, next batch. One of `Contender`."""
+    """A `Contender`: fetch, train, write back, next batch."""
 
     def __init__(self, peer: Peer, source: RowSource) -> None:
         self._source = source
@@ -185,7 +187,7 @@ class RemoteLoop:
 
 
 class _PackedTables(nn.Module):
-    """The batch's rows of all tables in one matrix, looked up at once."""
+    """The batch's rows of all tables in one matrix, with one lookup for all."""
 
     weights: Tensor
     inverse: Tensor

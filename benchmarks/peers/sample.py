@@ -2,7 +2,7 @@
 
     LookaheadLoader ──Batch──> vocabulary of each table ──> Minibatch: rows numbered from 0 within their table
 
-Nobody pays for this but we: the peers start with tensors in memory, our own runs read, parse and plan while they train.
+This happens before the measurement and favours the others: ours reads, parses and plans while it trains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Minibatch", "Sample", "read_sample"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minibatch:
-    """One batch, or a rank's part of it; B examples, F features, n ids, all tensors on the CPU.
+    """One batch or a rank's part of it; B examples, F features, n ids; all tensors on the CPU.
 
     Attributes:
         dense: float32 ``[B, num_dense]``.
@@ -51,7 +51,7 @@ class Minibatch:
         return len(self.labels)
 
     def part(self, rank: int, world_size: int) -> Minibatch:
-        """The examples of one rank: consecutive ones, equally many."""
+        """The examples of one rank: consecutive, the same number for every rank."""
         count = self.num_examples // world_size
         bags = self.lengths.view(-1, self.num_examples)[:, rank * count : (rank + 1) * count]
         starts = self.offsets[:-1].view(-1, self.num_examples)[:, rank * count]
@@ -71,11 +71,11 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """All batches of a job.
+    """All batches of a job, and its vocabulary.
 
     Attributes:
         schema: of the data; every feature has a table of its own.
-        ids: per table its raw ids, int64, ascending: row number -> id.
+        ids: raw ids of each table, int64, ascending: row number -> id.
         train, held_out: batches.
     """
 
@@ -90,7 +90,7 @@ class Sample:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all tables."""
+        """Number of rows of all tables."""
         return sum(map(len, self.ids))
 
 
@@ -102,7 +102,7 @@ def read_sample(config: Config) -> Sample:
     """
     schema = open_source(config.data, config.run.seed).schema
     if [feature.table for feature in schema.features] != [table.name for table in schema.tables]:
-        raise InputError("this benchmark needs data with one table for each feature")
+        raise InputError("expected data with one table for each feature, got a shared table")
     train, held_out = (_batches(config, phase) for phase in ("train", "eval"))
     ids = tuple(
         np.unique(np.concatenate([part[number] for part in map(_ids, [*train, *held_out])]))
@@ -123,7 +123,7 @@ def _batches(config: Config, phase: Phase) -> list[Batch]:
 
 
 def _ids(batch: Batch) -> list[NDArray[np.int64]]:
-    """Feature by feature."""
+    """Ids of each feature."""
     return [batch.values[start:end] for start, end in pairwise(batch.feature_offsets().tolist())]
 
 

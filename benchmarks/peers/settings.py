@@ -1,6 +1,6 @@
-"""What is trained: model sizes, batch size, threads; and the command line's data as a trainer's configuration.
+"""Settings: model sizes, batch size, threads; and the trainer's configuration for each.
 
-Setting ──config(data, cache_rows, url)──> trainer Config: ours runs it, the peers take model and optimizers from it
+Setting ──config(data, cache_rows, url)──> trainer Config: ours runs it, the others take model and optimizers from it
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Setting:
         threads: compute threads of every process that trains.
         cache_share: rows a cache holds (ours and the LRU), as a share of all rows of the sample.
         lookahead: batches the oracle sees.
-        dense_lr: learning rate of the dense part; where it is too high a model first falls apart, and where it ends is
-            a matter of rounding.
+        dense_lr: learning rate of the dense part. If it is too high, training first diverges, and its result depends on
+            rounding.
     """
 
     name: str

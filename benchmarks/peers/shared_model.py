@@ -1,6 +1,6 @@
-"""The trainer's own model, with the same initial dense parameters and rows, over embeddings that a peer brings.
+"""The trainer's own model, with the same initial dense parameters and rows, over embeddings that a contender provides.
 
-Setting, Sample ──Peer──> model with `embeddings` in the place of ours; initial rows; optimizer of the dense part
+Setting, Sample ──Peer──> model with other embeddings; initial rows; optimizer of the dense part
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Untyped: TypeAlias = Any
 
 
 class Contender(Protocol):
-    """What a trial runs."""
+    """A contender as a trial runs it."""
 
     def steps(self, batches: Sequence[Minibatch]) -> Iterator[Tensor]:
-        """Train on the batches; gives each one's mean loss as soon as its step is done."""
+        """Train on the batches; yields the mean loss of each when its step is done."""
         ...
 
     def score(self, batch: Minibatch) -> Tensor:
@@ -38,7 +38,7 @@ class Contender(Protocol):
 
 
 class Peer:
-    """What peers build their model from.
+    """Model, initial values and optimizer for contenders other than ours.
 
     Args:
         config: of the job.
@@ -69,7 +69,7 @@ class Peer:
         ]
 
     def initial_rows(self, table: int) -> Tensor:
-        """``[rows, dim]``: what our own runs start from."""
+        """Initial weights ``[rows, dim]``, the same as in our own runs."""
         return initial_weights(self.row_tables[table], self.sample.ids[table], seed=self.config.run.seed)
 
     def put(self, embeddings: nn.Module) -> nn.Module:
@@ -82,7 +82,7 @@ class Peer:
         return dense_optimizer(parameters, self.config.optim)
 
     def keyed(self, batch: Minibatch) -> Untyped:
-        """The batch's ids as torchrec takes them, offsets known."""
+        """The batch's ids as a KeyedJaggedTensor with known offsets."""
         return KeyedJaggedTensor(
             keys=self.sample.feature_names,
             values=batch.rows,
@@ -93,7 +93,7 @@ class Peer:
 
 
 class Loop:
-    """The plain loop: forward, backward, row update if backward did not do it, dense step. One of `Contender`."""
+    """A `Contender`: forward, backward, row update unless backward does it, dense step."""
 
     def __init__(self, peer: Peer, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._peer = peer

@@ -39,14 +39,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks: which this is, and where they meet."""
+    """Rank, world size and rendezvous port of a process group."""
 
     rank: int = 0
     world_size: int = 1
     port: int = 0
 
     def join(self) -> None:
-        """Enter torch's default process group, over gloo."""
+        """Join torch's default process group over gloo."""
         os.environ.update(
             RANK=str(self.rank),
             LOCAL_RANK=str(self.rank),
@@ -94,7 +94,7 @@ class TorchrecLoop:
         self._optimizer = peer.dense_optimizer(dense)
 
     def _load(self) -> None:
-        """Give the tables the initial rows, as far as they are this rank's."""
+        """Copy the initial rows of this rank into the tables."""
         for name, value in self._model.state_dict().items():
             if ".embedding_bags." not in name:
                 continue
@@ -140,14 +140,14 @@ class TorchrecLoop:
 
 
 class _Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """torchrec offers row-wise sharding on GPUs only; over gloo it works as well."""
+    """Row-wise sharding on CPUs: torchrec offers it on GPUs only, but it works over gloo."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return ["table_wise", "row_wise"]
 
 
 class _WithLoss(nn.Module):
-    """torchrec's pipelines want a model that gives (loss, output), and pass on the output."""
+    """Adapter for torchrec's pipelines, which expect a model that returns (loss, output)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""One contender, once, in a process of its own (two ranks: two processes).
+"""One run of one contender in a process of its own (two ranks: two processes).
 
-python -m benchmarks.peers.trial TASK.json OUTCOME.json        both files are the parent's
+python -m benchmarks.peers.trial TASK.json OUTCOME.json        the launcher owns both files
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _remote(peer: Peer, task: Task, *, cached: bool) -> RemoteLoop:
     return RemoteLoop(peer, LeastRecent(keys, num_rows=peer.sample.num_rows, num_slots=num_slots))
 
 
-#: How the peers among `CONTENDERS` are made.
+#: Builders of the contenders other than ours.
 _BUILDERS: Mapping[str, Callable[[Peer, Task], Contender]] = {
     "torchrec": lambda peer, task: TorchrecLoop(peer, _group(task)),
     "torchrec pipelined": lambda peer, task: TorchrecLoop(peer, _group(task), pipelined=True),
@@ -62,12 +62,12 @@ _BUILDERS: Mapping[str, Callable[[Peer, Task], Contender]] = {
 
 
 def cache_rows(task: Task, sample: Sample) -> int:
-    """Rows a cache may hold in this setting."""
+    """Rows of a cache in this setting."""
     return int(SETTINGS[task.setting].cache_share * sample.num_rows)
 
 
 def run(task: Task) -> Outcome:
-    """Train once over the data, then score what is held out."""
+    """Train once over the data, then score the held-out examples."""
     setting, trait = SETTINGS[task.setting], CONTENDERS[task.contender]
     torch.set_num_threads(setting.threads)
     data = DataConfig(**task.data)

@@ -1,0 +1,1 @@
+"""How fast does the oracle plan? See README.md."""

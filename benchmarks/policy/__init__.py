@@ -1,0 +1,1 @@
+"""How close to the offline optimum is the oracle? See README.md."""

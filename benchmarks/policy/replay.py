@@ -1,6 +1,6 @@
 """One cell of a comparison: a policy over a log, by the real planner or by a baseline.
 
-The planner gets each batch as the rows it holds, once each, in one table: that is all that decides what leaves.
+The planner gets the unique rows of each batch in one table; nothing else influences evictions.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from data.replay.baselines import BASELINES, run_baseline
 
 __all__ = ["HINDSIGHT", "Cell", "replay"]
 
-#: The planner, told before the log begins how often each row will have been used in the end: what is beyond any rule
-#: that knows the past and the window only, and the best that any rule can make of rates of use.
+#: The planner with the number of uses of each row in the whole log, which no online policy knows. It bounds every
+#: policy that ranks rows by rate of use.
 HINDSIGHT = "hindsight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a policy did.
+    """Settings and outcome of one policy.
 
     Attributes:
-        policy: of the oracle, a baseline, or `HINDSIGHT`. lookahead: None for baselines.
-        share: of the distinct rows, where the size was given so.
-        rows_unique: unique rows, summed over batches. rows_fetched: rows read again after an eviction.
+        policy: of the oracle, a baseline, or `HINDSIGHT`.
+        lookahead: None for baselines.
+        share: cache size as a share of the distinct rows; None: given in rows.
+        rows_unique: unique rows, summed over batches.
+        rows_fetched: rows read again after an eviction.
         ratio: `rows_fetched` over that of offline-belady.
-        waiting: share of the batches one of whose inserts waits for the update of the batch before.
-        error: why it could not be done.
+        waiting: share of batches in which an insert waits for the update of the previous batch.
+        error: why it could not be replayed.
     """
 
     policy: str

@@ -1,0 +1,1 @@
+"""What grows with what? See README.md."""

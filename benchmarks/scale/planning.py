@@ -1,10 +1,10 @@
-"""What a plan costs at one point: processor time, memory of the planner, rows fetched, bytes of the plan.
+"""Cost of a plan at one point: processor time, memory of the planner, rows fetched, bytes of the plan.
 
     zipf ──ids──> Batch ──push──> Planner ──plan──> CachePlan      timed: push and plan, by the clock of the thread
                              └─> bytes of all arrays it holds
 
-Measured once the caches are full and rows come back to them. Beside every plan the batch's ids are sorted once with
-`np.sort`: how fast the machine is at that moment, and at arrays of that size.
+Measured once the caches are full and evicted rows return. Beside every plan one `np.sort` of the batch's ids shows the
+machine's speed at that moment for arrays of that size.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["ROW_BYTES", "PlanCost", "array_bytes", "measure_planning"]
 
 EXPONENT = 1.2
 ROW_BYTES = 48 * 4
-#: Before anything is measured this many times the caches' rows have entered, and the caches have evicted for this many
-#: windows: a row that left can only come back after its window, so that only then fetches are what they will be.
+#: Before measuring, this many times the caches' rows have entered, and the caches have evicted for this many windows:
+#: an evicted row returns after its window at the earliest, so fetches are not steady before.
 WARM_UP = 2
 #: A prime larger than any table: multiplying by it modulo a table's rows spreads popular ids over the table.
 _PRIME = (1 << 31) - 1
@@ -62,7 +62,7 @@ class PlanCost:
 
 
 def batches(point: Point) -> Iterator[Batch]:
-    """Fresh batches without end."""
+    """An endless stream of fresh batches."""
     rng = np.random.default_rng(0)
     rows = point.vocabulary // point.tables
     law = ZipfLaw(vocabulary=rows, exponent=EXPONENT)
@@ -78,7 +78,7 @@ def batches(point: Point) -> Iterator[Batch]:
 
 
 def measure_planning(point: Point, num_batches: int) -> PlanCost:
-    """Plan until the caches are full, then `num_batches` more."""
+    """Plan until the caches are in steady state, then measure `num_batches`."""
     planner = Planner(
         OracleSpec(
             table_rows=((point.vocabulary // point.tables) if point.bounded else None,) * point.tables,
@@ -126,7 +126,7 @@ def measure_planning(point: Point, num_batches: int) -> PlanCost:
 
 
 def array_bytes(root: object) -> int:
-    """Bytes of all numpy buffers reachable from an object, each counted once, however many views it has."""
+    """Bytes of all numpy buffers reachable from an object; a buffer counts once, however many views it has."""
     buffers = {}
     for array in _arrays(root):
         while isinstance(array.base, np.ndarray):

@@ -1,4 +1,4 @@
-"""What is varied: one quantity at a time around a base point.
+"""Points of the curves: one quantity at a time is varied around a base point.
 
 BASE ──replace one field──> Point, Point, … = a Curve      PLAN_CURVES: of planning      STEP_CURVES: of training
 """
@@ -20,7 +20,7 @@ class Point:
         batch_size: examples in a global batch.
         tables: features of one id, each with a table of its own.
         vocabulary: rows of all tables together.
-        bounded: whether the planner knows the tables' sizes; else ids are any 64-bit numbers.
+        bounded: whether the planner knows the tables' sizes; otherwise ids are arbitrary 64-bit numbers.
         lookahead: batches in the window.
         cache_rows: of all ranks together.
         ranks: that share the batch and the cache.
@@ -36,13 +36,13 @@ class Point:
 
     @property
     def ids(self) -> int:
-        """Of a batch."""
+        """Ids of a batch."""
         return self.batch_size * self.tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points of one variable; `x` names the field of `Point` that it is drawn over."""
+    """Points along one variable; `x` names its field of `Point`."""
 
     name: str
     x: str
@@ -77,7 +77,7 @@ PLAN_CURVES = (
     _curve("ranks", BASE, "ranks", (1, 2, 4, 8, 16, 32)),
 )
 
-#: Small enough for two processors to train in seconds: the step is what is looked at, not the machine's limits.
+#: Small enough for two processors to train in seconds.
 STEP_BASE = Point(batch_size=1024, cache_rows=200_000, lookahead=32)
 
 STEP_CURVES = (

@@ -1,8 +1,8 @@
-"""A training step at one point: the trainer as it is, its store and its cacher, on synthetic data.
+"""Cost of a training step at one point: a whole job with store and cacher, on synthetic data.
 
     Point ──schema.toml, flags──> python -m trainer --result ──> step time, exposed time, memory
 
-Wall times: a step waits for other processes. Two processors are enough for the job.
+Times are wall times, because a step waits for other processes. Two processors suffice for the job.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["StepCost", "measure_training"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Of one run.
+    """Cost of one run.
 
     Attributes:
         step_ms: median step.
-        exposed_ms: time per step that computation waited for rows, the first steps included.
+        exposed_ms: wait of the computation for rows per step, the first steps included.
         unique_rows: per step.
-        hit_rate: share of them that was in the cache.
+        hit_rate: share of them found in the cache.
         peak_rss_mb: of the trainer's process.
     """
 
@@ -40,7 +40,7 @@ class StepCost:
 
 
 def measure_training(point: Point, steps: int, folder: Path) -> StepCost:
-    """Run the trainer once. JobError with its last line if it fails."""
+    """Run the trainer once. JobError, with its last line: it failed."""
     names = [f"C{number}" for number in range(1, point.tables + 1)]
     lines = ['label = "click"', 'dense = ["I1"]', f"sparse = {json.dumps(names)}"]
     lines += ["[synthetic]", f"rows = {point.batch_size * (steps + point.lookahead)}"]
@@ -56,7 +56,7 @@ def measure_training(point: Point, steps: int, folder: Path) -> StepCost:
         "data.eval_fraction": 0.0,
         "oracle.lookahead": point.lookahead,
         "cache.rows": point.cache_rows,
-        "model.name": "wide-deep",  # DLRM's interaction costs the square of the tables, which is not ours to measure
+        "model.name": "wide-deep",  # DLRM's interaction grows with the square of the tables
         "model.embedding_dim": 16,
         "run.steps": steps,
         "result": folder / "result.json",

@@ -1,4 +1,4 @@
-"""HSETs of rows and nothing else: what the store would send without fence and check words, by the same client.
+"""HSETs of rows only: the store's writes without fence and row checksums, by the same client.
 
 requests ──route──> groups ──PlainCodec──> HSET per bucket ──> the server
 """
@@ -22,7 +22,7 @@ __all__ = ["PlainWriter"]
 
 
 class PlainEncoder(RowEncoder):
-    """Pairs of an HSET as they would be without check words."""
+    """Field-value pairs of an HSET without row checksums."""
 
     def __init__(self, row_bytes: int) -> None:
         super().__init__(row_bytes)
@@ -44,7 +44,7 @@ class PlainEncoder(RowEncoder):
 
 
 class PlainCodec(WriteCodec):
-    """HSETs of rows alone."""
+    """Encodes HSETs without row checksums."""
 
     def _encoder(self, group: WriteGroup) -> RowEncoder:
         row_bytes = group.rows.itemsize
@@ -54,12 +54,12 @@ class PlainCodec(WriteCodec):
 
 
 class PlainWriter:
-    """Writes one batch again and again. Context manager.
+    """Writes the same batch repeatedly. Context manager.
 
     Args:
         url: of one server.
-        requests: the batch, whose rows are all of one width.
-        num_buckets: of its namespace.
+        requests: the batch; all rows have the same width.
+        num_buckets: buckets of the namespace.
     """
 
     def __init__(self, url: str, requests: Sequence[WriteRequest], num_buckets: int) -> None:
@@ -77,7 +77,7 @@ class PlainWriter:
         self._client.__exit__(None, None, None)
 
     def write(self) -> None:
-        """All rows of the batch."""
+        """Write all rows of the batch."""
         parts = [request.rows for request in self._requests]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         routed = self._client.route([(request.table, request.ids) for request in self._requests])
