@@ -3,7 +3,7 @@
     Workload ──schema_toml──> data.schema      Workload ──config(url, rows, lookahead)──> trainer Config
 
 Tables have the row counts of the full Criteo Kaggle set, those above 100,000 divided by `SCALE`. Ids follow the bounded
-Zipf laws fitted to Criteo's columns (data.skew), with one exponent for all tables of more than 1,000 rows: with 1.2 the
+Zipf laws fitted to Criteo's columns (data.criteo_skew); one exponent for all tables above 1,000 rows: with 1.2 the
 most popular 1 % of all rows get 92 % of the accesses, as in the full click logs.
 """
 
