@@ -24,7 +24,7 @@ from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
 from bagpipe.oracle.assembly import select_rows
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 
-__all__ = ["GroupExchange", "PreparedExchange", "PullPart", "PushPart", "prepare_exchange"]
+__all__ = ["GroupExchange", "PullPart", "PushPart", "prepare_exchange"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +84,7 @@ class GroupExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PreparedExchange:
+class _PreparedExchange:
     """The exchange of a table group, and the row order it imposes on the group's own tensors.
 
     Attributes:
@@ -100,7 +100,7 @@ class PreparedExchange:
 
 def prepare_exchange(
     group: TableGroup, consumer: ConsumerPlan, exchange: ExchangePlan, segment_sum: HostSegmentSum, upload: Uploader
-) -> PreparedExchange:
+) -> _PreparedExchange:
     """Extract the exchange of one group from a rank's plan.
 
     Args:
@@ -123,7 +123,7 @@ def prepare_exchange(
 
     in_group = np.zeros(len(exchange.owned), dtype=np.bool_)
     in_group[owned] = True
-    return PreparedExchange(
+    return _PreparedExchange(
         exchange=GroupExchange(
             early=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_recv, 0, upload),
             pull=_pull_part(exchange, in_group & exchange.owned_pull_now, now_recv, len(early_rows), upload),

@@ -28,7 +28,6 @@ __all__ = [
     "Area",
     "HostCopies",
     "HostCopy",
-    "HostTensor",
     "PendingTensor",
     "PendingTensors",
     "Scratch",
@@ -119,7 +118,7 @@ class PendingTensor(Protocol):
         ...
 
 
-class HostTensor:
+class _HostTensor:
     """A tensor that is on the host already. Not a copy: writes to the tensor are visible."""
 
     def __init__(self, streams: Streams, tensor: Tensor) -> None:
@@ -150,7 +149,7 @@ class HostCopy:
         return self._host
 
 
-_TO_HOST: dict[bool, type[HostTensor] | type[HostCopy]] = {False: HostTensor, True: HostCopy}
+_TO_HOST: dict[bool, type[_HostTensor] | type[HostCopy]] = {False: _HostTensor, True: HostCopy}
 
 
 def to_host(streams: Streams, tensor: Tensor) -> PendingTensor:

@@ -26,7 +26,6 @@ __all__ = [
     "DenseExecutor",
     "DensePass",
     "EagerExecutor",
-    "EagerPass",
     "SplitExecutor",
     "heads_of",
     "split_pass",
@@ -75,7 +74,7 @@ class DenseExecutor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EagerPass:
+class _EagerPass:
     """A pass on autograd's own graph."""
 
     loss: Tensor
@@ -86,10 +85,12 @@ class EagerPass:
         torch.autograd.backward(self.loss, self.loss_scale.root_gradient(self.loss))
 
 
-def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale) -> EagerPass:
+def eager_pass(
+    heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale
+) -> _EagerPass:
     """The pass of the heads' logits, each ``[num_examples]``."""
     total = total_loss(heads, labels)
-    return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
+    return _EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
 
 
 class EagerExecutor:
@@ -127,10 +128,10 @@ class SplitExecutor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SplitPass:
+class _SplitPass:
     """A pass in two pieces. The stage's graph begins at leaves, one per value of the lookups."""
 
-    stage: EagerPass
+    stage: _EagerPass
     values: Sequence[Tensor]
     leaves: Sequence[Tensor]
 
@@ -152,11 +153,11 @@ class SplitPass:
 
 def split_pass(
     staged: StagedModel, values: Sequence[Tensor], labels: Tensor, num_global_examples: int, loss_scale: LossScale
-) -> SplitPass:
+) -> _SplitPass:
     """The pass of the values that the lookups returned."""
     leaves = _leaves_of(values)
     stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale)
-    return SplitPass(stage=stage, values=values, leaves=leaves)
+    return _SplitPass(stage=stage, values=values, leaves=leaves)
 
 
 def _leaves_of(values: Sequence[Tensor]) -> Sequence[Tensor]:

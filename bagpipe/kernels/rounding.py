@@ -32,7 +32,7 @@ from bagpipe.kernels.initialization import TORCH_DTYPE, random_words, step_key, 
 from bagpipe.kernels.interface import RowNames
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["NearestRounding", "Rounding", "StochasticRounding", "open_rounding", "round_stochastic"]
+__all__ = ["Rounding", "StochasticRounding", "open_rounding", "round_stochastic"]
 
 _SIGN = -(1 << 31)
 _MAGNITUDE = (1 << 31) - 1
@@ -65,7 +65,7 @@ class Rounding(Protocol):
         ...
 
 
-class NearestRounding:
+class _NearestRounding:
     """Round to nearest, ties to even: torch's conversion, on every device."""
 
     needs_names = False
@@ -98,7 +98,7 @@ class StochasticRounding:
 
 def open_rounding(schema: RowSchema, device: torch.device) -> Rounding:
     """The rounding of a schema with half-precision rows."""
-    return StochasticRounding(schema, device) if schema.rounding == "stochastic" else NearestRounding()
+    return StochasticRounding(schema, device) if schema.rounding == "stochastic" else _NearestRounding()
 
 
 def round_stochastic(weights: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:

@@ -31,7 +31,7 @@ from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
 
-__all__ = ["FullRowFormat", "HalfRowFormat", "RowFormat", "host_words", "open_row_format", "split_record"]
+__all__ = ["RowFormat", "host_words", "open_row_format", "split_record"]
 
 #: Dtype of records on the host, by dtype of the tensor: numpy has no bfloat16.
 _WORD = {
@@ -94,7 +94,7 @@ class RowFormat(Protocol):
         ...
 
 
-class FullRowFormat:
+class _FullRowFormat:
     """Weights and state in one dtype: the optimizer works on the records in place."""
 
     needs_names = False
@@ -112,7 +112,7 @@ class FullRowFormat:
         assert values is rows
 
 
-class HalfRowFormat:
+class _HalfRowFormat:
     """Half-precision weights and float32 state: widened, updated, rounded."""
 
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
@@ -139,4 +139,4 @@ class HalfRowFormat:
 
 def open_row_format(schema: RowSchema, device: torch.device) -> RowFormat:
     """The row format of a schema on a device."""
-    return HalfRowFormat(schema, device) if schema.row_type.is_half else FullRowFormat(schema)
+    return _HalfRowFormat(schema, device) if schema.row_type.is_half else _FullRowFormat(schema)

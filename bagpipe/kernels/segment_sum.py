@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MAX_TERMS", "Chunks", "HostChunks", "HostLongRows", "HostSegmentSum", "Int32", "LongRows", "SegmentSum"]
+__all__ = ["MAX_TERMS", "Chunks", "HostLongRows", "HostSegmentSum", "Int32", "LongRows", "SegmentSum"]
 
 Int32 = NDArray[np.int32]
 
@@ -34,7 +34,7 @@ MAX_TERMS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostChunks:
+class _HostChunks:
     """`Chunks` on the host."""
 
     starts: Int32
@@ -46,7 +46,7 @@ class HostLongRows:
     """`LongRows` on the host."""
 
     rows: NDArray[np.int64]
-    levels: tuple[HostChunks, ...]
+    levels: tuple[_HostChunks, ...]
     offsets: Int32
     num_terms: int
     max_terms: int
@@ -108,13 +108,13 @@ class HostSegmentSum:
         return dataclasses.replace(self, long=long)
 
 
-def _cut(starts: Int32, counts: Int32, num_chunks: Int32, max_terms: int) -> HostChunks:
+def _cut(starts: Int32, counts: Int32, num_chunks: Int32, max_terms: int) -> _HostChunks:
     """Chunks of at most `max_terms` terms, row after row."""
     first_chunk = np.cumsum(num_chunks) - num_chunks
     chunk_starts = np.repeat((starts - first_chunk * max_terms).astype(np.int32), num_chunks)
     chunk_starts += np.arange(0, len(chunk_starts) * max_terms, max_terms, dtype=np.int32)
     chunk_ends = np.minimum(chunk_starts + np.int32(max_terms), np.repeat(starts + counts, num_chunks))
-    return HostChunks(starts=chunk_starts, ends=chunk_ends.astype(np.int32))
+    return _HostChunks(starts=chunk_starts, ends=chunk_ends.astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

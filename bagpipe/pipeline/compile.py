@@ -20,7 +20,7 @@ from bagpipe.schedule.analysis.check import RUNNER_RULES, check_loop
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Hazards, Resource
 
-__all__ = ["CompiledLoop", "HazardRequirement", "LanePlan", "Requirement", "Step", "compile_loop"]
+__all__ = ["CompiledLoop", "LanePlan", "Requirement", "Step", "compile_loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
-class HazardRequirement:
+class _HazardRequirement:
     """Batch b needs ``source(b) * actions + position`` actions of op number `op`, if ``source(b) >= 0``."""
 
     name: str
@@ -69,7 +69,7 @@ class Step:
     offset: int
     handler: Handler
     requirements: tuple[Requirement, ...]
-    hazards: tuple[HazardRequirement, ...]
+    hazards: tuple[_HazardRequirement, ...]
     is_source: bool
     ends_batch: bool
 
@@ -182,15 +182,15 @@ class _Compiler:
                 kept = [other for other in kept if not requirement.covers(other)] + [requirement]
         return tuple(kept)
 
-    def hazards(self, number: int, hazards: Hazards) -> tuple[HazardRequirement, ...]:
+    def hazards(self, number: int, hazards: Hazards) -> tuple[_HazardRequirement, ...]:
         """One requirement per hazard and source op: all source units the template's own unit overlaps."""
-        found: dict[tuple[str, int], HazardRequirement] = {}
+        found: dict[tuple[str, int], _HazardRequirement] = {}
         for edge, src in self._into.get(number, ()):
             if edge.kind == "hazard":
                 op, (actions, position) = self.op(src), self._need(src)
                 known = found.get((edge.hazard, op))
                 if known is None or known.position < position:
-                    requirement = HazardRequirement(edge.hazard, hazards[edge.hazard], op, actions, position)
+                    requirement = _HazardRequirement(edge.hazard, hazards[edge.hazard], op, actions, position)
                     found[edge.hazard, op] = requirement
         return tuple(found.values())
 

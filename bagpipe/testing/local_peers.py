@@ -22,7 +22,7 @@ from bagpipe.distributed.interface import ExchangeLane, StepVote
 from bagpipe.errors import PeerError
 from bagpipe.testing.local_links import LocalLinks, Mail
 
-__all__ = ["LocalGroup", "LocalPeers", "local_peers"]
+__all__ = ["LocalPeers", "local_peers"]
 
 
 class _Place:
@@ -76,7 +76,7 @@ class _Job:
         self.mail.close()
 
 
-class LocalGroup:
+class _LocalGroup:
     """`bagpipe.distributed.interface.RankGroup` of threads.
 
     Attributes:
@@ -159,7 +159,7 @@ class LocalPeers:
         """See `TorchPeers.open_links`."""
         return LocalLinks(self._job.mail, self.rank, self.rank - self.rank % num_processes)
 
-    def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], LocalGroup]:
+    def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], _LocalGroup]:
         """See `TorchPeers.open_stage_groups`."""
         wanted = {tuple(sorted(set(ranks))) for ranks in holders}
         return {ranks: self._group("sums", ranks) for ranks in wanted if len(ranks) > 1 and self.rank in ranks}
@@ -171,8 +171,8 @@ class LocalPeers:
     def _place(self, name: str) -> _Place:
         return self._job.place(name, self._all)
 
-    def _group(self, name: str, ranks: tuple[int, ...]) -> LocalGroup:
-        return LocalGroup(self._job.place(name, ranks), ranks.index(self.rank), len(ranks))
+    def _group(self, name: str, ranks: tuple[int, ...]) -> _LocalGroup:
+        return _LocalGroup(self._job.place(name, ranks), ranks.index(self.rank), len(ranks))
 
 
 def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]:

@@ -16,7 +16,7 @@ from bagpipe.pipeline.stage.shares import Piece, bounds, pieces, uses
 if TYPE_CHECKING:
     from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["Batches", "Flow", "Shares", "StageBatch"]
+__all__ = ["Batches", "Shares", "StageBatch"]
 
 #: Sizes remembered: the common one, the last batch's, and some for data whose batches differ.
 _MAX_SIZES = 64
@@ -40,7 +40,7 @@ class StageBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class _Flow:
     """How a batch passes through a channel.
 
     Attributes:
@@ -66,7 +66,7 @@ class Shares:
 
     pipes: tuple[int, ...]
     instances: Mapping[int, tuple[int, ...]]
-    flows: tuple[Flow, ...]
+    flows: tuple[_Flow, ...]
 
 
 class Batches:
@@ -111,5 +111,5 @@ class Batches:
         for channel in self._channels:
             starts = bounds(counts[channel.pipe], channel.units)
             made = pieces(starts, bounds(counts[channel.pipe], channel.receiver_units))
-            flows.append(Flow(starts, made, uses(made, channel.units)))
+            flows.append(_Flow(starts, made, uses(made, channel.units)))
         return Shares(pipes, instances, tuple(flows))

@@ -22,7 +22,7 @@ from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Hazards, Program
 
-__all__ = ["LaneUse", "Simulation", "TimedAction", "simulate"]
+__all__ = ["Simulation", "TimedAction", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class TimedAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneUse:
+class _LaneUse:
     """Time and memory of a lane.
 
     Attributes:
@@ -70,7 +70,7 @@ class Simulation:
     timed: tuple[TimedAction, ...]
     makespan: float
     bubble: float
-    lanes: Mapping[str, LaneUse]
+    lanes: Mapping[str, _LaneUse]
     occupancy: Mapping[str, int]
     critical_path: tuple[TimedAction, ...]
 
@@ -140,10 +140,10 @@ def simulate(
     )
 
 
-def _lane_use(row: tuple[Action, ...], own: tuple[TimedAction, ...], makespan: float, memory: Memory) -> LaneUse:
+def _lane_use(row: tuple[Action, ...], own: tuple[TimedAction, ...], makespan: float, memory: Memory) -> _LaneUse:
     busy = sum(t.finish - t.start for t in own)
     span = own[-1].finish - own[0].start if own else 0
-    return LaneUse(
+    return _LaneUse(
         busy=busy,
         span_idle=span - busy,
         idle=makespan - busy,

@@ -15,7 +15,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Hazards, Program, overlapping_units, units_per_batch
 
-__all__ = ["Graph", "Predecessor", "partner"]
+__all__ = ["Graph", "partner"]
 
 #: SEND op -> (RECV op, step to the receiver's stage; None: the peer the action names).
 _PARTNERS: Mapping[str, tuple[str, int | None]] = {
@@ -36,7 +36,7 @@ def partner(send: Action) -> Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Predecessor:
+class _Predecessor:
     """A node that must finish first; `edge` is None for lane order and SEND/RECV pairs."""
 
     node: int
@@ -84,18 +84,18 @@ class Graph:
         }
         self.predecessors = [self._find_predecessors(node, hazards or {}) for node in range(len(self.actions))]
 
-    def _find_predecessors(self, node: int, hazards: Hazards) -> tuple[Predecessor, ...]:
+    def _find_predecessors(self, node: int, hazards: Hazards) -> tuple[_Predecessor, ...]:
         before = self.lane_before[node]
-        found = {} if before is None else {before: Predecessor(before)}
+        found = {} if before is None else {before: _Predecessor(before)}
         for atom in self.actions[node].atoms:
             sender = self._receivers.get(atom)
             if sender is not None:
-                found.setdefault(sender, Predecessor(sender))
+                found.setdefault(sender, _Predecessor(sender))
             for op in (atom.op, *OPS[atom.op].provides):
                 for edge in self._edges_into.get((atom.stage, op), ()):
                     for source in self._sources(edge, atom, hazards):
                         if source != node:  # parts of one overlap do not wait for each other
-                            found[source] = Predecessor(source, edge)
+                            found[source] = _Predecessor(source, edge)
         return tuple(found.values())
 
     def _sources(self, edge: Edge, atom: Action, hazards: Hazards) -> Iterator[int]:
