@@ -1,6 +1,6 @@
-"""A job's parts, from its configuration: what is trained (`Trainee`) and what trains it (`Engine`). Opens nothing.
+"""A job's parts, from its configuration: what is trained (`BuiltModel`) and what trains it (`Engine`). Opens nothing.
 
-config, data schema ──build_trainee──> model, row schema, what to plan for
+config, data schema ──build_training_model──> model, row schema, what to plan for
     build_cache, build_dense, build_average ──┐
     store opened for the row schema ──────────┴──build_engine──> Engine
 """
@@ -37,11 +37,11 @@ from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 from trainer.stages import StagedJob, stage_model
 
-__all__ = ["Trainee", "build_average", "build_cache", "build_dense", "build_engine", "build_trainee"]
+__all__ = ["BuiltModel", "build_average", "build_cache", "build_dense", "build_engine", "build_training_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainee:
+class BuiltModel:
     """What a job trains.
 
     Attributes:
@@ -68,7 +68,7 @@ class Trainee:
         return dataclasses.replace(self.spec, example_shares=())
 
 
-def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trainee:
+def build_training_model(config: Config, data: DataSchema, world_size: int = 1) -> BuiltModel:
     """The model and its tables. Dense initial values come from torch's global generator, seeded here.
 
     Raises:
@@ -100,26 +100,26 @@ def build_trainee(config: Config, data: DataSchema, world_size: int = 1) -> Trai
         assign=config.cacher.assign,
         example_shares=stages.mesh.example_shares if stages is not None else (),
     )
-    return Trainee(config=config, data=data, converted=converted, rows=rows, spec=spec, dense=dense, stages=stages)
+    return BuiltModel(config=config, data=data, converted=converted, rows=rows, spec=spec, dense=dense, stages=stages)
 
 
-def build_cache(trainee: Trainee) -> RowCache:
+def build_cache(built: BuiltModel) -> RowCache:
     """An empty cache, which the model's embedding modules read from now on."""
-    config = trainee.config
+    config = built.config
     device = torch.device(config.run.device)
     cache = RowCache(
-        trainee.rows,
+        built.rows,
         config.cache.rows,
         device,
         prefetch_depth=config.cache.prefetch_depth,
-        kernels=select_kernels(trainee.rows, device, config.run.kernels),
+        kernels=select_kernels(built.rows, device, config.run.kernels),
     )
-    trainee.converted.bind(cache)
+    built.converted.bind(cache)
     return cache
 
 
 def build_dense(
-    trainee: Trainee,
+    built: BuiltModel,
     *,
     rank: int = 0,
     links: StageLinks | None = None,
@@ -129,7 +129,7 @@ def build_dense(
     """The dense part, whole or in stages.
 
     Args:
-        trainee: what is trained.
+        built: what is trained.
         rank: of the job.
         links: with stages, to the other processes of a pipeline's replica.
         reduce: with stages, sums a stage's gradients over the ranks that hold it.
@@ -138,19 +138,19 @@ def build_dense(
     Raises:
         InputError: a growing loss scale is asked for where batches cannot be left out.
     """
-    config, model = trainee.config, trainee.converted.model
+    config, model = built.config, built.converted.model
     optimizer = dense_optimizer(model.parameters(), config.optim)
-    if trainee.stages is None:
+    if built.stages is None:
         return WholeDense(
             model=model,
             optimizer=optimizer,
-            executor=trainee.dense,
+            executor=built.dense,
             skips=config.run.nonfinite == "skip",
             replicas=replicas,
         )
     pipeline = DensePipeline(
-        staged=trainee.stages.staged,
-        mesh=trainee.stages.mesh,
+        staged=built.stages.staged,
+        mesh=built.stages.mesh,
         rank=rank,
         make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim),
         dtype=TORCH_DTYPE[config.run.dtype],
@@ -162,19 +162,19 @@ def build_dense(
     return StagedDense(
         pipeline=pipeline,
         optimizer=optimizer,
-        precision=trainee.dense.precision,
+        precision=built.dense.precision,
         read_ahead=config.cache.read_ahead,
     )
 
 
-def build_average(trainee: Trainee, dense: DensePart) -> WeightAverage | None:
+def build_average(built: BuiltModel, dense: DensePart) -> WeightAverage | None:
     """The average of the dense weights, if one is asked for; after the ranks' models have been made equal."""
-    decay = trainee.config.optim.ema_decay
+    decay = built.config.optim.ema_decay
     return WeightAverage(dense, decay) if decay else None
 
 
 def build_engine(
-    trainee: Trainee,
+    built: BuiltModel,
     store: Store,
     *,
     cache: RowCache | None = None,
@@ -187,23 +187,23 @@ def build_engine(
     known: WrittenRows | None = None,
     wake: Callable[[], object] | None = None,
 ) -> Engine:
-    """An engine over an open store whose schema is `trainee.rows`.
+    """An engine over an open store whose schema is `built.rows`.
 
     Args:
-        trainee: what is trained.
+        built: what is trained.
         store: open.
         cache, dense: of `build_cache` and `build_dense`; default: those of a job of one rank.
         average: of `build_average`.
         trace, peers, claim, recorder, known, wake: see `Engine`.
     """
-    config = trainee.config
+    config = built.config
     evaluates_averaged = average is not None and config.optim.ema_evaluate
     return Engine(
-        layout=trainee.converted.layout,
-        cache=build_cache(trainee) if cache is None else cache,
+        layout=built.converted.layout,
+        cache=build_cache(built) if cache is None else cache,
         store=store,
-        dense=build_dense(trainee) if dense is None else dense,
-        prepare=InputMaker(trainee.data),
+        dense=build_dense(built) if dense is None else dense,
+        prepare=InputMaker(built.data),
         settings=EngineSettings(
             prefetch_depth=config.cache.prefetch_depth,
             read_ahead=config.cache.read_ahead,

@@ -1,6 +1,6 @@
 """One training job on one rank, from configuration to result. Everything is acquired here and nowhere else.
 
-    check ─> ranks ─> cacher, store server ─> trainee ─> store ─> engine ─> checkpoints ─> train ─> evaluate ─> Result
+    check ─> ranks ─> cacher, store server ─> model ─> store ─> engine ─> checkpoints ─> train ─> evaluate ─> Result
 
 The store is only read until the first batch is about to be trained: whatever is wrong before leaves it untouched.
 """
@@ -32,7 +32,7 @@ from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import PhaseResult
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.util.outputs import check_folder, check_writable
-from trainer.assembly import Trainee, build_average, build_cache, build_dense, build_engine, build_trainee
+from trainer.assembly import BuiltModel, build_average, build_cache, build_dense, build_engine, build_training_model
 from trainer.beginning import JobFacts, result_settings
 from trainer.checkpoints import Checkpoints
 from trainer.devices import (
@@ -64,7 +64,7 @@ class OpenJob:
 
     Attributes:
         source: steps from the cacher.
-        trainee: what is trained.
+        built: what is trained.
         store: where its rows live; its schema record has been compared.
         engine: what trains it.
         checkpoints: what it resumes from, and what it records.
@@ -75,7 +75,7 @@ class OpenJob:
     """
 
     source: RemoteBatches
-    trainee: Trainee
+    built: BuiltModel
     store: Store
     engine: Engine
     checkpoints: Checkpoints
@@ -87,7 +87,7 @@ class OpenJob:
     @property
     def spec(self) -> OracleSpec:
         """What the cacher is asked to plan for."""
-        return self.trainee.spec
+        return self.built.spec
 
     def batches(self) -> Iterator[RankBatch]:
         """What is to be trained, from where the job begins."""
@@ -95,7 +95,7 @@ class OpenJob:
         return self.source.batches(
             "train",
             self.spec,
-            max_steps=self.trainee.config.run.steps,
+            max_steps=self.built.config.run.steps,
             first_batch=checkpoints.first_batch,
             reader_state=checkpoints.reader_state,
         )
@@ -144,11 +144,11 @@ def _shown(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
     if not ranks.is_first:
         yield None
         return
-    config = job.trainee.config
+    config = job.built.config
     reporter = ProgressReporter(
         config.run.tensorboard,
         "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})",
-        shows_loss=has_losses(job.trainee.stages, ranks.rank),
+        shows_loss=has_losses(job.built.stages, ranks.rank),
         samples=job.checkpoints.carried().get("samples", 0),
         streams=job.engine.cache.streams,
     )
@@ -158,7 +158,7 @@ def _shown(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
 
 def _finish(job: OpenJob, ranks: Ranks, trained: PhaseResult, seconds: float, result_path: str) -> Result:
     """Everything after training: equal models on all ranks, evaluation, trace, digests, result."""
-    config, checkpoints, engine = job.trainee.config, job.checkpoints, job.engine
+    config, checkpoints, engine = job.built.config, job.checkpoints, job.engine
     _raise_input_error(trained)
     checkpoints.claim_if_resumed()
     if job.replicas is not None:
@@ -227,8 +227,8 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             secret=services.secret,
         )
     )
-    trainee = build_trainee(config, source.schema, ranks.world_size)
-    _check_memory(trainee, ranks.world_size)
+    built = build_training_model(config, source.schema, ranks.world_size)
+    _check_memory(built, ranks.world_size)
     if ranks.rank:
         # The models are equal by now. Left alone, dropout would leave out the same places on every rank.
         torch.manual_seed(config.run.seed + ranks.rank)
@@ -236,7 +236,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         open_store(
             services.store_url,
             namespace=config.store.namespace,
-            schema=trainee.rows,
+            schema=built.rows,
             buckets=config.store.buckets,
             timeout_s=config.store.timeout_s,
             durability=config.store.durability,
@@ -245,25 +245,25 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     is_there = store.check(reloads=bool(config.checkpoint.dir))
     peers = ranks.peers
     held: tuple[HeldStage, ...] = ()
-    cache = build_cache(trainee)
+    cache = build_cache(built)
     replicas: DenseParallel | None = None
     if peers is None:
-        dense = build_dense(trainee)
+        dense = build_dense(built)
     else:
-        check_same(ranks, _shapes(trainee), "models")
-        model = trainee.converted.model
-        held, links, reduce = open_stages(trainee.stages, peers)
-        if trainee.stages is None:
+        check_same(ranks, _shapes(built), "models")
+        model = built.converted.model
+        held, links, reduce = open_stages(built.stages, peers)
+        if built.stages is None:
             replicas = stack.enter_context(DenseParallel(model, peers.dense))
         else:
             share_model(model, peers.dense)
-        dense = build_dense(trainee, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
-    average = build_average(trainee, dense)
+        dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
+    average = build_average(built, dense)
     checkpoints = stack.enter_context(
         Checkpoints(
             config,
             ranks,
-            _facts(trainee, source, ranks),
+            _facts(built, source, ranks),
             store,
             cache=cache,
             dense=dense,
@@ -271,7 +271,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         )
     )
     engine = build_engine(
-        trainee,
+        built,
         store,
         cache=cache,
         dense=dense,
@@ -286,7 +286,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     ranks.listen(engine.abort)
     return OpenJob(
         source=source,
-        trainee=trainee,
+        built=built,
         store=store,
         engine=engine,
         checkpoints=checkpoints,
@@ -297,41 +297,41 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     )
 
 
-def _check_memory(trainee: Trainee, world_size: int) -> None:
+def _check_memory(built: BuiltModel, world_size: int) -> None:
     """Whether the cache fits the device, beside the model that is there already."""
-    config, parameters = trainee.config, [*trainee.converted.model.parameters()]
+    config, parameters = built.config, [*built.converted.model.parameters()]
     num_examples = -(-config.data.batch_size // world_size)
     batch = BatchSize(
-        num_ids=num_examples * len(trainee.data.features),
+        num_ids=num_examples * len(built.data.features),
         read_ahead=config.cache.read_ahead,
         dense_bytes=sum(parameter.nbytes for parameter in parameters),
         activation_bytes=activation_bytes(parameters, num_examples),
     )
     device = config.run.device
-    check_memory(memory_need(trainee.rows, config.cache.rows, batch), free_bytes(device), device)
+    check_memory(memory_need(built.rows, config.cache.rows, batch), free_bytes(device), device)
 
 
-def _facts(trainee: Trainee, source: RemoteBatches, ranks: Ranks) -> JobFacts:
+def _facts(built: BuiltModel, source: RemoteBatches, ranks: Ranks) -> JobFacts:
     return JobFacts(
-        settings=result_settings(trainee.config, trainee.data),
-        rows=trainee.rows,
+        settings=result_settings(built.config, built.data),
+        rows=built.rows,
         identity=source.identity,
         world_size=ranks.world_size,
     )
 
 
-def _shapes(trainee: Trainee) -> dict[str, Any]:
+def _shapes(built: BuiltModel) -> dict[str, Any]:
     """What must be equal for gradients to be summed element by element."""
-    state = trainee.converted.model.state_dict()
+    state = built.converted.model.state_dict()
     return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
 
 
 def _evaluate(job: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
     """Metrics of all held-out examples, at rank 0, and whether the job was interrupted by then. Half is none."""
-    if trained.report.stopped or not job.trainee.config.data.eval_fraction:
+    if trained.report.stopped or not job.built.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
     metrics = BinaryMetrics()
-    evaluated = job.engine.evaluate(job.source.batches("eval", job.trainee.eval_spec), metrics.add)
+    evaluated = job.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)
     _raise_input_error(evaluated)
     if evaluated.report.stopped:
         return BinaryMetrics(), True

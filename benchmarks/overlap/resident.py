@@ -22,7 +22,7 @@ from bagpipe.config.sections import Config
 from bagpipe.kernels.interface import RowStep
 from bagpipe.types.model_inputs import ModelInputs
 from cacher.embedded import EmbeddedCacher
-from trainer.assembly import build_trainee
+from trainer.assembly import build_training_model
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 
@@ -53,21 +53,21 @@ class ResidentModel:
         with ExitStack() as stack:
             cacher = stack.enter_context(EmbeddedCacher(config))
             source = stack.enter_context(RemoteBatches(cacher.url, config, credits=4))
-            trainee = build_trainee(config, source.schema)
-            self._cache = RowCache(trainee.rows, num_slots, device)
-            trainee.converted.bind(self._cache)
-            self._model = trainee.converted.model.train()
+            built = build_training_model(config, source.schema)
+            self._cache = RowCache(built.rows, num_slots, device)
+            built.converted.bind(self._cache)
+            self._model = built.converted.model.train()
             self._optimizer = dense_optimizer(self._model.parameters(), config.optim)
             self._optim = config.optim
             prepare, uploads = InputMaker(source.schema), self._cache.uploads(1)
             self._batches: list[_Batch] = []
-            for step in source.batches("train", trainee.spec, max_steps=batches.stop):
+            for step in source.batches("train", built.spec, max_steps=batches.stop):
                 # Every fetched row is new in a cache that never evicts: it gets its initial value, no store is read.
                 owner = replace(step.owner, fetch_new=step.owner.fetch_new | True)
                 self._cache.insert(owner, FetchRequests.of(owner, skip_new=True), [])
                 if step.batch.index in batches:
                     with uploads.batch() as upload:
-                        context = prepare_batch(trainee.converted.layout, step.batch, step.consumer, upload=upload)
+                        context = prepare_batch(built.converted.layout, step.batch, step.consumer, upload=upload)
                         inputs = prepare(step.batch, upload)
                     self._batches.append(_Batch(context=context, inputs=inputs, num_examples=step.num_global_examples))
 

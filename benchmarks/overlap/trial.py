@@ -26,7 +26,7 @@ from bagpipe.types.schema import RowSchema
 from benchmarks.harness.processor_use import ProcessorUse
 from benchmarks.harness.shaped_link import ShapedServer
 from cacher.embedded import EmbeddedCacher
-from trainer.assembly import build_engine, build_trainee
+from trainer.assembly import build_engine, build_training_model
 
 __all__ = ["DRAIN_STEPS", "LOSS_STEPS", "Trial", "fill_store", "run_trial"]
 
@@ -135,12 +135,12 @@ def run_trial(
         credits = config.cache.read_ahead
         cacher = stack.enter_context(EmbeddedCacher(config))
         source = stack.enter_context(RemoteBatches(cacher.url, config, credits=credits))
-        trainee = build_trainee(config, source.schema)
+        built = build_training_model(config, source.schema)
         if refill:
-            fill_store(server, trainee.rows, config.store.namespace)
-        store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
-        engine = build_engine(trainee, store, trace=trace)
-        engine.train(source.batches("train", trainee.spec, max_steps=config.run.steps), on_batch=recorder)
+            fill_store(server, built.rows, config.store.namespace)
+        store = stack.enter_context(RedisStore(config.store.url, schema=built.rows, namespace=config.store.namespace))
+        engine = build_engine(built, store, trace=trace)
+        engine.train(source.batches("train", built.spec, max_steps=config.run.steps), on_batch=recorder)
         if trace is not None:
             trace.write(trace_path)
     return _trial(config, recorder, warmup_steps, last_step)

@@ -20,7 +20,7 @@ from bagpipe.types.schema import RowSchema
 from benchmarks.peers.meter import LOSS_STEPS, Meter
 from benchmarks.peers.sample import Sample
 from cacher.embedded import EmbeddedCacher
-from trainer.assembly import build_engine, build_trainee
+from trainer.assembly import build_engine, build_training_model
 from trainer.metrics import BinaryMetrics
 
 __all__ = ["run_ours"]
@@ -48,13 +48,13 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
     with ExitStack() as stack:
         cacher = stack.enter_context(EmbeddedCacher(config))
         source = stack.enter_context(RemoteBatches(cacher.url, config, credits=config.cache.read_ahead))
-        trainee = build_trainee(config, source.schema)
-        _fill(fill_url, trainee.rows, config.store.namespace, sample)
-        store = stack.enter_context(RedisStore(config.store.url, schema=trainee.rows, namespace=config.store.namespace))
-        engine = build_engine(trainee, store)
-        progress = engine.train(source.batches("train", trainee.spec), on_batch=on_batch).progress
+        built = build_training_model(config, source.schema)
+        _fill(fill_url, built.rows, config.store.namespace, sample)
+        store = stack.enter_context(RedisStore(config.store.url, schema=built.rows, namespace=config.store.namespace))
+        engine = build_engine(built, store)
+        progress = engine.train(source.batches("train", built.spec), on_batch=on_batch).progress
         metrics = BinaryMetrics()
-        engine.evaluate(source.batches("eval", trainee.eval_spec), metrics.add)
+        engine.evaluate(source.batches("eval", built.eval_spec), metrics.add)
         assert cacher.pid is not None, "the cacher runs"
         meter.note_helper(cacher.pid)
         return metrics.auc(), first_losses[0], progress.hit_rate

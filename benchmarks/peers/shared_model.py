@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initialization import initial_weights
 from benchmarks.peers.sample import Minibatch, Sample
-from trainer.assembly import build_trainee
+from trainer.assembly import build_training_model
 from trainer.optimizers import dense_optimizer
 
 __all__ = ["Contender", "Loop", "Peer", "Untyped"]
@@ -49,11 +49,11 @@ class Peer:
     """
 
     def __init__(self, config: Config, sample: Sample) -> None:
-        trainee = build_trainee(config, sample.schema)
+        built = build_training_model(config, sample.schema)
         self.config = config
         self.sample = sample
-        self.model: nn.Module = trainee.converted.model
-        self.row_tables = trainee.converted.row_tables
+        self.model: nn.Module = built.converted.model
+        self.row_tables = built.converted.row_tables
 
     def configs(self) -> list[Untyped]:
         """torchrec's configurations of tables over the sample's vocabulary."""

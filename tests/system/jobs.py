@@ -21,7 +21,7 @@ from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.progress import PhaseResult, Progress
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
-from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.assembly import BuiltModel, build_engine, build_training_model
 from trainer.metrics import BinaryMetrics
 
 __all__ = ["JobEnd", "change", "largest_batch", "run_job"]
@@ -45,7 +45,7 @@ class JobEnd:
     dense: dict[str, torch.Tensor]
     state: dict[int, dict[str, Any]]
     trained: PhaseResult
-    trainee: Trainee
+    built: BuiltModel
     auc: float | None = None
     ne: float | None = None
 
@@ -97,25 +97,25 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
             source = stack.enter_context(RemoteBatches(cacher.url, config, credits=credits))
         else:
             source = PlannedData(config.data, config.run.seed)
-        trainee = build_trainee(config, source.schema)
+        built = build_training_model(config, source.schema)
         store = stack.enter_context(
             open_store(
                 config.store.url,
                 namespace=config.store.namespace,
-                schema=trainee.rows,
+                schema=built.rows,
                 buckets=config.store.buckets,
                 timeout_s=config.store.timeout_s,
             )
         )
         store.check()
-        engine = build_engine(trainee, store if wrap is None else wrap(store))
+        engine = build_engine(built, store if wrap is None else wrap(store))
         losses = _Losses()
         # The steps' owner closes them: a job that fails leaves them half read.
-        with closing(source.batches("train", trainee.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
+        with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
             trained = engine.train(steps, on_batch=losses)
         metrics = BinaryMetrics()
         if config.data.eval_fraction:
-            engine.evaluate(source.batches("eval", trainee.spec), metrics.add)
+            engine.evaluate(source.batches("eval", built.spec), metrics.add)
         return JobEnd(
             dense_digest=dense_digest(engine.dense.model, engine.dense.optimizer),
             embedding_digest=embedding_digest(store),
@@ -124,7 +124,7 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
             dense={name: value.detach().clone() for name, value in engine.dense.model.state_dict().items()},
             state=engine.dense.optimizer.state_dict()["state"],
             trained=trained,
-            trainee=trainee,
+            built=built,
             auc=metrics.auc(),
             ne=metrics.normalised_entropy(),
         )
@@ -139,6 +139,6 @@ def _rows(store: Store) -> Iterator[tuple[str, tuple[NDArray[np.int64], NDArray[
 def largest_batch(config: Config) -> int:
     """Unique rows of the batch that has most: the smallest cache that will do."""
     source = PlannedData(config.data, config.run.seed)
-    spec = dataclasses.replace(build_trainee(config, source.schema).spec, num_slots=0)
+    spec = dataclasses.replace(build_training_model(config, source.schema).spec, num_slots=0)
     phases = ("train", "eval") if config.data.eval_fraction else ("train",)
     return max(len(step.consumer.unique) for phase in phases for step in source.batches(phase, spec))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from bagpipe.types.schema import DataSchema
 from data.formats import open_source
 from data.loader import open_loader
 from tests.system.reference import PlainBatch, PlainTable, Trained, plain_training
-from trainer.assembly import Trainee, build_trainee
+from trainer.assembly import BuiltModel, build_training_model
 
 __all__ = ["all_batches", "plain_batch", "plain_job", "plain_scores", "plain_tables"]
 
@@ -35,12 +35,12 @@ def plain_batch(batch: Batch, schema: DataSchema) -> PlainBatch:
     return PlainBatch(dense=torch.from_numpy(batch.dense), labels=torch.from_numpy(batch.labels), bags=bags)
 
 
-def plain_tables(trainee: Trainee, batches: list[PlainBatch], dtype: str) -> list[PlainTable]:
+def plain_tables(built: BuiltModel, batches: list[PlainBatch], dtype: str) -> list[PlainTable]:
     """The model's tables over the ids that occur."""
     tables = []
-    names = [feature.name for feature in trainee.data.features]
-    layout = trainee.converted.layout
-    for number, table in enumerate(trainee.rows.tables):
+    names = [feature.name for feature in built.data.features]
+    layout = built.converted.layout
+    for number, table in enumerate(built.rows.tables):
         features = [names[ref.feature] for ref in layout.features if ref.table == number]
         (group,) = [group for group in layout.groups if group.first_table <= number < group.end_table]
         ids = np.unique(np.concatenate([batch.bags[name][0] for batch in batches for name in features]))
@@ -51,7 +51,7 @@ def plain_tables(trainee: Trainee, batches: list[PlainBatch], dtype: str) -> lis
                 pooling=group.lookup.pooling,
                 weighted=group.lookup.weighted,
                 ids=ids,
-                weights=initial_weights(table, ids, seed=trainee.rows.seed, dtype=dtype),
+                weights=initial_weights(table, ids, seed=built.rows.seed, dtype=dtype),
             )
         )
     return sorted(tables, key=lambda table: names.index(table.features[0]))  # the order the model reads them in
@@ -59,15 +59,15 @@ def plain_tables(trainee: Trainee, batches: list[PlainBatch], dtype: str) -> lis
 
 def plain_job(config: Config) -> Trained:
     """The plain loop over the job's training batches. Its tables also know the held-out ids."""
-    trainee = build_trainee(config, open_source(config.data, config.run.seed).schema)
-    batches = [plain_batch(batch, trainee.data) for batch in all_batches(config)]
-    held_out = [plain_batch(batch, trainee.data) for batch in all_batches(config, "eval")]
+    built = build_training_model(config, open_source(config.data, config.run.seed).schema)
+    batches = [plain_batch(batch, built.data) for batch in all_batches(config)]
+    held_out = [plain_batch(batch, built.data) for batch in all_batches(config, "eval")]
     model = config.model
     return plain_training(
         "factory" if model.factory else model.name,
-        plain_tables(trainee, [*batches, *held_out], config.run.dtype),
+        plain_tables(built, [*batches, *held_out], config.run.dtype),
         batches,
-        dict(trainee.converted.model.named_parameters()),
+        dict(built.converted.model.named_parameters()),
         dim=model.embedding_dim,
         bottom=model.bottom_mlp,
         top=model.top_mlp,

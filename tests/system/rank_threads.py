@@ -34,7 +34,7 @@ from bagpipe.training.progress import PhaseResult
 from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
-from trainer.assembly import Trainee, build_dense, build_engine, build_trainee
+from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
 
 __all__ = ["RankOrderSum", "RanksEnd", "dense_of_rank", "engine_of_rank", "run_ranks", "steps_of_rank"]
 
@@ -128,23 +128,23 @@ def run_ranks(
     with ExitStack() as stack:
         jobs = []
         for peer in peers:
-            trainee = build_trainee(config, schema, world_size)
-            store = stack.enter_context(MemoryStore(trainee.rows, name=name, num_buckets=8))
-            engine = engine_of_rank(trainee, store, peer, sums, barrier, claim=_claim(peer, store))
-            jobs.append((peer, engine, trainee))
+            built = build_training_model(config, schema, world_size)
+            store = stack.enter_context(MemoryStore(built.rows, name=name, num_buckets=8))
+            engine = engine_of_rank(built, store, peer, sums, barrier, claim=_claim(peer, store))
+            jobs.append((peer, engine, built))
         results: list[PhaseResult | BaseException | None] = [None] * world_size
         scores: list[list[float]] = [[] for _ in peers]
 
         def work(peer: LocalPeers) -> None:
-            _, engine, trainee = jobs[peer.rank]
+            _, engine, built = jobs[peer.rank]
             try:
-                with closing(steps_of_rank(config, trainee.spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
+                with closing(steps_of_rank(config, built.spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
                     results[peer.rank] = engine.train(spoil(peer.rank, steps))
-                if trainee.stages is not None:
-                    held = held_stages(trainee.stages.staged, trainee.stages.mesh)
+                if built.stages is not None:
+                    held = held_stages(built.stages.staged, built.stages.mesh)
                     share_stages(held, engine.dense.optimizer, peer.dense, peer.gather)
                 if config.data.eval_fraction:
-                    with closing(steps_of_rank(config, trainee.eval_spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
+                    with closing(steps_of_rank(config, built.eval_spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
                         engine.evaluate(steps, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))
             except BaseException as error:
                 results[peer.rank] = error
@@ -179,7 +179,7 @@ def run_ranks(
 
 
 def engine_of_rank(
-    trainee: Trainee,
+    built: BuiltModel,
     store: MemoryStore,
     peer: LocalPeers,
     all_ranks: list[RankOrderSum],
@@ -187,22 +187,22 @@ def engine_of_rank(
     **more: Any,
 ) -> Engine:
     """The engine of a rank that is a thread; `more` as in `build_engine`."""
-    dense = dense_of_rank(trainee, peer, all_ranks, barrier)
-    return build_engine(trainee, store, dense=dense, peers=peer, **more)
+    dense = dense_of_rank(built, peer, all_ranks, barrier)
+    return build_engine(built, store, dense=dense, peers=peer, **more)
 
 
 def dense_of_rank(
-    trainee: Trainee, peer: LocalPeers, all_ranks: list[RankOrderSum], barrier: threading.Barrier
+    built: BuiltModel, peer: LocalPeers, all_ranks: list[RankOrderSum], barrier: threading.Barrier
 ) -> DensePart:
     """Its dense part, whose gradients are summed over all ranks, or over the holders of each stage."""
-    if trainee.stages is None:
-        parameters = list(trainee.converted.model.parameters())
-        return build_dense(trainee, replicas=RankOrderSum(parameters, all_ranks, barrier))
-    mesh = trainee.stages.mesh
-    held = held_stages(trainee.stages.staged, mesh)
+    if built.stages is None:
+        parameters = list(built.converted.model.parameters())
+        return build_dense(built, replicas=RankOrderSum(parameters, all_ranks, barrier))
+    mesh = built.stages.mesh
+    held = held_stages(built.stages.staged, mesh)
     sums = StageSums(held, peer.open_stage_groups([stage.holders for stage in held]), rank=peer.rank)
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
-    return build_dense(trainee, rank=peer.rank, links=links, reduce=sums.reduce)
+    return build_dense(built, rank=peer.rank, links=links, reduce=sums.reduce)
 
 
 def _claim(peer: LocalPeers, store: MemoryStore) -> Callable[[], bool]:

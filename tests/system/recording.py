@@ -38,7 +38,7 @@ from bagpipe.training.progress import PhaseResult, Progress
 from bagpipe.training.weight_average import WeightAverage
 from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, dense_of_rank, steps_of_rank
-from trainer.assembly import Trainee, build_average, build_cache, build_dense, build_engine, build_trainee
+from trainer.assembly import BuiltModel, build_average, build_cache, build_dense, build_engine, build_training_model
 
 __all__ = ["Crash", "Recorded", "RecordedEnd", "recorded"]
 
@@ -100,13 +100,13 @@ class Recorded:
             folder = CheckpointFolder(self.root)
             generation = folder.new_generation()
             token = f"{generation}-{generation:032x}"
-            trainees = [build_trainee(self.config, schema, self.world_size) for _ in peers]
-            beginning = folder.newest(_never) or _publish_nothing(folder, generation, token, trainees[0])
-            stores = [stack.enter_context(self._open(trainee)) for trainee in trainees]
+            built_models = [build_training_model(self.config, schema, self.world_size) for _ in peers]
+            beginning = folder.newest(_never) or _publish_nothing(folder, generation, token, built_models[0])
+            stores = [stack.enter_context(self._open(built)) for built in built_models]
             self.stores = stores
             stores[0].claim(reloads=True)
             ledger = stack.enter_context(stores[0].ledger())
-            rows = CheckpointRows(beginning.folder, beginning.manifest, trainees[0].rows)
+            rows = CheckpointRows(beginning.folder, beginning.manifest, built_models[0].rows)
             recover(
                 stores[0],
                 ledger,
@@ -117,21 +117,21 @@ class Recorded:
             )
             sums: list[RankOrderSum] = []
             ranks: list[_Rank] = []
-            for peer, trainee, store in zip(peers, trainees, stores, strict=True):
+            for peer, built, store in zip(peers, built_models, stores, strict=True):
                 store.fence(Fence(token=token, writer=peer.rank, epoch=1))
                 publisher = Publisher(
                     folder,
                     beginning,
                     replace(beginning.manifest, generation=generation, token=token, world_size=self.world_size),
-                    trainee.rows,
+                    built.rows,
                     rank=peer.rank,
                     ledger=ledger,
                     keep=100,
                     full_every=3,
                     timeout_s=60.0,
                 )
-                cache, dense = build_cache(trainee), self._dense(trainee, peer, sums, barrier)
-                average = build_average(trainee, dense)
+                cache, dense = build_cache(built), self._dense(built, peer, sums, barrier)
+                average = build_average(built, dense)
                 recorder = self._recorder(
                     folder,
                     generation,
@@ -145,7 +145,7 @@ class Recorded:
                     report=(lambda error, peer=peer: peer.report(error)) if self.world_size > 1 else None,
                 )
                 engine = build_engine(
-                    trainee,
+                    built,
                     store,
                     cache=cache,
                     dense=dense,
@@ -162,7 +162,7 @@ class Recorded:
                 ranks.append(
                     _Rank(
                         peer=peer,
-                        trainee=trainee,
+                        built=built,
                         engine=engine,
                         recorder=recorder,
                         publisher=publisher,
@@ -179,8 +179,8 @@ class Recorded:
                 first_batch=beginning.manifest.step,
             )
 
-    def _open(self, trainee: Trainee) -> MemoryStore:
-        return MemoryStore(trainee.rows, name=self.name, num_buckets=8)
+    def _open(self, built: BuiltModel) -> MemoryStore:
+        return MemoryStore(built.rows, name=self.name, num_buckets=8)
 
     def _recorder(
         self, folder: CheckpointFolder, generation: int, first_batch: int, publisher: Publisher, **more: Any
@@ -203,9 +203,9 @@ class Recorded:
         )
 
     def _dense(
-        self, trainee: Trainee, peer: LocalPeers, sums: list[RankOrderSum], barrier: threading.Barrier
+        self, built: BuiltModel, peer: LocalPeers, sums: list[RankOrderSum], barrier: threading.Barrier
     ) -> DensePart:
-        return build_dense(trainee) if self.world_size == 1 else dense_of_rank(trainee, peer, sums, barrier)
+        return build_dense(built) if self.world_size == 1 else dense_of_rank(built, peer, sums, barrier)
 
     def _train(self, rank: _Rank, beginning: Checkpoint) -> PhaseResult:
         first_batch, parts = beginning.manifest.step, beginning.manifest.parts
@@ -216,13 +216,13 @@ class Recorded:
             steps = stack.enter_context(closing(self._steps(rank, first_batch)))
             spoilt = self.spoil(rank.peer.rank, steps)
             result = rank.engine.train(spoilt, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
-        if rank.trainee.stages is not None and self.world_size > 1:
-            held = held_stages(rank.trainee.stages.staged, rank.trainee.stages.mesh)
+        if rank.built.stages is not None and self.world_size > 1:
+            held = held_stages(rank.built.stages.staged, rank.built.stages.mesh)
             share_stages(held, rank.engine.dense.optimizer, rank.peer.dense, rank.peer.gather)
         return result
 
     def _steps(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
-        spec = rank.trainee.spec
+        spec = rank.built.spec
         if self.world_size == 1:
             return PlannedData(self.config.data, self.config.run.seed).batches("train", spec, first_batch=first_batch)
         return steps_of_rank(self.config, spec, "train", rank.peer.rank, first_batch=first_batch)
@@ -237,7 +237,7 @@ def recorded(config: Config, root: Path, *, every: int = 3, **values: Any) -> Re
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
     peer: LocalPeers
-    trainee: Trainee
+    built: BuiltModel
     engine: Engine
     recorder: Recorder
     publisher: Publisher
@@ -294,7 +294,7 @@ def _restore(dense: DensePart, average: WeightAverage | None, beginning: Checkpo
     restore_random_state(own.rng(), torch.device("cpu"))
 
 
-def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, trainee: Trainee) -> Checkpoint:
+def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, built: BuiltModel) -> Checkpoint:
     schema: Mapping[str, Any] = {}
     return folder.publish(
         Manifest(

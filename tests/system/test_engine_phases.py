@@ -20,19 +20,19 @@ from bagpipe.training.engine import Engine
 from cacher.planning import PlannedData
 from tests.system.jobs import change, run_job
 from tests.system.streams import ForgetfulStore
-from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.assembly import BuiltModel, build_engine, build_training_model
 
 MakeConfig = Callable[..., Config]
 
 
 @pytest.fixture
-def trainee(clicks: MakeConfig) -> Trainee:
+def built(clicks: MakeConfig) -> BuiltModel:
     config = change(clicks(eval_fraction=0.3), cache__rows=10_000)
-    return build_trainee(config, PlannedData(config.data, config.run.seed).schema)
+    return build_training_model(config, PlannedData(config.data, config.run.seed).schema)
 
 
-def steps_of(trainee: Trainee, phase: str = "train") -> Iterator[RankBatch]:
-    return PlannedData(trainee.config.data, trainee.config.run.seed).batches(phase, trainee.spec)  # type: ignore[arg-type]
+def steps_of(built: BuiltModel, phase: str = "train") -> Iterator[RankBatch]:
+    return PlannedData(built.config.data, built.config.run.seed).batches(phase, built.spec)  # type: ignore[arg-type]
 
 
 class Interrupting(ForgetfulStore):
@@ -51,31 +51,31 @@ class Interrupting(ForgetfulStore):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_last_write_back_loses_nothing(trainee: Trainee, number: signal.Signals) -> None:
-    with MemoryStore(trainee.rows, num_buckets=8) as store:
+def test_a_signal_during_the_last_write_back_loses_nothing(built: BuiltModel, number: signal.Signals) -> None:
+    with MemoryStore(built.rows, num_buckets=8) as store:
         # The cache holds every row, so the first write is that of the last write-back (in this, the main, thread).
         counting = ForgetfulStore(store)
-        build_engine(trainee, counting).train(steps_of(trainee))
+        build_engine(built, counting).train(steps_of(built))
         num_rows = counting.rows_written
-        config = trainee.config
-        engine = build_engine(build_trainee(config, trainee.data), Interrupting(store, at_write=1, number=number))
-        result = engine.train(steps_of(trainee))
+        config = built.config
+        engine = build_engine(build_training_model(config, built.data), Interrupting(store, at_write=1, number=number))
+        result = engine.train(steps_of(built))
         assert result.report.stopped
         assert result.progress.rows_written == num_rows
         assert embedding_digest(store) == run_job(change(config, data__eval_fraction=0.3)).embedding_digest
 
 
-def test_handlers_of_signals_are_put_back(trainee: Trainee) -> None:
+def test_handlers_of_signals_are_put_back(built: BuiltModel) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with MemoryStore(trainee.rows, num_buckets=8) as store:
-        build_engine(trainee, store).train(steps_of(trainee))
+    with MemoryStore(built.rows, num_buckets=8) as store:
+        build_engine(built, store).train(steps_of(built))
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_an_interrupted_evaluation_says_so(trainee: Trainee) -> None:
-    with MemoryStore(trainee.rows, num_buckets=8) as store:
-        engine = build_engine(trainee, store)
-        engine.train(steps_of(trainee))
+def test_an_interrupted_evaluation_says_so(built: BuiltModel) -> None:
+    with MemoryStore(built.rows, num_buckets=8) as store:
+        engine = build_engine(built, store)
+        engine.train(steps_of(built))
         before = embedding_digest(store)
         scored: list[torch.Tensor] = []
 
@@ -84,16 +84,16 @@ def test_an_interrupted_evaluation_says_so(trainee: Trainee) -> None:
             if len(scored) == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        result = engine.evaluate(steps_of(trainee, "eval"), interrupt)
+        result = engine.evaluate(steps_of(built, "eval"), interrupt)
         assert result.report.stopped
         assert embedding_digest(store) == before
 
 
-def test_an_engine_trains_again(trainee: Trainee) -> None:
+def test_an_engine_trains_again(built: BuiltModel) -> None:
     """A phase leaves an empty cache behind; the next one goes on from the store."""
-    with MemoryStore(trainee.rows, num_buckets=8) as store:
-        engine = build_engine(trainee, store)
-        totals = [engine.train(steps_of(trainee)).progress for _ in range(2)]
+    with MemoryStore(built.rows, num_buckets=8) as store:
+        engine = build_engine(built, store)
+        totals = [engine.train(steps_of(built)).progress for _ in range(2)]
         assert engine.cache.statistics().resident == 0
         assert totals[0].rows_fetched == 0, "in a namespace made by this job a new row is not asked for"
         assert totals[1].rows_fetched == totals[1].rows_inserted == totals[0].rows_inserted
@@ -106,21 +106,21 @@ def bad_after(steps: Iterator[RankBatch], count: int) -> Iterator[RankBatch]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_bad_data_ends_a_phase_after_the_good_steps(trainee: Trainee, count: int) -> None:
-    with MemoryStore(trainee.rows, num_buckets=8) as store:
-        engine = build_engine(trainee, store)
-        result = engine.train(bad_after(steps_of(trainee), count))
+def test_bad_data_ends_a_phase_after_the_good_steps(built: BuiltModel, count: int) -> None:
+    with MemoryStore(built.rows, num_buckets=8) as store:
+        engine = build_engine(built, store)
+        result = engine.train(bad_after(steps_of(built), count))
         assert str(result.input_error) == "file.tsv:7: bad"
         assert result.progress.steps == count
         assert store.check() is (count > 0), "without a good step the store is left alone"
         if count:
-            config = change(trainee.config, run__steps=count, data__eval_fraction=0.3)
+            config = change(built.config, run__steps=count, data__eval_fraction=0.3)
             assert embedding_digest(store) == run_job(config).embedding_digest
 
 
-def test_no_steps_at_all(trainee: Trainee) -> None:
-    with MemoryStore(trainee.rows, num_buckets=8) as store:
-        engine: Engine = build_engine(trainee, store)
+def test_no_steps_at_all(built: BuiltModel) -> None:
+    with MemoryStore(built.rows, num_buckets=8) as store:
+        engine: Engine = build_engine(built, store)
         result = engine.train(iter(()))
         assert (result.progress.steps, result.progress.hit_rate) == (0, 0.0)
         assert np.isfinite(float(result.progress.loss_sum))

@@ -24,19 +24,19 @@ from bagpipe.training.digest import embedding_digest
 from cacher.planning import PlannedData
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.streams import FailingStore, ForgetfulStore, fresh_batches
-from trainer.assembly import Trainee, build_engine, build_trainee
+from trainer.assembly import BuiltModel, build_engine, build_training_model
 
 MakeConfig = Callable[..., Config]
 
 
-def trainee_of(config: Config) -> Trainee:
-    return build_trainee(config, PlannedData(config.data, config.run.seed).schema)
+def built_model_of(config: Config) -> BuiltModel:
+    return build_training_model(config, PlannedData(config.data, config.run.seed).schema)
 
 
 def unique_rows(config: Config) -> list[int]:
     """Unique rows of every training batch."""
-    trainee = trainee_of(change(config, cache__rows=0))
-    steps = PlannedData(config.data, config.run.seed).batches("train", trainee.spec)
+    built = built_model_of(change(config, cache__rows=0))
+    steps = PlannedData(config.data, config.run.seed).batches("train", built.spec)
     return [len(step.consumer.unique) for step in steps]
 
 
@@ -44,10 +44,10 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(clicks: MakeConfig,
     """Seen inside the first window: nothing is trained, and the store is not even claimed."""
     largest = largest_batch(clicks())
     config = change(clicks(), cache__rows=largest - 1, oracle__lookahead=64, store__url=f"memory://{namespace}")
-    trainee = trainee_of(config)
-    with MemoryStore(trainee.rows, name=namespace, num_buckets=8) as store:
-        engine = build_engine(trainee, store)
-        result = engine.train(PlannedData(config.data, 0).batches("train", trainee.spec))
+    built = built_model_of(config)
+    with MemoryStore(built.rows, name=namespace, num_buckets=8) as store:
+        engine = build_engine(built, store)
+        result = engine.train(PlannedData(config.data, 0).batches("train", built.spec))
         assert isinstance(result.input_error, CapacityError)
         message = str(result.input_error)
         assert re.search(rf"\bneeds {largest} unique rows\b.*\bcache\.rows is {largest - 1}\b", message), message
@@ -102,16 +102,16 @@ def test_a_failed_write_stops_the_job(clicks: MakeConfig, mode: str) -> None:
 def test_rows_stay_dirty_until_their_write_is_acknowledged(clicks: MakeConfig) -> None:
     """The last write-back fails at its second chunk: the rows of the first are clean, all others are still dirty."""
     config = change(clicks(), cache__rows=10_000)
-    trainee = trainee_of(config)
-    with MemoryStore(trainee.rows, num_buckets=8) as inner:
+    built = built_model_of(config)
+    with MemoryStore(built.rows, num_buckets=8) as inner:
         store = FailingStore(inner, at_write=2)
-        engine = build_engine(trainee, store)
+        engine = build_engine(built, store)
         flush = engine.cache.flush
         engine.cache.flush = functools.partial(flush, chunk_rows=50)  # type: ignore[method-assign]
         with pytest.raises(StoreError, match="write 2 failed"):
-            engine.train(PlannedData(config.data, 0).batches("train", trainee.spec))
+            engine.train(PlannedData(config.data, 0).batches("train", built.spec))
         statistics = engine.cache.statistics()
-        stored = sum(len(inner.ids(number)) for number in range(len(trainee.rows.tables)))
+        stored = sum(len(inner.ids(number)) for number in range(len(built.rows.tables)))
         assert stored == 50
         assert statistics.dirty == statistics.resident - 50 > 0
         # Nothing was lost: a later write-back completes the job.
@@ -135,16 +135,16 @@ def test_the_trainer_s_memory_does_not_grow_with_the_vocabulary(clicks: MakeConf
     """Three million rows of 96 bytes pass through a cache of 30,000: 290 MB if any of them stayed."""
     num_examples, num_features, warmup, count = 2500, 4, 100, 300
     config = change(clicks(), cache__rows=30_000, model__embedding_dim=12, oracle__lookahead=2)
-    trainee = trainee_of(config)
+    built = built_model_of(config)
     marks: list[int] = []
 
     def note(_: object) -> None:
         marks.append(resident_bytes())
 
-    with MemoryStore(trainee.rows, num_buckets=8) as inner:
+    with MemoryStore(built.rows, num_buckets=8) as inner:
         store = ForgetfulStore(inner)
-        engine = build_engine(trainee, store)
-        unbounded = dataclasses.replace(trainee.spec, table_rows=(None,) * len(trainee.spec.table_rows))
+        engine = build_engine(built, store)
+        unbounded = dataclasses.replace(built.spec, table_rows=(None,) * len(built.spec.table_rows))
         batches = fresh_batches(count, num_examples=num_examples, num_features=num_features, num_dense=3)
         result = engine.train(plan_rank_batches(batches, unbounded), on_batch=note)
     assert result.progress.rows_unique == count * num_examples * num_features

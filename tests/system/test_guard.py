@@ -30,7 +30,7 @@ from tests.system.rank_threads import run_ranks
 from tests.system.recording import Recorded
 from tests.system.staging import staged
 from tests.training.small import guard_of
-from trainer.assembly import build_engine, build_trainee
+from trainer.assembly import build_engine, build_training_model
 
 MakeConfig = Callable[..., Config]
 
@@ -53,18 +53,18 @@ class Small:
 
     def __init__(self, config: Config) -> None:
         self.data = PlannedData(config.data, config.run.seed)
-        self.trainee = build_trainee(config, self.data.schema)
-        self.store = MemoryStore(self.trainee.rows, num_buckets=8)
-        self.engine: Engine = build_engine(self.trainee, self.store)
+        self.built = build_training_model(config, self.data.schema)
+        self.store = MemoryStore(self.built.rows, num_buckets=8)
+        self.engine: Engine = build_engine(self.built, self.store)
 
     def steps(self) -> Iterator[RankBatch]:
-        return self.data.batches("train", self.trainee.spec)
+        return self.data.batches("train", self.built.spec)
 
     def digests(self) -> tuple[str, str]:
         return dense_digest(self.engine.dense.model, self.engine.dense.optimizer), embedding_digest(self.store)
 
     def is_finite(self) -> bool:
-        rows = [self.store.read(table, self.store.ids(table)).rows for table in range(len(self.trainee.rows.tables))]
+        rows = [self.store.read(table, self.store.ids(table)).rows for table in range(len(self.built.rows.tables))]
         dense = [parameter.detach().numpy() for parameter in self.engine.dense.model.parameters()]
         return all(bool(np.isfinite(values).all()) for values in (*rows, *dense))
 
@@ -95,7 +95,7 @@ def test_a_bad_batch_left_out(clicks: MakeConfig, rows: int) -> None:
     batches = [step.batch for step in other.steps() if step.batch.index != BAD]
     batches = [dataclasses.replace(batch, index=index) for index, batch in enumerate(batches)]
     with other.store:
-        without = other.engine.train(plan_rank_batches(batches, other.trainee.spec))
+        without = other.engine.train(plan_rank_batches(batches, other.built.spec))
         assert found[1:] == (float(without.progress.loss_sum), without.progress.samples)
         # Rows that only the bad batch has are in neither store: they were never updated.
         assert found[0] == other.digests()

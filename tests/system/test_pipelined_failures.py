@@ -61,7 +61,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
     def open_broken(config: Config, ranks: Ranks, stack: ExitStack, *more: Any) -> OpenJob:
         parts = open_job(config, ranks, stack, *more)
         if ranks.rank == broken_rank:
-            stages = parts.trainee.stages
+            stages = parts.built.stages
             assert stages is not None
             module: nn.Module = stages.staged.stages[stages.mesh.stages_of(ranks.rank)[0]].module
             module.register_forward_pre_hook(breaks)

@@ -30,7 +30,7 @@ def assert_same(end: JobEnd, plain: Trained, config: Config) -> None:
     tolerance: dict[str, Any] = {"rtol": TOLERANCE[config.run.dtype], "atol": TOLERANCE[config.run.dtype]}
     np.testing.assert_allclose(end.losses, plain.losses, **tolerance)
     parameters = dict(plain.model.named_parameters())
-    names = [name for name, _ in end.trainee.converted.model.named_parameters()]
+    names = [name for name, _ in end.built.converted.model.named_parameters()]
     for name in names:
         torch.testing.assert_close(end.dense[name], parameters[name].detach(), **tolerance, msg=name)
     state = plain.dense.state_dict()["state"]

@@ -147,13 +147,13 @@ def another_rate(membership: Membership, config: Config) -> dict[str, Any]:
 
 def another_model(membership: Membership, config: Config) -> dict[str, Any]:
     """The same configuration, and a model that depends on something else."""
-    build = trainer.job.build_trainee
+    build = trainer.job.build_training_model
     wide = change(config, model__bottom_mlp=(7,))
 
     def build_other(config: Config, *more: Any) -> Any:
         return build(wide if membership.rank == 1 else config, *more)
 
-    trainer.job.build_trainee = build_other  # type: ignore[assignment] # of this process
+    trainer.job.build_training_model = build_other  # type: ignore[assignment] # of this process
     return whole_job(membership, config)
 
 

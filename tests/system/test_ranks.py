@@ -129,7 +129,7 @@ def test_every_pair_of_settings(
 
 def assert_equal_numbers(alone: JobEnd, config: Config, together: list[dict[str, Any]]) -> None:
     """fp64: dense parameters and every row with its optimizer state within 1e-12."""
-    schema = alone.trainee.rows
+    schema = alone.built.rows
     url, namespace = config.store.url, config.store.namespace
     with open_store(url, namespace=namespace, schema=schema, buckets=config.store.buckets) as store:
         for number, table in enumerate(schema.tables):

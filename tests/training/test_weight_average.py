@@ -19,7 +19,7 @@ from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.recording import recorded
 from tests.training.small import small_dense
-from trainer.assembly import build_average, build_dense, build_engine, build_trainee
+from trainer.assembly import build_average, build_dense, build_engine, build_training_model
 
 MakeConfig = Callable[..., Config]
 
@@ -33,29 +33,29 @@ def averages_of(engine: Engine) -> dict[str, torch.Tensor]:
 def test_it_is_torchs_rule_and_evaluation_uses_it(clicks: MakeConfig) -> None:
     config = change(clicks(eval_fraction=0.2), optim__ema_decay=0.9, optim__ema_evaluate=True)
     data = PlannedData(config.data, config.run.seed)
-    trainee = build_trainee(config, data.schema)
-    dense = build_dense(trainee)
-    average = build_average(trainee, dense)
+    built = build_training_model(config, data.schema)
+    dense = build_dense(built)
+    average = build_average(built, dense)
     assert average is not None
     theirs = AveragedModel(dense.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     theirs.n_averaged += 1  # torch's first update copies the weights; ours begin as the initial ones
-    with MemoryStore(trainee.rows) as store:
-        engine = build_engine(trainee, store, dense=dense, average=average)
-        engine.train(data.batches("train", trainee.spec), on_batch=lambda totals: theirs.update_parameters(dense.model))
+    with MemoryStore(built.rows) as store:
+        engine = build_engine(built, store, dense=dense, average=average)
+        engine.train(data.batches("train", built.spec), on_batch=lambda totals: theirs.update_parameters(dense.model))
         expected = {name.removeprefix("module."): value for name, value in theirs.named_parameters()}
         assert average.averages.keys() == expected.keys()
         for name, value in average.averages.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
         weights = {name: value.clone() for name, value in dense.model.named_parameters()}
         scores: list[torch.Tensor] = []
-        engine.evaluate(data.batches("eval", trainee.eval_spec), lambda logits, _: scores.append(logits))
+        engine.evaluate(data.batches("eval", built.eval_spec), lambda logits, _: scores.append(logits))
         assert all(torch.equal(value, weights[name]) for name, value in dense.model.named_parameters())
         plain: list[torch.Tensor] = []
-        other = build_engine(trainee, store, cache=engine.cache, dense=dense)
-        other.evaluate(data.batches("eval", trainee.eval_spec), lambda logits, _: plain.append(logits))
+        other = build_engine(built, store, cache=engine.cache, dense=dense)
+        other.evaluate(data.batches("eval", built.eval_spec), lambda logits, _: plain.append(logits))
         with average.swapped_in():
             averaged: list[torch.Tensor] = []
-            other.evaluate(data.batches("eval", trainee.eval_spec), lambda logits, _: averaged.append(logits))
+            other.evaluate(data.batches("eval", built.eval_spec), lambda logits, _: averaged.append(logits))
     assert torch.equal(torch.cat(scores), torch.cat(averaged))
     assert not torch.equal(torch.cat(scores), torch.cat(plain))
 

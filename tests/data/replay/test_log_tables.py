@@ -30,7 +30,7 @@ SCHEMA = DataSchema(
 )
 def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, gradient_bytes: int) -> None:
     """Numbers, features and bytes equal those of the model's conversion."""
-    from trainer.assembly import build_trainee
+    from trainer.assembly import build_training_model
 
     dims = {table.dim for table in SCHEMA.tables} if model != "dlrm" else {None}
     schema = (
@@ -45,14 +45,14 @@ def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, grad
         cacher=CacherConfig(assign="locality"),
         run=RunConfig(dtype="float64" if dtype == "run" else "float32"),
     )
-    tables, trainee = LogTables.of(schema, config), build_trainee(config, schema, 2)
-    assert tables.spec(config, 2) == trainee.spec
+    tables, built = LogTables.of(schema, config), build_training_model(config, schema, 2)
+    assert tables.spec(config, 2) == built.spec
     numbers = range(len(tables))
-    assert tables.row_bytes.tolist() == [trainee.rows.row_bytes(number) for number in numbers]
-    assert tables.rows.digest() == dataclasses.replace(trainee.rows, tables=tables.rows.tables).digest()
-    assert tables.weight_bytes.tolist() == [weight_bytes * table.dim for table in trainee.rows.tables]
-    assert tables.gradient_bytes.tolist() == [gradient_bytes * table.dim for table in trainee.rows.tables]
-    assert [table.name for table in tables.rows.tables] == [table.name for table in trainee.rows.tables]
+    assert tables.row_bytes.tolist() == [built.rows.row_bytes(number) for number in numbers]
+    assert tables.rows.digest() == dataclasses.replace(built.rows, tables=tables.rows.tables).digest()
+    assert tables.weight_bytes.tolist() == [weight_bytes * table.dim for table in built.rows.tables]
+    assert tables.gradient_bytes.tolist() == [gradient_bytes * table.dim for table in built.rows.tables]
+    assert [table.name for table in tables.rows.tables] == [table.name for table in built.rows.tables]
 
 
 def test_a_setting_goes_where_the_trainer_looks_for_it() -> None:
