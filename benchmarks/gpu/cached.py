@@ -116,10 +116,10 @@ def run_cached(
     timed = steps[first:last]
     with open_clock(torch.device(settings.device)) as clock:
         marks = _Marks(clock, frozenset((first, last)), [], {})
-        with PlainJob(workload.job(workload.cache_rows), make_store=make_store, trace=trace, on_batch=marks) as job:
+        with PlainJob(workload.job(workload.cache_rows), make_store=make_store, trace=trace) as job:
             claim(job.store)  # before the engine does, so that it reads every row: none is known to be new
             num_filled = fill(job.store, timed)
-            result = job.engine.train(iter(steps))
+            result = job.engine.train(iter(steps), on_batch=marks)
         step_s = clock.seconds(list(pairwise(marks.ends[first - 1 : last])))
     before, after = marks.totals[first], marks.totals[last]
 
