@@ -38,7 +38,7 @@ def wait(scribe: CheckpointWriter) -> None:
 
 def test_parts_come_in_order() -> None:
     ends = Ends()
-    scribe = CheckpointWriter(0, None, ends.on_part, ends.errors.append)
+    scribe = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
     scribe.start()
     for epoch in (1, 2, 3):
         scribe.complete(PendingCheckpoint(step=10 * epoch, epoch=epoch, missing=set()))
@@ -50,9 +50,8 @@ def test_parts_come_in_order() -> None:
 def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> None:
     ends = Ends()
     scribe = CheckpointWriter(
-        0, CheckpointPaths(generation=tmp_path / "gone", step=Path), ends.on_part, ends.errors.append
+        0, CheckpointPaths(generation=tmp_path / "gone", step=Path), SCHEMA, ends.on_part, ends.errors.append
     )
-    scribe.schema = SCHEMA
     scribe.start()
     for _ in range(3):
         scribe.rows(lambda: [request(1, 2)], 16, epoch=1, step=0)
@@ -74,9 +73,8 @@ def test_rows_are_written_while_a_part_is_published(tmp_path: Path) -> None:
         ends.on_part(step, epoch, part)
 
     scribe = CheckpointWriter(
-        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), publish, ends.errors.append
+        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), SCHEMA, publish, ends.errors.append
     )
-    scribe.schema = SCHEMA
     scribe.start()
     scribe._put(scribe._parts, lambda: publish(10, 1, None))
     assert begun.wait(30)
@@ -104,7 +102,7 @@ def test_an_error_in_mid_run_is_never_the_users_input(error: Exception, words: s
     def refuse(step: int, epoch: int, part: Part | None) -> None:
         raise error
 
-    scribe = CheckpointWriter(0, None, refuse, ends.errors.append)
+    scribe = CheckpointWriter(0, None, SCHEMA, refuse, ends.errors.append)
     scribe.start()
     scribe.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
     with pytest.raises(JobError, match=words):
@@ -120,7 +118,7 @@ def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
     def refuse(step: int, epoch: int, part: Part | None) -> None:
         raise JobError("not all ranks")
 
-    scribe = CheckpointWriter(0, None, refuse, ends.errors.append)
+    scribe = CheckpointWriter(0, None, SCHEMA, refuse, ends.errors.append)
     scribe.start()
     scribe.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
     with pytest.raises(JobError):
@@ -135,7 +133,7 @@ def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
 
 def test_who_waits_is_told_that_the_job_has_failed() -> None:
     ends = Ends()
-    scribe = CheckpointWriter(0, None, ends.on_part, ends.errors.append)
+    scribe = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
     scribe.start()
     with pytest.raises(KeyError):
         scribe.wait_for(lambda: False, lambda: KeyError())
@@ -153,9 +151,8 @@ def test_the_end_leaves_no_journal(tmp_path: Path) -> None:
         return [request(5)]
 
     scribe = CheckpointWriter(
-        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), ends.on_part, ends.errors.append
+        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), SCHEMA, ends.on_part, ends.errors.append
     )
-    scribe.schema = SCHEMA
     scribe.start()
     scribe.rows(slow, 8, epoch=1, step=0)
     begun.wait(30)

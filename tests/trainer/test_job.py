@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,13 @@ class _Told(Ranks):
         self._folder = folder
         self.told: list[tuple[str, list[str]]] = []
 
-    def report(self, error: BaseException) -> None:
-        self.told.append((type(error).__name__, [path.name for path in self._folder.glob("*.sock")]))
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.told.append((type(error).__name__, [path.name for path in self._folder.glob("*.sock")]))
+            raise
 
 
 @pytest.mark.redis
