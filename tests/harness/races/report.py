@@ -38,7 +38,8 @@ def where() -> Place:
             head, colon, peer = frame.f_locals["step"].text.partition(":")
             return Place(f"{head}{frame.f_locals['index']}{colon}{peer}", tuple(frames))
         is_ours = code.co_filename.startswith(_ROOT) and "site-packages" not in code.co_filename
-        if is_ours and not code.co_filename.startswith(_HERE) and len(frames) < _MAX_FRAMES:
+        is_detector = code.co_filename.startswith(_HERE) and not Path(code.co_filename).name.startswith("test_")
+        if is_ours and not is_detector and len(frames) < _MAX_FRAMES:
             frames.append(f"{code.co_filename.removeprefix(_ROOT + '/')}:{frame.f_lineno} {code.co_qualname}")
         frame = frame.f_back
     return Place("", tuple(frames))
