@@ -2,5 +2,5 @@
 
 config ─> cacher process ──schema──> models ─> convert ──> Engine ──steps, rows──> trained model
                  └──────────────steps──────────────────────┘ └── store
-afterwards: metrics (AUC, NE) ─> digests ─> result JSON
+after training: metrics (AUC, NE) ─> digests ─> result JSON
 """

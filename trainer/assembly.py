@@ -1,6 +1,6 @@
-"""A job's parts, from its configuration: what is trained (`BuiltModel`) and what trains it (`Engine`). Opens nothing.
+"""Builds the parts of a job from its configuration. Opens no connection or file.
 
-config, data schema ──build_training_model──> model, row schema, what to plan for
+config, data schema ──build_training_model──> BuiltModel: model, row schema, oracle spec
     build_cache, build_dense, build_average ──┐
     store opened for the row schema ──────────┴──build_engine──> Engine
 """
@@ -42,16 +42,16 @@ __all__ = ["BuiltModel", "build_average", "build_cache", "build_dense", "build_e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """What a job trains.
+    """The model of a job and everything derived from its configuration.
 
     Attributes:
         config: the job's configuration.
         data: columns of its data.
-        converted: the model, not bound to a cache yet.
-        rows: the bytes of its rows, for the store.
-        spec: what the cacher is asked to plan for.
-        dense: how its dense part is computed.
-        stages: the dense part in stages; None: it is trained whole.
+        converted: the converted model, not bound to a cache yet.
+        rows: row schema of the store.
+        spec: oracle spec of the training data, for the cacher.
+        dense: executor of the dense part.
+        stages: stages of the dense part; None if it is trained whole.
     """
 
     config: Config
@@ -64,15 +64,15 @@ class BuiltModel:
 
     @property
     def eval_spec(self) -> OracleSpec:
-        """For the held-out examples: every rank scores an equal part with the whole model."""
+        """Oracle spec of the held-out examples: every rank scores an equal share with the whole model."""
         return dataclasses.replace(self.spec, example_shares=())
 
 
 def build_training_model(config: Config, data: DataSchema, world_size: int = 1) -> BuiltModel:
-    """The model and its tables. Dense initial values come from torch's global generator, seeded here.
+    """Build the model and its tables. Dense initial values come from torch's global generator, which this seeds.
 
     Raises:
-        InputError: the model cannot be built, or does not fit the data.
+        InputError: the model cannot be built or does not fit the data.
     """
     torch.manual_seed(config.run.seed)
     model = build_model(data, config.model)
@@ -104,7 +104,7 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
 
 
 def build_cache(built: BuiltModel) -> RowCache:
-    """An empty cache, which the model's embedding modules read from now on."""
+    """Build an empty cache and bind the model's embedding modules to it."""
     config = built.config
     device = torch.device(config.run.device)
     cache = RowCache(
@@ -126,17 +126,17 @@ def build_dense(
     reduce: Callable[[int], None] | None = None,
     replicas: GradientSum | None = None,
 ) -> DensePart:
-    """The dense part, whole or in stages.
+    """Build the dense part, whole or in stages.
 
     Args:
-        built: what is trained.
-        rank: of the job.
-        links: with stages, to the other processes of a pipeline's replica.
-        reduce: with stages, sums a stage's gradients over the ranks that hold it.
-        replicas: without stages, sums the gradients over the ranks.
+        built: the model.
+        rank: rank in the job.
+        links: with stages: links to the other processes of a pipeline replica.
+        reduce: with stages: sums a stage's gradients over the ranks that hold it.
+        replicas: without stages: sums the gradients over the ranks.
 
     Raises:
-        InputError: a growing loss scale is asked for where batches cannot be left out.
+        InputError: a growing loss scale is configured where batches cannot be skipped.
     """
     config, model = built.config, built.converted.model
     optimizer = dense_optimizer(model.parameters(), config.optim)
@@ -168,7 +168,7 @@ def build_dense(
 
 
 def build_average(built: BuiltModel, dense: DensePart) -> WeightAverage | None:
-    """The average of the dense weights, if one is asked for; after the ranks' models have been made equal."""
+    """Build the moving average of the dense weights if configured. Requires equal models on all ranks."""
     decay = built.config.optim.ema_decay
     return WeightAverage(dense, decay) if decay else None
 
@@ -187,13 +187,13 @@ def build_engine(
     known: WrittenRows | None = None,
     wake: Callable[[], object] | None = None,
 ) -> Engine:
-    """An engine over an open store whose schema is `built.rows`.
+    """Build an engine over an open store whose schema is `built.rows`.
 
     Args:
-        built: what is trained.
-        store: open.
-        cache, dense: of `build_cache` and `build_dense`; default: those of a job of one rank.
-        average: of `build_average`.
+        built: the model.
+        store: open store.
+        cache, dense: from `build_cache` and `build_dense`; default: for a job of one rank.
+        average: from `build_average`.
         trace, peers, claim, recorder, known, wake: see `Engine`.
     """
     config = built.config

@@ -1,11 +1,11 @@
-"""Where a job begins: at the newest whole checkpoint of its folder, or at nothing. Decided by rank 0, told to all.
+"""Start of a job: from the newest complete checkpoint of its folder, or from initial values. Rank 0 decides.
 
-    checkpoint.dir ──choose──> checkpoint ──compare──> settings, row schema, data, world size     nothing is changed
-    store ──ledger.state──> check_namespace: whose rows are these?                                   so far
-    checkpoint.dir ──new generation──> token, lineage ──(from nothing: checkpoint 0)──> Beginning, at every rank
+    checkpoint.dir ──choose──> checkpoint ──compare──> settings, row schema, data, world size     read-only
+    store ──ledger.state──> check_namespace: the rows belong to the lineage                          so far
+    checkpoint.dir ──new generation──> token, lineage ──(fresh start: checkpoint 0)──> Beginning, on every rank
 
-A *lineage* is all that goes back to one beginning; a *generation* is one start of a job on the folder. What may differ
-between the job that made a checkpoint and the one that goes on from it: what only says how fast, how long or where.
+A *lineage* is the set of checkpoints that descend from one fresh start. A *generation* is one start of a job on the
+folder. A job can resume a checkpoint with different values of the settings that only affect speed, duration or paths.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from trainer.ranks import Ranks, common_settings
 
 __all__ = ["Beginning", "JobFacts", "begin", "compare", "note", "place_of", "result_settings"]
 
-#: Sections whose keys results depend on, but for those that say how fast, how long or where.
+#: Sections whose keys affect results, except the keys in `_FREE`.
 _SECTIONS = ("data", "model", "optim", "pipeline", "run")
+#: Keys of these sections that only affect speed, duration or paths.
 _FREE = frozenset(
     {
         "data.path",
@@ -47,21 +48,22 @@ _FREE = frozenset(
         "run.steps",
         "run.peer_timeout_s",
         "run.trace",
-        "run.nonfinite",  # a job that was stopped by a bad batch may go on without it
+        "run.nonfinite",  # a job that failed on a bad batch can resume and skip it
     }
 )
-_BESIDES = ("cacher.assign",)
+#: Keys of other sections that affect results.
+_EXTRA_KEYS = ("cacher.assign",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where a job begins, and as whom it writes.
+    """Start of a job: its checkpoint and its fencing token.
 
     Attributes:
-        token: of its writes.
-        generation: of this start; 0 where there is no folder.
-        checkpoint: what it goes on from; None where there is no folder.
-        folder: where checkpoints are; rank 0's remembers which of them are broken.
+        token: fencing token of its writes.
+        generation: number of this start; 0 without a folder.
+        checkpoint: the checkpoint it resumes from; None without a folder.
+        folder: the checkpoint folder. The object of rank 0 remembers which checkpoints are broken.
     """
 
     token: str
@@ -71,7 +73,7 @@ class Beginning:
 
     @property
     def checkpoint_id(self) -> str:
-        """What the store's buckets say once its rows are those of the beginning."""
+        """Checkpoint id of the store's buckets after recovery; empty without a folder."""
         return self.checkpoint.manifest.checkpoint_id if self.checkpoint is not None else ""
 
     @property
@@ -80,19 +82,19 @@ class Beginning:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What the ranks that made the checkpoint contributed; none where everything is initial."""
+        """Parts of the checkpoint, one per rank that wrote it; empty for initial values."""
         return self.checkpoint.manifest.parts if self.checkpoint is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What a checkpoint is made of besides parts, and compared with.
+    """Properties of a job that its checkpoints record and are compared with.
 
     Attributes:
         settings: see `result_settings`.
-        rows: what the rows mean.
-        identity: of the data, as the cacher says it.
-        world_size: ranks.
+        rows: row schema.
+        identity: identity of the data and of the code, from the cacher.
+        world_size: number of ranks.
     """
 
     settings: Mapping[str, Any]
@@ -103,54 +105,54 @@ class JobFacts:
     @property
     def row_schema(self) -> dict[str, Any]:
         """`rows` as JSON."""
-        return _plain(self.rows.to_json())
+        return _json_round_trip(self.rows.to_json())
 
 
 def place_of(config: Config) -> str:
-    """What errors call the namespace."""
+    """Name of the namespace in errors."""
     return f"store.namespace {config.store.namespace!r}"
 
 
 def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginning:
-    """Choose and compare, at rank 0, before anything is changed; then take the next generation. The same at every rank.
+    """Choose and compare a checkpoint on rank 0, then start the next generation. Returns the same on every rank.
 
     Raises:
-        InputError: no checkpoint can be used, the store holds another job's rows, or the folder cannot be written, or
-            is another one on this rank's host.
+        InputError: no checkpoint can be used, the store holds another job's rows, the folder cannot be written, or
+            this rank's folder is not that of rank 0. The first two errors change nothing.
         StoreError: the store failed.
     """
     place = place_of(config)
     if not config.checkpoint.dir:
         if ranks.is_first:
-            check_namespace(_states(store), place, "")
+            check_namespace(_bucket_states(store), place, "")
         return Beginning(token=ranks.share(_token(0)))
     folder = CheckpointFolder(Path(config.checkpoint.dir).absolute())
     first: Beginning | None = None
     if ranks.is_first:
-        # A restarted job goes on with what its first attempt began, whatever that one was told.
-        resume = config.checkpoint.resume if not _attempt() else "auto"
+        # A job restarted by its launcher resumes its own checkpoints, whatever checkpoint.resume says.
+        resume = config.checkpoint.resume if not _restart_count() else "auto"
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
-        check_namespace(_states(store), place, lineage)
+        check_namespace(_bucket_states(store), place, lineage)
         generation = folder.new_generation()
         token = _token(generation)
-        with _writing(folder):
+        with _file_errors_as_input_errors(folder):
             folder.note_start(generation, token, found)
         while found is not None and found.position not in folder.positions():
-            # A job that still runs here has removed it before it could know.
+            # A job that still runs on this folder removed the checkpoint before it saw the new generation.
             found = _choose(folder, resume, facts)
-            with _writing(folder):
+            with _file_errors_as_input_errors(folder):
                 folder.note_start(generation, token, found)
         first = Beginning(token=token, generation=generation, checkpoint=found, folder=folder)
         first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts))
-    said = ranks.share(None if first is None else _said(first))
+    message = ranks.share(None if first is None else _to_message(first))
     if first is not None:
         return first
-    return _heard(folder, said)
+    return _from_message(folder, message)
 
 
-def _attempt() -> int:
-    """How often the launcher has restarted the job."""
+def _restart_count() -> int:
+    """Number of times the launcher has restarted the job."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -164,17 +166,17 @@ def _choose(folder: CheckpointFolder, resume: str, facts: JobFacts) -> Checkpoin
 
 
 def _publish_first(folder: CheckpointFolder, start: Beginning, lineage: str, facts: JobFacts) -> Checkpoint:
-    """What the job begins with, as the newest checkpoint, so that a restart finds it whatever it was told."""
+    """Make the starting checkpoint the newest one, so that a restart of the job finds it."""
     found = start.checkpoint
-    with _writing(folder):
+    with _file_errors_as_input_errors(folder):
         if found is None:
-            return folder.publish(_nothing(start, lineage, facts))
-        # Newer ones that are broken will be passed over again.
+            return folder.publish(_initial_manifest(start, lineage, facts))
+        # If the newer checkpoints are all broken, a restart skips them again.
         return folder.adopt(found, start.generation) if folder.has_newer(found) else found
 
 
-def _nothing(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
-    """The checkpoint before the first batch: no rows, and initial values that every rank makes by itself."""
+def _initial_manifest(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
+    """Manifest of checkpoint 0, before the first batch: no rows. Every rank computes its own initial values."""
     return Manifest(
         lineage=lineage,
         generation=start.generation,
@@ -190,15 +192,16 @@ def _nothing(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
 
 
 @contextmanager
-def _writing(folder: CheckpointFolder) -> Iterator[None]:
-    """Errors of the file system are bad input as long as nothing has begun."""
+def _file_errors_as_input_errors(folder: CheckpointFolder) -> Iterator[None]:
+    """Convert OSError to InputError: training has not started."""
     try:
         yield
     except OSError as error:
         raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
 
 
-def _said(beginning: Beginning) -> dict[str, Any]:
+def _to_message(beginning: Beginning) -> dict[str, Any]:
+    """The message from rank 0 to the other ranks."""
     checkpoint = beginning.checkpoint
     assert checkpoint is not None, "there is a folder"
     return {
@@ -208,18 +211,18 @@ def _said(beginning: Beginning) -> dict[str, Any]:
     }
 
 
-def _heard(folder: CheckpointFolder, said: Mapping[str, Any]) -> Beginning:
-    """What rank 0 said, found again in the folder as this rank sees it."""
-    if folder.token_of(said["generation"]) != said["token"]:
+def _from_message(folder: CheckpointFolder, message: Mapping[str, Any]) -> Beginning:
+    """Rank 0's `Beginning`, with the checkpoint read from this rank's folder."""
+    if folder.token_of(message["generation"]) != message["token"]:
         raise InputError(
             f"checkpoint.dir {folder.path} on host {socket.gethostname()} is not the folder that rank 0 has: "
-            "all ranks need one folder, on a file system that they share"
+            "all ranks need one folder on a shared file system"
         )
-    checkpoint = folder.known(*said["position"])
-    return Beginning(token=said["token"], generation=said["generation"], checkpoint=checkpoint, folder=folder)
+    checkpoint = folder.known(*message["position"])
+    return Beginning(token=message["token"], generation=message["generation"], checkpoint=checkpoint, folder=folder)
 
 
-def _states(store: Store) -> tuple[BucketState, ...]:
+def _bucket_states(store: Store) -> tuple[BucketState, ...]:
     with store.ledger() as ledger:
         return ledger.state()
 
@@ -229,28 +232,28 @@ def _token(generation: int) -> str:
 
 
 def note(line: str) -> None:
-    """Tell the user something that is no error."""
+    """Print a note to stderr."""
     sys.stderr.write(f"note: {line}\n")
 
 
 def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
-    """What results depend on, by configuration key, and the columns of the data; JSON values."""
+    """Settings that affect results, by configuration key, and the columns of the data; JSON values."""
     everything = common_settings(config)
     keys = [key for key in everything if key.partition(".")[0] in _SECTIONS and key not in _FREE]
-    chosen = {key: everything[key] for key in sorted([*keys, *_BESIDES])}
-    return _plain({**chosen, "data columns": data.to_json()})
+    chosen = {key: everything[key] for key in sorted([*keys, *_EXTRA_KEYS])}
+    return _json_round_trip({**chosen, "data columns": data.to_json()})
 
 
 def compare(checkpoint: Manifest, facts: JobFacts) -> None:
-    """Refuse a checkpoint of another job; say so if results cannot be bit-identical to its own.
+    """Reject a checkpoint of another job. Print a note if results cannot be bit-identical to an uninterrupted run.
 
     Raises:
-        InputError: the first setting, part of the row schema or of the data that differs: both values.
+        InputError: a setting, the row schema or the data differs. Names the first difference and both values.
     """
-    # A key that is younger than the checkpoint had the value that is its default now.
-    younger = {key: value for key, value in common_settings(Config()).items() if key in facts.settings}
+    # A key added after the checkpoint was written has its default value there.
+    defaults = {key: value for key, value in common_settings(Config()).items() if key in facts.settings}
     pairs: tuple[tuple[str, object, object], ...] = (
-        ("", {**younger, **checkpoint.settings}, dict(facts.settings)),
+        ("", {**defaults, **checkpoint.settings}, dict(facts.settings)),
         ("rows", dict(checkpoint.row_schema), facts.row_schema),
         ("", {"the data": checkpoint.identity.get("data")}, {"the data": facts.identity.get("data")}),
     )
@@ -269,12 +272,12 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
         )
     if checkpoint.identity.get("code") != facts.identity.get("code"):
         note(
-            f"the checkpoint at step {checkpoint.step} was made with other code of the cacher: results are "
-            "bit-identical to those of an uninterrupted run only if that code makes the same batches"
+            f"the checkpoint at step {checkpoint.step} was made with other cacher code: results are bit-identical to "
+            "those of an uninterrupted run only if that code makes the same batches"
         )
 
 
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is after a trip through JSON: tuples are lists."""
+def _json_round_trip(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value after a JSON round trip: tuples become lists."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain

@@ -1,11 +1,11 @@
-"""`Checkpoints`: a job's checkpoints and fence on one rank: what it resumes, records, publishes and invalidates.
+"""`Checkpoints`: resumes, records and publishes a job's checkpoints on one rank, and fences its writes.
 
     begin ──> Beginning ──restore──> model, optimizer, random state      before the first batch
               claim: every rank has its first batch ──> rank 0 recovers the store's rows ──> every rank writes fenced
-    Recorder ──Part──> Publisher ──> folder, store                       while training
-    an error that says that rows are not to be trusted ──> invalidate       at the end
+    Recorder ──Part──> Publisher ──> folder, store                       during training
+    lost or corrupt rows ──> invalidate                                  at the end
 
-A job without `checkpoint.dir` is fenced too, and closes its logs now and then so that they stay bounded.
+A job without `checkpoint.dir` is fenced too, and closes its writer logs periodically to bound their size.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from trainer.ranks import Ranks
 
 __all__ = ["Checkpoints"]
 
-#: Batches between two closings of the logs of a job without checkpoints: 12 B for each row written in between.
+#: Batches between closings of the writer logs of a job without checkpoints. A log takes 12 B per row written.
 _CLOSE_EVERY = 1_000
 
-#: A reload that takes longer says how far it is, so often.
-_SAY_EVERY_S = 5.0
+#: Interval of the progress notes of a reload.
+_NOTE_INTERVAL_S = 5.0
 
 
 class Checkpoints:
-    """One rank's. Context manager: leaving it drops unpublished checkpoints, and invalidates the rows after an error.
+    """Checkpoints of one rank. On exit, drops unpublished checkpoints and invalidates lost or corrupt rows.
 
     Args:
         config: the job.
         ranks: its ranks.
-        facts: what the checkpoints are compared with.
-        store: open.
-        cache: the rows.
-        dense: the dense part; its models are equal on all ranks.
-        parts: further parts of the training loop that keep tensors.
+        facts: properties of the job that checkpoints are compared with.
+        store: open store.
+        cache: the row cache.
+        dense: the dense part; equal on all ranks.
+        parts: other parts of the training loop that keep tensors.
 
     Attributes:
-        beginning: where the job begins.
-        recorder: for the engine.
+        beginning: start of the job.
+        recorder: recorder for the engine.
 
     Raises:
         InputError, StoreError: see `trainer.beginning.begin`.
@@ -92,7 +92,7 @@ class Checkpoints:
             except BrokenCheckpoint as error:
                 raise InputError(str(error)) from None
         self._publisher: Publisher | None = None
-        #: Rank 0's: the one who recovers and commits. Entered when the namespace is claimed.
+        #: Used by rank 0, which recovers and commits. Entered when the namespace is claimed.
         self._ledger: Ledger = store.ledger()
         self._watch: Ledger | None = None
         self._has_claimed = False
@@ -124,7 +124,7 @@ class Checkpoints:
 
     @property
     def resumed_from(self) -> int | None:
-        """Step of the checkpoint that was loaded; None if everything was initial."""
+        """Step of the loaded checkpoint; None for initial values."""
         return self.first_batch if self.beginning.parts else None
 
     @property
@@ -134,7 +134,7 @@ class Checkpoints:
 
     @property
     def reader_state(self) -> Mapping[str, Any] | None:
-        """Position of the data reader before the first batch; None: at the beginning."""
+        """Reader state before the first batch; None: start of the data."""
         checkpoint = self.beginning.checkpoint
         return checkpoint.manifest.reader_state if checkpoint is not None else None
 
@@ -168,14 +168,14 @@ class Checkpoints:
 
     @property
     def known(self) -> WrittenRows | None:
-        """Which rows the checkpoint has, and the store must therefore have; None: everything is initial."""
-        return self._knows if self.beginning.parts else None
+        """Which rows the checkpoint has, and the store therefore must have; None for initial values."""
+        return self._contains if self.beginning.parts else None
 
     def _restore(self) -> None:
-        """Load the dense part, and what other parts keep.
+        """Load the dense part and the tensors of other parts.
 
         Raises:
-            InputError: it is of another model, or cannot be read.
+            InputError: the state belongs to another model or cannot be read.
         """
         checkpoint, dense = self.beginning.checkpoint, self._dense
         if checkpoint is None or not self.beginning.parts:
@@ -183,7 +183,7 @@ class Checkpoints:
         rank = self._ranks.rank
         has_own = rank < len(self.beginning.parts)
         parts = list(self.beginning.parts)
-        # Where nothing was cut into stages each part is whole, and buffers may be each rank's own.
+        # Without stages each part is the whole model, and buffers can differ between ranks.
         parts = [parts.pop(rank if has_own else 0), *(parts if dense.is_staged else ())]
         try:
             state = combine(load(checkpoint.folder, part.dense) for part in parts)
@@ -196,21 +196,21 @@ class Checkpoints:
             restore_random_state(state.rng(), self._device)
 
     def carried(self) -> Mapping[str, Any]:
-        """What this rank goes on counting from."""
+        """Initial values of this rank's counters."""
         parts = self.beginning.parts
         if len(parts) == self._ranks.world_size:
             return parts[self._ranks.rank].progress
-        return _all_progress(parts) if self._ranks.is_first else _no_progress(parts)
+        return _combined_progress(parts) if self._ranks.is_first else _common_progress(parts)
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
-    def _knows(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _contains(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the checkpoint has each row."""
         assert self._rows is not None, "there is a checkpoint"
         return self._rows.contains(table, ids)
 
     def claim(self) -> bool:
-        """By all ranks: the namespace becomes this job's, its rows those of the beginning. True if there are none."""
+        """Collective: take over the namespace and recover the rows of the checkpoint. True if it has no rows."""
         ranks = self._ranks
         ranks.gather(None)
         is_new = bool(ranks.share(self._recover() if ranks.is_first else None))
@@ -220,7 +220,7 @@ class Checkpoints:
         return is_new
 
     def claim_if_resumed(self) -> None:
-        """By all ranks, after training: a job that had nothing left to train has its rows all the same."""
+        """Collective, after training: recover the rows of a resumed job that had no batches left to train."""
         if self.beginning.parts and not self._has_claimed:
             self.claim()
 
@@ -241,9 +241,9 @@ class Checkpoints:
             rows=rows,
             num_writers=self._ranks.world_size,
             place=place,
-            progress=_Reloading(rows.num_records),
+            progress=_ReloadProgress(rows.num_records),
         )
-        _say(done, len(states))
+        _note_reload(done, len(states))
         return not rows.num_records
 
     def _inspect(self) -> None:
@@ -257,13 +257,13 @@ class Checkpoints:
             raise
 
     def check_rows(self) -> None:
-        """By rank 0, after training: what it looks for is a row that was lost after it was needed for the last time.
+        """On rank 0, after training: find rows that the store lost after their last use.
 
         Raises:
             LostRowError: a row of the last checkpoint is not in the store.
-            StoreError: a server is not what it was, or the namespace is another job's by now.
+            StoreError: a server has changed, or another job has taken over the namespace.
         """
-        if self._has_claimed:  # the last look may have been many write-backs ago
+        if self._has_claimed:  # the last inspection may have been many write-backs ago
             self._inspect()
         if self._publisher is None:
             return
@@ -312,27 +312,27 @@ class Checkpoints:
         self._publisher(step, epoch, part)
 
     def _close_logs(self, step: int, epoch: int, part: Part | None) -> None:
-        """Forget old logs. Another rank may still have to close that of the epoch before, if this is the job's last."""
+        """Delete logs up to epoch - 2. Another rank may not have closed the log of the previous epoch yet."""
         if self._ranks.is_first and epoch > 2:
             self._ledger.commit("", epoch - 2)
 
 
-class _Reloading:
-    """Says now and then how far a long reload is."""
+class _ReloadProgress:
+    """Prints the progress of a long reload."""
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
-        self._start_s = self._said_s = time.monotonic()
+        self._start_s = self._printed_s = time.monotonic()
 
     def __call__(self, num_rows: int, num_bytes: int) -> None:
         now_s = time.monotonic()
-        if now_s - self._said_s >= _SAY_EVERY_S:
-            self._said_s = now_s
+        if now_s - self._printed_s >= _NOTE_INTERVAL_S:
+            self._printed_s = now_s
             rate = num_bytes / (now_s - self._start_s) / 1e6
             note(f"{num_rows} of at most {self._num_records} rows loaded into the store, {rate:.0f} MB/s")
 
 
-def _say(done: Recovered, num_buckets: int) -> None:
+def _note_reload(done: Recovered, num_buckets: int) -> None:
     if done.buckets_reloaded:
         note(
             f"{done.buckets_reloaded} of the store's {num_buckets} buckets were loaded from the checkpoint's files: "
@@ -340,16 +340,16 @@ def _say(done: Recovered, num_buckets: int) -> None:
         )
 
 
-def _all_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
-    """Of all ranks together, for one of another number of ranks."""
+def _combined_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
+    """Counters summed over all ranks, for a job with another number of ranks."""
     return {
-        **_no_progress(parts),
+        **_common_progress(parts),
         "samples": sum(part.progress.get("samples", 0) for part in parts),
         "loss_sum": sum(part.progress.get("loss_sum", 0.0) for part in parts),
     }
 
 
-def _no_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
-    """What all ranks count alike."""
+def _common_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
+    """Counters that are equal on all ranks."""
     progress = parts[0].progress if parts else {}
     return {name: progress[name] for name in ("skipped_batches", "loss_scale", "finite_steps") if name in progress}

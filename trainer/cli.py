@@ -19,7 +19,7 @@ from trainer.process import follow_launcher, settle_device, settle_process
 __all__ = ["main"]
 
 
-#: Importing torchrec makes torch.fx say how its own functions will be renamed: nothing a user could do about.
+#: Importing torchrec makes torch.fx log a deprecation note that users cannot act on.
 _TRACING_LOGGER = "torch.fx._symbolic_trace"
 
 #: The only subcommand; without it the program trains.
@@ -36,11 +36,11 @@ def main() -> None:
         options = (Option(flag="--result", help="write the result as one JSON object"),)
         command_line = parse_config(argv, "python -m trainer", options)
         config = command_line.config
-        # Before anything imports torchrec: with a wrong set of packages that import fails with an unreadable error.
+        # Runs before torchrec is imported: with wrong package versions that import fails with an unreadable error.
         check_environment(config.run.device)
-        # While batches are trained both signals ask for a clean stop (`StopOnSignals`); before and after, they unwind.
+        # During training both signals request a clean stop (`StopOnSignals`). Before and after, they unwind the stack.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _leave)
+            signal.signal(number, _exit_interrupted)
         logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
         settle_process()
         place = Membership.from_environment()
@@ -67,6 +67,6 @@ def _is_no_tracing_note(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("is_fx_tracing will return true")
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Not KeyboardInterrupt: where one passes through C code, CPython ends by SIGINT whatever code we return."""
+def _exit_interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise SystemExit. A KeyboardInterrupt that passes through C code makes CPython ignore the exit code."""
     raise SystemExit(EXIT_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""A job's way to compute its dense part, from its configuration.
+"""Dense executor and precision of a job, from its configuration.
 
 run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> DenseExecutor
 """
@@ -27,7 +27,7 @@ __all__ = ["dense_executor", "precision_of"]
 
 
 def precision_of(run: RunConfig) -> Precision:
-    """What a run computes its dense part in."""
+    """Precision of the dense part of a run."""
     return Precision(
         device_type=torch.device(run.device).type,
         autocast_dtype=AUTOCAST_DTYPES[run.autocast],
@@ -38,17 +38,17 @@ def precision_of(run: RunConfig) -> Precision:
 
 
 def dense_executor(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> DenseExecutor:
-    """How a model without stages is trained.
+    """Executor of a model without stages.
 
     Args:
-        model: its embedding collections converted.
+        model: with converted embedding collections.
         data: columns of the data.
         config: the job.
-        world_size: its ranks.
+        world_size: number of ranks.
 
     Raises:
-        InputError: it is to be compiled or recorded, and its lookups cannot be told from the rest, or nothing can
-            compile here, or its forward draws random numbers.
+        InputError: compilation or CUDA graph capture is requested, and the embedding lookups cannot be separated from
+            the dense part, no compiler is available, or the forward draws random numbers.
     """
     run = config.run
     precision = precision_of(run)
@@ -70,4 +70,4 @@ def _in_one_stage(model: nn.Module, data: DataSchema, run: RunConfig, precision:
             parts = trace_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[run.dtype])
         return split_parts(parts, stages=1)
     except InputError as error:
-        raise InputError(f"{key} needs a model whose lookups can be told from its dense part: {error}") from None
+        raise InputError(f"{key} needs embedding lookups that are separate from the dense part: {error}") from None

@@ -1,10 +1,10 @@
-"""Whether the device of a job is there, and whether its cache fits: asked before anything is opened, or allocated.
+"""Checks that the device of a job exists and that the cache fits in its memory, before anything is allocated.
 
-    run.device ──check_device──> there is such a device
-    tables, sizes of a batch ──memory_need──> bytes ──check_memory──> at most the bytes that are free
+    run.device ──check_device──> the device exists
+    tables, batch sizes ──memory_need──> bytes ──check_memory──> at most the free bytes
 
-Of what is needed the rows of the cache are known exactly; the rest is estimated, on the high side, for batches with one
-id per feature and example (`memory_need`).
+The size of the cache rows is exact. All other sizes are upper estimates for batches with one id per feature and
+example (`memory_need`).
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ __all__ = [
     "memory_need",
 ]
 
-#: Index tensors of a batch, bytes per id: unique row, source, id, length, offset and bag offset of an occurrence (28),
-#: and slot, row start and name of a unique row (24).
+#: Index tensors of a batch, bytes per id. An occurrence has a unique row, source, id, length, offset and bag offset
+#: (28 B); a unique row has a slot, row start and name (24 B).
 _ID_BYTES = 52
-#: Vectors of a batch that are alive at once, per id: rows read, pooled vectors, their gradients, gradients of rows, and
-#: records arriving, leaving and being updated.
+#: Vectors alive at the same time, per id: rows read, pooled vectors, their gradients, row gradients, and records being
+#: received, sent and updated.
 _VECTORS = 8
-#: Copies of the dense part: parameters are there already; gradients and up to two states of the optimizer are not.
+#: Copies of the dense part still to be allocated: gradients and up to two optimizer states.
 _DENSE_COPIES = 3
 #: Copies of a layer's outputs: before and after its activation, kept for the backward, and a gradient.
 _LAYER_COPIES = 3
-#: Workspaces of CUDA's libraries, and what an allocator loses between blocks.
+#: CUDA library workspaces and allocator fragmentation.
 _WORKSPACE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """What one rank has of a batch.
+    """Size of one rank's part of a batch.
 
     Attributes:
-        num_ids: ids, as far as it is known before they are read.
-        read_ahead: batches read and not yet trained, at most.
-        dense_bytes: of the parameters of the dense part.
-        activation_bytes: of its activations (`activation_bytes`).
+        num_ids: estimated number of ids.
+        read_ahead: maximum number of batches read and not yet trained.
+        dense_bytes: size of the dense parameters.
+        activation_bytes: size of the dense activations (`activation_bytes`).
     """
 
     num_ids: int
@@ -64,13 +64,13 @@ class BatchSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes on the device, beside those that are taken already.
+    """Device memory still to be allocated, in bytes.
 
     Attributes:
-        num_rows: of the cache.
-        row_bytes: of a slot.
-        other_bytes: all else, estimated.
-        is_direct: the rows are those of a batch: there is no cache.
+        num_rows: rows of the cache.
+        row_bytes: size of a slot.
+        other_bytes: estimated size of everything else.
+        is_direct: direct mode: `num_rows` are the rows of one batch, without a cache.
     """
 
     num_rows: int
@@ -80,19 +80,19 @@ class MemoryNeed:
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Total."""
         return self.num_rows * self.row_bytes + self.other_bytes
 
 
 def check_device(device: str, num_devices: Callable[[], int]) -> None:
-    """Whether there is such a device.
+    """Check that a device exists.
 
     Args:
         device: ``run.device`` of this rank.
-        num_devices: of CUDA.
+        num_devices: returns the number of CUDA devices.
 
     Raises:
-        InputError: there is none.
+        InputError: the device does not exist.
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":
@@ -106,27 +106,27 @@ def check_device(device: str, num_devices: Callable[[], int]) -> None:
 
 
 def cuda_devices() -> int:
-    """CUDA devices that torch can use."""
+    """Number of CUDA devices that torch can use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def activation_bytes(parameters: Iterable[Tensor], num_examples: int) -> int:
-    """An estimate of what a forward and backward of so many examples hold: the outputs of layers with matrices."""
+    """Estimated activation bytes of a forward and backward: outputs of all layers with weight matrices."""
     per_example = sum(parameter.shape[0] * parameter.itemsize for parameter in parameters if parameter.dim() > 1)
     return num_examples * per_example * _LAYER_COPIES
 
 
 def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize) -> MemoryNeed:
-    """What a job needs.
+    """Device memory that a job allocates.
 
     Args:
-        schema: of the rows.
-        num_rows: ``cache.rows``; 0: direct mode, whose rows are those of a batch, each id another.
-        batch: its sizes.
+        schema: row schema.
+        num_rows: ``cache.rows``. 0: direct mode, which holds the rows of one batch, assumed to have distinct ids.
+        batch: sizes of a batch.
     """
     widest = max((schema.row_bytes(table) for table in range(len(schema.tables))), default=0)
     rows = num_rows or batch.num_ids + batch.num_ids // 4
-    in_flight = batch.read_ahead + WRITE_DEPTH + 2  # so long a batch's tensors are held
+    in_flight = batch.read_ahead + WRITE_DEPTH + 2  # number of batches whose tensors are alive
     other = in_flight * batch.num_ids * _ID_BYTES + batch.num_ids * widest * _VECTORS
     return MemoryNeed(
         num_rows=rows,
@@ -137,15 +137,15 @@ def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize) -> MemoryNee
 
 
 def check_memory(need: MemoryNeed, free: int | None, device: str) -> None:
-    """Whether it fits.
+    """Check that a job fits in device memory.
 
     Args:
-        need: what a job needs.
-        free: bytes free on the device; None: it is not known, or not a limit.
-        device: its name.
+        need: memory that the job allocates.
+        free: free bytes of the device; None: unknown or unlimited.
+        device: name of the device.
 
     Raises:
-        InputError: it does not; names the bytes needed and free, and the rows that would fit.
+        InputError: the job does not fit. The message names the bytes needed and free, and the rows that would fit.
     """
     if free is None or need.num_bytes <= free:
         return
@@ -160,7 +160,7 @@ def check_memory(need: MemoryNeed, free: int | None, device: str) -> None:
 
 def _free_on_cuda(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
-    # What torch keeps of freed memory it will use first.
+    # torch reuses the freed memory in its allocator first.
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
@@ -168,7 +168,7 @@ _FREE_BYTES: Mapping[str, Callable[[torch.device], int]] = {"cuda": _free_on_cud
 
 
 def free_bytes(device: str) -> int | None:
-    """Bytes that a job can still take on its device; None on a host, whose memory is shared and paged."""
+    """Free bytes of a device. None for the host, whose memory is shared and paged."""
     where = torch.device(device)
     ask = _FREE_BYTES.get(where.type)
     return None if ask is None else ask(where)

@@ -1,4 +1,4 @@
-"""`python -m trainer export`: a checkpoint's model for serving, and for other programs to train on.
+"""`python -m trainer export`: export a checkpoint's model for serving or for training in other programs.
 
 checkpoint.dir ──newest whole, or --step──> settings ──build_model──> names ──bagpipe.checkpoint.export──> --out
 """
@@ -29,7 +29,8 @@ def export(argv: Sequence[str]) -> None:
     """Run the command.
 
     Raises:
-        InputError: a wrong flag, no checkpoint, one that is too large, or a folder that cannot be written.
+        InputError: a flag is wrong, there is no checkpoint, the checkpoint is too large, or the folder cannot be
+            written.
     """
     options = _parse(argv)
     folder = CheckpointFolder(Path(options.checkpoint_dir))
@@ -48,7 +49,7 @@ def export(argv: Sequence[str]) -> None:
 
 
 def names_in(checkpoint: Checkpoint) -> tuple[list[ExportTable], list[str]]:
-    """What the checkpoint's model calls its tables, and its dense weights; the model is built anew to know.
+    """Names of the tables and dense weights in the checkpoint's model. Builds the model to find them.
 
     Raises:
         InputError: the model cannot be built from the checkpoint's settings.
@@ -82,11 +83,11 @@ class _Parser(argparse.ArgumentParser):
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="python -m trainer export", allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint.dir", dest="checkpoint_dir", metavar="DIR", required=True)
-    parser.add_argument("--step", type=int, metavar="N", help="of the checkpoint (default: the newest)")
+    parser.add_argument("--step", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0])
     parser.add_argument(
-        "--max-gib", type=float, default=16.0, metavar="G", help="tables larger than this are refused (default: 16)"
+        "--max-gib", type=float, default=16.0, metavar="G", help="largest size of all tables (default: 16)"
     )
     return parser.parse_args(list(argv))
 

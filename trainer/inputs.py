@@ -1,8 +1,8 @@
-"""A batch as the tensors torchrec models take.
+"""Converts a batch to the input tensors of torchrec models.
 
-Rule of this file: floating-point inputs are copied into memory that begins at multiples of 64 bytes (512 on a device).
-A batch's arrays begin anywhere, and matrix kernels (MKL's, oneDNN's) sum in an order that depends on where their
-operands begin: without the copy a result would depend on how the batch came here.
+Floating-point inputs are copied to memory aligned to 64 bytes (512 on a device). The arrays of a batch have arbitrary
+alignment, and the summation order of matrix kernels (MKL, oneDNN) depends on the alignment of their operands. Without
+the copy, results would depend on how the batch was transferred.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InputMaker:
     """Makes model inputs.
 
     Args:
-        schema: the data.
+        schema: data schema.
     """
 
     def __init__(self, schema: DataSchema) -> None:
@@ -33,7 +33,7 @@ class InputMaker:
         self._weighted = any(feature.weighted for feature in schema.features)
 
     def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs:
-        """The inputs of one batch; ``sparse`` carries its sizes as host numbers, so that nothing waits for a device."""
+        """The inputs of one batch. ``sparse`` holds its sizes as host integers, which avoids device synchronisation."""
         offsets = batch.feature_offsets().tolist()
         sizes = [stop - start for start, stop in pairwise(offsets)]
         sparse = KeyedJaggedTensor(

@@ -1,8 +1,8 @@
-"""One training job on one rank, from configuration to result. Everything is acquired here and nowhere else.
+"""One training job on one rank, from configuration to result. Acquires all resources of the job.
 
     check ─> ranks ─> cacher, store server ─> model ─> store ─> engine ─> checkpoints ─> train ─> evaluate ─> Result
 
-The store is only read until the first batch is about to be trained: whatever is wrong before leaves it untouched.
+The store is read-only until the first batch is ready, so earlier errors leave it unchanged.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["OpenJob", "open_job", "run_job"]
 
-#: How long a job tries to reach the cacher it has started: a connection on one machine, with a busy one in mind.
+#: Connection timeout for a cacher that the job has started itself; long enough for a busy machine.
 OWN_CACHER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenJob:
-    """What a job is made of, all open.
+    """The open parts of a job.
 
     Attributes:
-        source: steps from the cacher.
+        source: batches from the cacher.
         built: what is trained.
-        store: where its rows live; its schema record has been compared.
-        engine: what trains it.
-        checkpoints: what it resumes from, and what it records.
-        replicas: sums the dense gradients; None on one rank, and with stages.
-        held: the stages and who holds them; empty on one rank, and without stages.
-        average: of the dense weights; None: not asked for.
-        continued: the namespace held a schema record already, so its rows are where training starts from.
+        store: store of its rows, with a verified schema record.
+        engine: the training engine.
+        checkpoints: checkpoints of this rank.
+        replicas: sums the dense gradients; None on one rank and with stages.
+        held: the stages and the ranks that hold them; empty on one rank and without stages.
+        average: moving average of the dense weights; None if not configured.
+        continued: the namespace already had a schema record, so training starts from its rows.
     """
 
     source: RemoteBatches
@@ -86,11 +86,11 @@ class OpenJob:
 
     @property
     def spec(self) -> OracleSpec:
-        """What the cacher is asked to plan for."""
+        """Oracle spec of the training data."""
         return self.built.spec
 
     def batches(self) -> Iterator[RankBatch]:
-        """What is to be trained, from where the job begins."""
+        """Training batches, from the start of the job."""
         checkpoints = self.checkpoints
         return self.source.batches(
             "train",
@@ -102,33 +102,33 @@ class OpenJob:
 
 
 def run_job(config: Config, *, place: Membership | None = None, result_path: str = "") -> Result:
-    """Train, evaluate, and digest. Every rank returns the same result; rank 0 writes it.
+    """Train, evaluate and compute digests. Every rank returns the same result; rank 0 writes it.
 
     Args:
         config: the job.
-        place: which of its ranks this is; None for the only one.
-        result_path: where rank 0 writes the result; empty: nowhere.
+        place: this rank; None for a single rank.
+        result_path: file for the result, written by rank 0; empty: none.
 
     Raises:
-        InputError: configuration, data or store cannot be used. Data that goes bad after a while is reported once the
-            batches before it are trained and written back.
-        StoreError, JobError: the job failed. PeerError: another rank did.
+        InputError: configuration, data or store cannot be used. Bad data in a later batch is reported after the batches
+            before it are trained and written back.
+        StoreError, JobError: the job failed. PeerError: another rank failed.
     """
     common, config = common_settings(config), config_of_rank(config, place)
     _check(config, place, result_path)
     torch.set_num_threads(config.run.threads)
-    # torch's default, which some images change by a variable: no TF32, so that devices agree within rounding.
+    # No TF32, so that devices agree within rounding. This is torch's default, but some images override it.
     torch.set_float32_matmul_precision("highest")
     with (
         open_ranks(place, timeout_s=config.run.peer_timeout_s, device=config.run.device) as ranks,
         ExitStack() as stack,
     ):
-        # Innermost: other ranks hear of an error before what this rank had started for them is gone.
+        # Innermost: other ranks get the error before this rank stops the services it started for them.
         with ranks.reporting():
             check_same(ranks, common, "configurations")
             job = open_job(config, ranks, stack, Trace() if config.run.trace else None)
             start_s = time.monotonic()
-            with _shown(job, ranks) as on_batch:
+            with _open_progress(job, ranks) as on_batch:
                 trained = job.engine.train(
                     job.batches(),
                     first_batch=job.checkpoints.first_batch,
@@ -139,8 +139,8 @@ def run_job(config: Config, *, place: Membership | None = None, result_path: str
 
 
 @contextmanager
-def _shown(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
-    """Progress on the terminal of rank 0."""
+def _open_progress(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
+    """Progress reporter on rank 0; None on other ranks."""
     if not ranks.is_first:
         yield None
         return
@@ -157,7 +157,7 @@ def _shown(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
 
 
 def _finish(job: OpenJob, ranks: Ranks, trained: PhaseResult, seconds: float, result_path: str) -> Result:
-    """Everything after training: equal models on all ranks, evaluation, trace, digests, result."""
+    """Steps after training: share the model between ranks, evaluate, write the trace, compute digests and result."""
     config, checkpoints, engine = job.built.config, job.checkpoints, job.engine
     _raise_input_error(trained)
     checkpoints.claim_if_resumed()
@@ -177,13 +177,13 @@ def _finish(job: OpenJob, ranks: Ranks, trained: PhaseResult, seconds: float, re
     result = _result(job, ranks, totals, metrics, stopped=stopped)
     if result_path and ranks.is_first:
         result.write(result_path)
-    # Rank 0 ends the cacher and the store it started only when nobody uses them any more.
+    # Barrier: rank 0 must not stop its cacher and store while other ranks use them.
     ranks.gather(None)
     return result
 
 
 def _check(config: Config, place: Membership | None, result_path: str) -> None:
-    """Everything that can be refused before anything is opened."""
+    """Check the configuration before any resource is opened."""
     rank = place.rank if place is not None else 0
     check_ranks(config.pipeline, place.world_size if place is not None else 1)
     check_device(config.run.device, cuda_devices)
@@ -200,20 +200,20 @@ def _check(config: Config, place: Membership | None, result_path: str) -> None:
 
 
 def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None = None) -> OpenJob:
-    """Reach the cacher, build the model, connect to the store; what no URL names is started by rank 0.
+    """Connect to the cacher, build the model and connect to the store. Rank 0 starts services without a URL.
 
     Args:
         config: the job, on this rank's device.
         ranks: its ranks.
-        stack: closes everything again, in reverse.
+        stack: closes all parts in reverse order.
         trace: records every action.
 
     Raises:
-        InputError: the data cannot be opened, the model cannot be built, or the store refuses us.
+        InputError: the data cannot be opened, the model cannot be built, or the store cannot be used.
     """
     services = open_services(config, ranks, stack)
     if not config.cacher.url:
-        # Nobody will start a job's own cacher again.
+        # The job's own cacher is never restarted.
         timeout_s = min(config.cacher.timeout_s, OWN_CACHER_TIMEOUT_S)
         config = dataclasses.replace(config, cacher=dataclasses.replace(config.cacher, timeout_s=timeout_s))
     source = stack.enter_context(
@@ -230,7 +230,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     built = build_training_model(config, source.schema, ranks.world_size)
     _check_memory(built, ranks.world_size)
     if ranks.rank:
-        # The models are equal by now. Left alone, dropout would leave out the same places on every rank.
+        # The models are equal now. Dropout masks must differ between ranks.
         torch.manual_seed(config.run.seed + ranks.rank)
     store = stack.enter_context(
         open_store(
@@ -242,7 +242,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             durability=config.store.durability,
         )
     )
-    is_there = store.check(reloads=bool(config.checkpoint.dir))
+    existed = store.check(reloads=bool(config.checkpoint.dir))
     peers = ranks.peers
     held: tuple[HeldStage, ...] = ()
     cache = build_cache(built)
@@ -293,12 +293,12 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         replicas=replicas,
         held=held,
         average=average,
-        continued=is_there and not config.checkpoint.dir,
+        continued=existed and not config.checkpoint.dir,
     )
 
 
 def _check_memory(built: BuiltModel, world_size: int) -> None:
-    """Whether the cache fits the device, beside the model that is there already."""
+    """Check that the cache fits in device memory beside the model."""
     config, parameters = built.config, [*built.converted.model.parameters()]
     num_examples = -(-config.data.batch_size // world_size)
     batch = BatchSize(
@@ -321,13 +321,13 @@ def _facts(built: BuiltModel, source: RemoteBatches, ranks: Ranks) -> JobFacts:
 
 
 def _shapes(built: BuiltModel) -> dict[str, Any]:
-    """What must be equal for gradients to be summed element by element."""
+    """Dtypes and shapes of the model's state. They must be equal on all ranks for gradient sums."""
     state = built.converted.model.state_dict()
     return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
 
 
 def _evaluate(job: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
-    """Metrics of all held-out examples, at rank 0, and whether the job was interrupted by then. Half is none."""
+    """Metrics of all held-out examples, on rank 0, and whether the job was interrupted. Empty if interrupted."""
     if trained.report.stopped or not job.built.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
     metrics = BinaryMetrics()
@@ -344,13 +344,13 @@ def _raise_input_error(phase: PhaseResult) -> None:
 
 
 def _result(job: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics, *, stopped: bool) -> Result:
-    """The job's result, the same at every rank; rank 0 alone reads the store and knows all scores."""
+    """The job's result, equal on every rank. Only rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     found = None
     if ranks.is_first:
         quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
         found = {**quality, "embedding_digest": embedding_digest(job.store)}
-        job.checkpoints.check_rows()  # afterwards: what is gone now may have been gone for the digest
+        job.checkpoints.check_rows()  # after the digest, which could have missed the same rows
     return Result(
         **ranks.share(found),
         steps=totals.steps,

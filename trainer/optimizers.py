@@ -1,4 +1,4 @@
-"""Optimizers of the dense part, by name; the row optimizers are `bagpipe.kernels.optimizer`."""
+"""Dense optimizers by name. Row optimizers are in `bagpipe.kernels.optimizer`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DENSE_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimConfig], torch
 
 
 def dense_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-    """The dense optimizer the configuration names."""
+    """The dense optimizer named by the configuration."""
     if config.dense not in DENSE_OPTIMIZERS:
         raise InputError(f"optim.dense must be one of {', '.join(DENSE_OPTIMIZERS)}, got {config.dense!r}")
     return DENSE_OPTIMIZERS[config.dense](list(parameters), config)

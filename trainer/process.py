@@ -1,10 +1,10 @@
-"""Settings of a training process, the same for every job.
+"""Process settings of a training process, the same for every job.
 
-* Freed memory stays with the process, in one arena. By default glibc gives a large tensor's pages back when it is freed
-  and faults them in again for the next step: one compute-only model took 11 to 15 ms a step instead of 10. Pipelined
-  steps measured so far (benchmarks/overlap, paper-91) were no faster with these settings than without.
-* A thread that wants the interpreter waits at most `SWITCH_INTERVAL_S` for one that does not let go (default: 5 ms). No
-  effect on step times was measured.
+* Freed memory stays in the process, in one arena. By default glibc returns the pages of a large freed tensor and faults
+  them in again for the next step. This cost one compute-only model 11 to 15 ms a step instead of 10. Pipelined steps
+  measured so far (benchmarks/overlap, paper-91) are no faster with these settings.
+* A thread waits at most `SWITCH_INTERVAL_S` for the interpreter lock (default: 5 ms). No effect on step times was
+  measured.
 """
 
 from __future__ import annotations
@@ -41,41 +41,42 @@ _MALLOC_OPTIONS = {
 
 
 def settle_process() -> None:
-    """Apply the settings; before anything large is allocated."""
+    """Apply the settings. Call before large allocations."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library than glibc, with habits of its own
+    if mallopt is None:  # not glibc
         return
     for parameter, value in _MALLOC_OPTIONS.values():
         mallopt(parameter, value)
 
 
 def peak_rss_bytes(pid: int | str = "self") -> int:
-    """Largest resident size of a process so far. FileNotFoundError if it is gone.
+    """Peak resident set size of a process (VmHWM of proc(5)). The value of getrusage includes the parent's peak.
 
-    From proc(5): getrusage's figure begins with that of the process which started it.
+    Raises:
+        FileNotFoundError: the process does not exist.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def follow_launcher(number: signal.Signals = signal.SIGTERM) -> None:
-    """End by this signal when the launcher is gone: nobody would hear of the result, or end this process.
+    """Receive this signal when the launcher dies, so that the process does not outlive it.
 
-    For a job's only rank; it stops cleanly. Several ranks hear of it at once, because the launcher has their key-value
-    store, but not while they wait there for each other: until they have met, see `following_launcher`.
+    Used by a job of one rank, which then stops cleanly. Several ranks detect the loss by themselves, because the
+    launcher hosts their key-value store, but not during the rendezvous (`following_launcher`).
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
         return
     launcher = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != launcher:  # it was gone before it could be followed
+    if os.getppid() != launcher:  # the launcher died before prctl took effect
         os.kill(os.getpid(), number)
 
 
 @contextmanager
 def following_launcher() -> Iterator[None]:
-    """Be killed if the launcher dies inside the block, in which nothing is at stake yet."""
+    """Receive SIGKILL if the launcher dies inside the block. Used before the process holds any state."""
     follow_launcher(signal.SIGKILL)
     yield
     if sys.platform.startswith("linux"):
@@ -83,14 +84,14 @@ def following_launcher() -> Iterator[None]:
 
 
 def settle_device(device: str, num_ranks: int) -> None:
-    """Settings that CUDA reads when it starts; before anything touches the device.
+    """Set the environment variables that CUDA reads when it initialises. Call before the first use of the device.
 
-    cuBLAS promises the same bits from run to run beside other streams only where its workspace is fixed (its manual,
-    "Results reproducibility"). torch gives it one for each thread and stream; the size here is the one named there.
+    cuBLAS is reproducible across runs with several streams only with a fixed workspace size (cuBLAS manual, "Results
+    reproducibility"). torch allocates one workspace per thread and stream; the size here is the one the manual names.
 
-    With several ranks a device runs its lanes' streams and a stream of each communicator's. Streams that share one of
-    the default 8 hardware queues wait for each other's kernels, and a communicator's kernel that waits for a peer may
-    then hold up the lane that the peer waits for. 32 is the most there are. Untested: no machine with two devices.
+    With several ranks a device runs one stream per lane and one per communicator. Streams that share one of the default
+    8 hardware queues wait for each other's kernels. A communicator kernel that waits for a peer can then block the lane
+    that the peer waits for. 32 is the maximum. Untested with two devices.
     """
     if not device.startswith("cuda"):
         return

@@ -1,4 +1,4 @@
-"""The progress bar and TensorBoard scalars of a run."""
+"""Progress bar and TensorBoard scalars of a run."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from bagpipe.training.progress import Progress
 
 __all__ = ["ProgressReporter"]
 
-#: How often it is shown, at most.
+#: Shortest interval between two updates.
 INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A sum of losses on its way to the host, and the examples it is of."""
+    """A loss sum in transfer to the host, and its number of examples."""
 
     loss_sum: PendingTensor
     samples: int
 
 
 class ProgressReporter:
-    """Shows samples/s, loss, hit rate and exposed embedding time; call it after every batch. The end is shown too.
+    """Shows samples/s, loss, hit rate and exposed embedding time. Called after every batch; also shows the final state.
 
     Args:
-        tensorboard_dir: where scalars go; empty: none.
-        label: what the bar begins with.
-        shows_loss: False where other ranks compute losses: this one's sum says nothing then.
-        samples: trained before this process began; totals go on from there.
-        streams: of the model's device. From a device the loss comes when it comes: it is that of some batches before,
-            so that no batch waits for it. The last one is exact.
+        tensorboard_dir: folder for scalars; empty: none.
+        label: label of the progress bar.
+        shows_loss: False if other ranks compute losses, so that this rank's sum is incomplete.
+        samples: examples trained before this process started; totals include them.
+        streams: streams of the model's device. The loss is copied from the device asynchronously and lags by some
+            batches, so that no batch waits for it. The final loss is exact.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProgressReporter:
         self._last_samples = self._initial = samples
         self._totals: Callable[[], Progress] | None = None
         self._streams = NullStreams() if streams is None else streams
-        self._asked: _Loss | None = None
+        self._pending_loss: _Loss | None = None
         self._loss: float | None = None
 
     def __enter__(self) -> Self:
@@ -82,9 +82,9 @@ class ProgressReporter:
     ) -> None:
         if self._totals is not None and error is None:
             progress = self._totals()
-            self._asked = None
-            self._ask(progress)
-            self._look(waits=True)
+            self._pending_loss = None
+            self._request_loss(progress)
+            self._read_loss(waits=True)
             self._show(progress, time.monotonic())
         if self._bar is not None:
             self._bar.close()
@@ -96,20 +96,20 @@ class ProgressReporter:
         now_s = time.monotonic()
         if now_s - self._last_s >= INTERVAL_S:
             progress = totals()
-            self._ask(progress)
-            self._look()
+            self._request_loss(progress)
+            self._read_loss()
             self._show(progress, now_s)
 
-    def _ask(self, progress: Progress) -> None:
-        """Have the loss brought to the host, unless one is on its way."""
-        if self._shows_loss and self._asked is None and progress.samples:
-            self._asked = _Loss(to_host(self._streams, progress.loss_sum), progress.samples)
+    def _request_loss(self, progress: Progress) -> None:
+        """Start copying the loss to the host, unless a copy is in progress."""
+        if self._shows_loss and self._pending_loss is None and progress.samples:
+            self._pending_loss = _Loss(to_host(self._streams, progress.loss_sum), progress.samples)
 
-    def _look(self, *, waits: bool = False) -> None:
-        """Take the loss that has come."""
-        asked = self._asked
-        if asked is not None and (waits or asked.loss_sum.is_ready()):
-            self._loss, self._asked = float(asked.loss_sum.get()) / asked.samples, None
+    def _read_loss(self, *, waits: bool = False) -> None:
+        """Read the pending loss if the copy is done; with `waits`, wait for it."""
+        pending = self._pending_loss
+        if pending is not None and (waits or pending.loss_sum.is_ready()):
+            self._loss, self._pending_loss = float(pending.loss_sum.get()) / pending.samples, None
 
     def _show(self, progress: Progress, now_s: float) -> None:
         if self._bar is None or progress.samples == self._last_samples:

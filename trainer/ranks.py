@@ -1,6 +1,6 @@
-"""`Ranks`: the ranks of a job as the job sees them. A job of one rank has no peers, and every word is its own.
+"""`Ranks`: collectives of a job's ranks. Single-rank collectives are no-ops.
 
-open_ranks(place) ─> TorchPeers or none ─> gather, share, collect ─> check_same: whoever differs is named
+open_ranks(place) ─> TorchPeers or None ─> gather, share, collect ─> check_same: the error names the rank that differs
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.process import following_launcher
 
 __all__ = ["Ranks", "check_same", "common_settings", "config_of_rank", "open_ranks", "path_of_rank"]
 
-#: Keys in which ranks may differ: where a rank leaves its files, and where a host keeps its secrets.
+#: Keys that can differ between ranks: output files of a rank, and secret files of a host.
 _KEYS_OF_ONE_RANK = frozenset(
     {"run.trace", "run.tensorboard", "run.dir"}
     | {f"cacher.{name}" for name in ("secret_file", "tls_ca", "tls_cert", "tls_key")}
@@ -32,11 +32,11 @@ _KEYS_OF_ONE_RANK = frozenset(
 
 
 class Ranks:
-    """All ranks of a job. Called by the main thread, the same calls in the same order on every rank.
+    """All ranks of a job. The main thread of every rank makes the same calls in the same order.
 
     Args:
-        peers: the others, entered; None if there are none.
-        place: which rank this is; None for the only one.
+        peers: the other ranks, entered; None for a single rank.
+        place: this rank; None for a single rank.
     """
 
     def __init__(self, peers: TorchPeers | None = None, place: Membership | None = None) -> None:
@@ -47,7 +47,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0, which starts, prints and writes for all."""
+        """Whether this is rank 0, which starts services, prints and writes results."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
@@ -55,18 +55,18 @@ class Ranks:
         return [value] if self.peers is None else self.peers.gather(value)
 
     def share(self, value: Any) -> Any:
-        """Rank 0's JSON-able value, at every rank, however long rank 0 takes."""
+        """Rank 0's JSON-able value, on every rank. No timeout."""
         return value if self.peers is None else self.peers.share(value)
 
     def collect(self, values: Tensor) -> Tensor:
-        """All ranks' 1-D host tensors, one after the other, at rank 0; nothing at the others."""
+        """Concatenation of all ranks' 1-D host tensors on rank 0; empty on other ranks."""
         if self.peers is None:
             return values
         return torch.cat([values.new_empty(0), *self.peers.collect(values)])
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Tell the others of an error that leaves the block, before anything else is done about it."""
+        """Report an error that leaves the block to the other ranks, before any cleanup."""
         try:
             yield
         except BaseException as error:
@@ -75,21 +75,21 @@ class Ranks:
             raise
 
     def listen(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Hear of other ranks' failures, from another thread."""
+        """Call `on_failure` from another thread when another rank fails."""
         if self.peers is not None:
             self.peers.listen(on_failure)
 
 
 @contextmanager
 def open_ranks(place: Membership | None, *, timeout_s: float, device: str) -> Iterator[Ranks]:
-    """Meet the other ranks. An error that leaves the block is told to them before anything else.
+    """Rendezvous with the other ranks. An error that leaves the block is reported to them first.
 
     Raises:
-        PeerError: they cannot be reached.
+        PeerError: a rank cannot be reached.
         InputError, PeerError, SystemExit: another rank failed first.
     """
     if torch.device(device).index is not None:
-        # Of this thread; lanes get theirs with their streams. Otherwise it would begin to use the first one, too.
+        # The main thread's device; lanes set theirs with their streams. The default would also initialise device 0.
         torch.cuda.set_device(device)
     if place is None:
         yield Ranks()
@@ -104,25 +104,25 @@ def config_of_rank(config: Config, place: Membership | None) -> Config:
     """The configuration with this rank's device.
 
     Raises:
-        InputError: something that several ranks cannot share.
+        InputError: several ranks with an in-memory store, or with one device for all.
     """
     if place is None:
         return config
     if config.store.url.startswith("memory:"):
         raise InputError(
-            f"store.url is {config.store.url}, which one rank alone can see; {place.world_size} ranks need a server: "
-            "leave it empty, or name one"
+            f"store.url is {config.store.url}, which is private to one process; {place.world_size} ranks need a "
+            "server: leave store.url empty, or name a server"
         )
     device = config.run.device
     if device.startswith("cuda:"):
-        raise InputError(f"run.device is {device}, but each of {place.world_size} ranks needs its own: say cuda")
+        raise InputError(f"run.device is {device}, but each of {place.world_size} ranks needs its own: use cuda")
     if device == "cuda":
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=f"cuda:{place.local_rank}"))
     return config
 
 
 def path_of_rank(path: str, rank: int) -> str:
-    """``trace.json`` at rank 0, ``trace.rank2.json`` at rank 2; an empty path stays empty."""
+    """``trace.json`` on rank 0, ``trace.rank2.json`` on rank 2; an empty path stays empty."""
     if not path or rank == 0:
         return path
     name = Path(path)
@@ -130,7 +130,7 @@ def path_of_rank(path: str, rank: int) -> str:
 
 
 def common_settings(config: Config) -> dict[str, Any]:
-    """Values of all keys that must be the same on every rank, by dotted key; JSON-able."""
+    """Settings that must be equal on every rank, by dotted key; JSON-able."""
     settings: dict[str, Any] = {}
     for section, values in dataclasses.asdict(config).items():
         for name, value in values.items():
@@ -140,18 +140,21 @@ def common_settings(config: Config) -> dict[str, Any]:
 
 
 def check_same(ranks: Ranks, values: Mapping[str, Any], what: str) -> None:
-    """Raise InputError, on every rank the same, if the ranks' values differ: the name, both values, both ranks.
+    """Check that all ranks have equal values.
 
     Args:
-        ranks: who is asked.
-        values: this rank's, by name; JSON-able.
-        what: what they are, for the message.
+        ranks: the ranks.
+        values: values of this rank, by name; JSON-able.
+        what: what the values are, for the message.
+
+    Raises:
+        InputError: values differ. The same error on every rank, with the name, both values and both ranks.
     """
-    everyones = ranks.gather(dict(values))
-    for rank, others in enumerate(everyones[1:], start=1):
-        difference = first_difference(everyones[0], others)
+    gathered = ranks.gather(dict(values))
+    for rank, other in enumerate(gathered[1:], start=1):
+        difference = first_difference(gathered[0], other)
         if difference is not None:
-            # A store's URL may hold a password.
+            # The URL of a store can contain a password.
             first, second = redact(str(difference.first)), redact(str(difference.second))
             raise InputError(
                 f"the ranks' {what} differ: {difference.path} is {first} on rank 0 and {second} on rank {rank}"

@@ -1,4 +1,4 @@
-"""The result of a run: the JSON object that scripts read, and the lines a person reads."""
+"""Result of a run, as a JSON object and as text lines."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ __all__ = ["Result"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
-        steps, samples: training batches and examples, of the whole job.
-        seconds: wall time of training in this process, the final write-back included.
+        steps, samples: training batches and examples of the whole job.
+        seconds: wall time of training in this process, including the final write-back.
         samples_per_s: examples trained in this process / seconds.
-        loss: mean training loss of the whole job; None without steps, or if it is not finite.
-        auc, ne: on the held-out examples; None without them, if they hold one class only, or if a score is not finite.
-        rows_unique: unique rows, summed over the batches.
+        loss: mean training loss of the whole job; None without steps or if it is not finite.
+        auc, ne: AUC and normalised entropy of the held-out examples. None if there are no such examples, only
+            one class, or a score that is not finite.
+        rows_unique: unique rows, summed over batches.
         rows_fetched: rows read from the store. rows_written: rows written to it.
-        hit_rate: share of the unique rows that were in the cache when their batch came.
+        hit_rate: share of unique rows that were in the cache at the start of their batch.
         exposed_embedding_s: time the compute lane waited for rows.
-        step_s_p50: median time between two batches' ends.
+        step_s_p50: median time between the ends of consecutive batches.
         dense_digest, embedding_digest: see `bagpipe.training.digest`.
-        peak_rss_bytes: largest resident size of the trainer process.
+        peak_rss_bytes: peak resident set size of the trainer process.
         skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
-        skipped_batches: batches of the whole job left out because of a loss or gradient that is not finite.
-        loss_scale: what gradients were multiplied by, at the end.
-        resumed_from: step of the checkpoint that the job went on from; None: it began from nothing.
-        checkpoints: written in this process.
-        checkpoint_stall_s: time that training waited for them.
+        skipped_batches: batches of the whole job skipped because of a loss or gradient that is not finite.
+        loss_scale: final loss scale.
+        resumed_from: step of the checkpoint the job resumed from; None: no checkpoint.
+        checkpoints: checkpoints written by this process.
+        checkpoint_stall_s: time training waited for checkpoints.
         stopped: the run was interrupted and stopped cleanly.
-        continued: the namespace was there before, so training went on from the rows it held.
+        continued: the namespace existed before the job, and training continued from its rows.
     """
 
     steps: int
@@ -63,29 +64,29 @@ class Result:
     continued: bool
 
     def write(self, path: str) -> None:
-        """Write the JSON object; a reader never sees half of it."""
+        """Write the JSON object atomically."""
         write_json(path, dataclasses.asdict(self))
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """Text lines for the terminal."""
         auc = "n/a" if self.auc is None else f"{self.auc:.5f}"
         ne = "n/a" if self.ne is None else f"{self.ne:.5f}"
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
         notes = []
         if self.stopped:
-            notes.append("the run was interrupted, so something may be left to train or to evaluate")
+            notes.append("the run was interrupted: training or evaluation may be incomplete")
         if self.resumed_from is not None:
             notes.append(f"resumed from the checkpoint at step {self.resumed_from}")
         if self.checkpoints:
             notes.append(f"{self.checkpoints} checkpoints written, training waited {self.checkpoint_stall_s:.2f} s")
         if self.skipped_batches:
             notes.append(
-                f"{self.skipped_batches} batches were left out: a loss or gradient was not finite "
+                f"{self.skipped_batches} batches were skipped: a loss or gradient was not finite "
                 f"(loss scale at the end: {self.loss_scale})"
             )
         if self.continued:
-            notes.append("the namespace was there before: training went on from its rows, not from initial values")
+            notes.append("the namespace already existed: training continued from its rows, not from initial values")
         if self.skipped_rows:
             notes.append(f"{self.skipped_rows} malformed rows were skipped")
         return [

@@ -1,7 +1,7 @@
-"""`Services`: the cacher and the store of a job. Rank 0 starts what the configuration does not name, and says where.
+"""`Services`: addresses of a job's cacher and store. Rank 0 starts those that the configuration does not name.
 
 one host       cacher and store on unix sockets
-several hosts  cacher on rank 0's address with a secret made up for the job; a store must be named
+several hosts  cacher on rank 0's address with a secret generated for the job; the configuration must name a store
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Services", "open_services"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Where a rank finds the cacher and the store.
+    """Addresses of the cacher and the store.
 
     Attributes:
-        cacher_url, secret: the cacher; no secret where the configuration names its file, or none is needed.
+        cacher_url, secret: the cacher. The secret is empty if the configuration names its file or none is needed.
         store_url: the store.
-        job_id: how the cacher knows which trainers belong together.
+        job_id: identifies the trainers of one job to the cacher.
     """
 
     cacher_url: str
@@ -42,16 +42,16 @@ class Services:
 
 
 def open_services(config: Config, ranks: Ranks, stack: ExitStack) -> Services:
-    """Start what is not running yet; ends with `stack`, at rank 0.
+    """Start the services that the configuration does not name. `stack` of rank 0 stops them.
 
     Raises:
-        InputError: the data cannot be opened, or there is no store that all ranks can reach.
+        InputError: the data cannot be opened, or the ranks have no common store.
     """
     hosts = ranks.gather({"host": _host(), "address": _address(ranks)})
     num_hosts = len({item["host"] for item in hosts})
     if num_hosts > 1 and not config.store.url:
         raise InputError(
-            f"store.url is empty, but the job's ranks are on {num_hosts} hosts: name a server that all can reach"
+            f"store.url is empty, but the job's ranks are on {num_hosts} hosts: name a server that all hosts can reach"
         )
     services: Services | None = None
     if ranks.is_first:
@@ -71,16 +71,16 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack) -> Services:
 
 
 def _host() -> str:
-    """The same for processes that share files and unix sockets: one kernel, one network, one view of the files."""
+    """Id of the host: equal for processes that share the kernel, the network namespace and the mount namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return " ".join([boot, os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/mnt")])
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()
 
 
 def _address(ranks: Ranks) -> str:
-    """An address of this host on the way to the job's store; empty if there is none that others could use."""
+    """This host's address on the route to the job's key-value store; empty if other hosts cannot reach it."""
     if ranks.place is None:
         return ""
     address = local_address(ranks.place.address, ranks.place.port) or ""
@@ -88,12 +88,12 @@ def _address(ranks: Ranks) -> str:
 
 
 def _address_towards(others: list[str]) -> str:
-    """This host's address on the way to other hosts."""
+    """This host's address on the route to other hosts."""
     for other in others:
         address = local_address(other, 1) if other else None
         if address is not None:
             return address
     raise InputError(
-        "cacher.url is empty, and rank 0 finds no address at which the other hosts could reach a cacher of its own: "
-        "start one with python -m cacher and name it"
+        "cacher.url is empty, and rank 0 has no address that the other hosts can reach: start a cacher with "
+        "python -m cacher and set cacher.url"
     )

@@ -1,4 +1,4 @@
-"""A job's dense pipeline from its configuration: which stages, in which order, on which ranks.
+"""Stages, schedule and rank mesh of a job's dense pipeline, from its configuration.
 
 pipeline.* ─> split(model) ─> StagedModel ─┬─> step_program ─> Mesh of the job's ranks ─> example shares for the cacher
                                             └─> DensePipeline of this rank, linked to the others
@@ -39,43 +39,44 @@ from trainer.dense import precision_of
 
 __all__ = ["StagedJob", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
-#: What a job without a schedule runs if its batches are split: one stage, each micro-batch forward and backward.
+#: Schedule of a job that has micro-batches but no schedule: one stage, forward and backward per micro-batch.
 _ONE_STAGE = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedJob:
-    """A model in stages, and who runs them."""
+    """A model in stages, and the ranks that run them."""
 
     staged: StagedModel
     mesh: Mesh
 
 
 def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> StagedJob | None:
-    """The stages of a model; None: it is trained whole.
+    """Split a model into stages. None if it is trained whole.
 
     Args:
-        model: its embedding collections converted.
+        model: with converted embedding collections.
         data: columns of the data.
         config: the job.
-        world_size: its ranks.
+        world_size: number of ranks.
 
     Raises:
-        InputError: the model cannot be cut so, mixes examples, or the ranks are not whole replicas of the pipeline.
+        InputError: the model cannot be split this way, its examples depend on each other, or the number of ranks is
+            not a multiple of the pipeline ranks.
     """
     pipeline = config.pipeline
     if pipeline.schedule == "none" and pipeline.microbatches == 1:
         return None
     if pipeline.microbatches > 1:
-        _check_apart(batch_dependent_modules(model), pipeline.microbatches)
+        _check_independent_examples(batch_dependent_modules(model), pipeline.microbatches)
     schedule, num_ranks = check_ranks(pipeline, world_size)
     precision = precision_of(config.run)
     staged = _split(model, data, config, precision, is_chain=schedule.linear)
     if pipeline.microbatches > 1:
-        # By comparing numbers: in the parameters' dtype, as autocast's roundings could be taken for mixing.
+        # Dependence is tested numerically, in the parameters' dtype: autocast's rounding could look like dependence.
         full = Precision(device_type=precision.device_type)
         plain = staged if precision == full else _split(model, data, config, full, is_chain=schedule.linear)
-        _check_apart(batch_dependent_operators(plain), pipeline.microbatches)
+        _check_independent_examples(batch_dependent_operators(plain), pipeline.microbatches)
     step = step_program(
         staged.graph(pipeline.microbatches),
         staged.embedding_edges,
@@ -92,17 +93,17 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
 
 
 def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precision, *, is_chain: bool) -> StagedModel:
-    """The stages' modules, and values between them of the dtypes they have in this precision."""
+    """Stage modules, and the values between them with their dtypes in this precision."""
     with precision.autocast():
         parts = trace_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
     return split_parts(parts, stages=_partition(parts, config.pipeline, is_chain=is_chain))
 
 
 def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedule, int]:
-    """The schedule, and the pipeline ranks of the job.
+    """The schedule, and its number of pipeline ranks.
 
     Raises:
-        InputError: its ranks are not whole replicas of them, or the schedule cannot be had.
+        InputError: the number of ranks is not a multiple of the pipeline ranks, or the schedule cannot be loaded.
     """
     schedule = _schedule(pipeline)
     num_ranks = schedule.num_ranks(pipeline.stages, pipeline.chunks or None)
@@ -115,7 +116,7 @@ def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedul
 
 
 def has_losses(stages: StagedJob | None, rank: int) -> bool:
-    """Whether a rank computes every loss of the model; with stages, others may."""
+    """Whether a rank computes every loss of the model."""
     if stages is None:
         return True
     return all(rank in stages.mesh.holders(n) for n, stage in enumerate(stages.staged.stages) if stage.heads)
@@ -124,7 +125,7 @@ def has_losses(stages: StagedJob | None, rank: int) -> bool:
 def open_stages(
     stages: StagedJob | None, peers: TorchPeers
 ) -> tuple[tuple[HeldStage, ...], StageLinks | None, Callable[[int], None] | None]:
-    """Connect the ranks of a pipeline: who holds which stage, links inside a replica, sums over the holders."""
+    """Connect the ranks of a pipeline: held stages, links inside a replica, gradient sums over the holders."""
     if stages is None:
         return (), None, None
     held = held_stages(stages.staged, stages.mesh)
@@ -134,8 +135,8 @@ def open_stages(
     return held, links, StageSums(held, groups, rank=peers.rank).reduce
 
 
-def _check_apart(mixing: tuple[str, ...], microbatches: int) -> None:
-    """Refuse what looks across the examples of a batch: in micro-batches it would be another model."""
+def _check_independent_examples(mixing: tuple[str, ...], microbatches: int) -> None:
+    """Raise InputError if examples depend on each other: micro-batches would change the result."""
     if mixing:
         raise InputError(
             f"pipeline.microbatches must be 1 for a model whose examples depend on each other ({mixing[0]}), "
@@ -154,7 +155,7 @@ def _schedule(pipeline: PipelineConfig) -> DenseSchedule:
 
 
 def _partition(parts: ModelParts, pipeline: PipelineConfig, *, is_chain: bool) -> int | dict[str, int]:
-    """A number of stages, which then form a chain, or the stage of each module or operator that is named."""
+    """Number of stages of a chain, or the stage of each named module or operator."""
     if pipeline.partition == "auto":
         if is_chain:
             return pipeline.stages

@@ -1,6 +1,6 @@
-"""`RankTotals`: what one rank did, and what all ranks did together.
+"""`RankTotals`: training totals of one rank, and their combination over all ranks.
 
-every rank: RankTotals ──gather──> all ranks' ──combine──> numbers of the job: sums of rows and samples, longest times
+every rank: RankTotals ──gather──> all ranks ──combine──> totals of the job: sums of rows and samples, maxima of times
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["RankTotals", "combine", "totals_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTotals:
-    """One rank's numbers; of several ranks together, see `combine`. Names as in `trainer.result.Result`.
+    """Totals of one rank, or of all ranks (`combine`). Names as in `trainer.result.Result`.
 
     Attributes:
-        samples_before: of `samples`, those that were trained before this process began.
-        loss_sum: sum over examples of the training loss.
+        samples_before: the part of `samples` trained before this process started.
+        loss_sum: sum of the training loss over examples.
         rows_inserted: unique rows that were not in the cache.
     """
 
@@ -45,18 +45,18 @@ class RankTotals:
 
     @property
     def loss(self) -> float | None:
-        """Mean training loss; None without examples, or if it is not finite."""
+        """Mean training loss; None without examples or if it is not finite."""
         loss = self.loss_sum / self.samples if self.samples else math.nan
         return loss if math.isfinite(loss) else None
 
     @property
     def hit_rate(self) -> float:
-        """Share of the unique rows that were in a cache when their batch came."""
+        """Share of unique rows that were in a cache at the start of their batch."""
         return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
 
 
 def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str, samples_before: int = 0) -> RankTotals:
-    """This rank's numbers at the end of training; waits for the device."""
+    """Totals of this rank after training. Waits for the device."""
     progress, report = trained.progress, trained.report
     return RankTotals(
         steps=progress.steps,
@@ -79,7 +79,7 @@ def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str, sample
 
 
 def combine(ranks: Sequence[RankTotals]) -> RankTotals:
-    """The job's numbers: counts of rows and examples are sums, times and sizes the largest.
+    """Totals of the job: counts of rows and examples are summed; times and sizes are maxima.
 
     Raises:
         JobError: the ranks trained different numbers of batches, or ended with different dense parameters.
@@ -91,8 +91,7 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
         if other.dense_digest != first.dense_digest:
             raise JobError(
                 f"ranks 0 and {rank} ended with different dense parameters, digests {first.dense_digest} and "
-                f"{other.dense_digest}: the model keeps a state of its own on every rank, or a computation is not "
-                "reproducible"
+                f"{other.dense_digest}: the model keeps rank-local state, or a computation is not reproducible"
             )
     p50s = [rank.step_s_p50 for rank in ranks if rank.step_s_p50 is not None]
     return RankTotals(

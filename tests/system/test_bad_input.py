@@ -189,7 +189,7 @@ CASES = [
         name="memory that ranks cannot share",
         arguments=["--store.url", "memory://"],
         environment={"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
-        pattern=r"store\.url is memory://, which one rank alone can see; 2 ranks need a server: .*",
+        pattern=r"store\.url is memory://, which is private to one process; 2 ranks need a server: .*",
     ),
     Case(
         name="no such factory",

@@ -174,4 +174,4 @@ def test_what_may_differ_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     compare(dataclasses.replace(manifest, settings=settings), FACTS)  # made before there was such a key
     assert capsys.readouterr().err == ""
     compare(manifest, dataclasses.replace(FACTS, identity={"data": "1 file", "code": "d"}))
-    assert "was made with other code of the cacher" in capsys.readouterr().err
+    assert "was made with other cacher code" in capsys.readouterr().err

@@ -75,5 +75,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("key", ["compile", "cuda_graph"])
 def test_a_model_that_cannot_be_taken_apart_is_refused(key: str) -> None:
-    with pytest.raises(InputError, match=rf"^run\.{key} needs a model whose lookups can be told from its dense part: "):
+    with pytest.raises(
+        InputError, match=rf"^run\.{key} needs embedding lookups that are separate from the dense part: "
+    ):
         work_of(Counting(), **{key: True})

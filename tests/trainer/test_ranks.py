@@ -45,8 +45,11 @@ def test_every_rank_gets_the_device_of_its_place() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (Config(run=RunConfig(device="cuda:0")), "run.device is cuda:0, but each of 4 ranks needs its own: say cuda"),
-        (Config(store=StoreConfig(url="memory://x")), "store.url is memory://x, which one rank alone can see; 4 ranks"),
+        (Config(run=RunConfig(device="cuda:0")), "run.device is cuda:0, but each of 4 ranks needs its own: use cuda"),
+        (
+            Config(store=StoreConfig(url="memory://x")),
+            "store.url is memory://x, which is private to one process; 4 ranks",
+        ),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(config: Config, words: str) -> None:
