@@ -1,7 +1,7 @@
 """`ControlChannel`: control messages over TCPStore. No timeout: heartbeats detect dead peers.
 
-share   rank 0: put ──"word/<n>/0" in the job's store──> other ranks: look ┐ while the ranks that have not put theirs
-gather  every rank: put ──"word/<n>/<rank>"──> every rank: look            ┘ beat, and nobody has failed
+share   rank 0: set ──"control/<n>/0" in the job's store──> other ranks: poll ┐ until all keys are set, while heartbeats
+gather  every rank: set ──"control/<n>/<rank>"──> every rank: poll            ┘ arrive and no rank has failed
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bagpipe.distributed.failure import BEAT_S, STORE_ERRORS, Failures
+from bagpipe.distributed.failure import HEARTBEAT_S, STORE_ERRORS, Failures
 from bagpipe.distributed.keystore import KeyStore
 from bagpipe.errors import PeerError
 
 __all__ = ["ControlChannel"]
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 class ControlChannel:
-    """One rank's end. Called by one thread, the same number of times on every rank.
+    """One rank's end of the channel. One thread calls it, the same number of times on every rank.
 
     Args:
-        store: a client of the job's store, with this attempt's prefix.
-        failures: whether the others are alive.
-        rank, world_size: of this rank.
-        silence_s: how long a rank that is waited for may be without a beat.
+        store: client of the job's store, with this attempt's prefix.
+        failures: failures and heartbeats of the other ranks.
+        rank, world_size: this rank and the number of ranks.
+        silence_s: longest time without a heartbeat from a rank whose message is awaited.
     """
 
     def __init__(self, store: KeyStore, failures: Failures, *, rank: int, world_size: int, silence_s: float) -> None:
@@ -40,7 +40,7 @@ class ControlChannel:
         self._count = 0
 
     def share(self, value: Any) -> Any:
-        """Rank 0's JSON-able value, at every rank.
+        """Broadcast rank 0's JSON-able value; returns it on every rank.
 
         Raises:
             InputError, PeerError, SystemExit: another rank has failed.
@@ -49,49 +49,49 @@ class ControlChannel:
         return self._exchange(value, [0])[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON-able value, by rank.
+        """Gather every rank's JSON-able value, ordered by rank.
 
         Raises:
-            InputError, PeerError, SystemExit: as `share`, whichever rank is silent.
+            InputError, PeerError, SystemExit: as `share`, for any silent rank.
         """
         return self._exchange(value, range(self._world_size))
 
-    def _exchange(self, value: Any, speakers: Sequence[int]) -> list[Any]:
-        """What the speakers say, by their order in `speakers`."""
-        keys = {rank: f"word/{self._count}/{rank}" for rank in speakers}
+    def _exchange(self, value: Any, senders: Sequence[int]) -> list[Any]:
+        """The senders' values, in the order of `senders`."""
+        keys = {rank: f"control/{self._count}/{rank}" for rank in senders}
         self._count += 1
         try:
             if self._rank in keys:
                 self._store.set(keys[self._rank], json.dumps(value))
-            self._await(keys)
+            self._wait(keys)
             return [json.loads(self._store.get(key)) for key in keys.values()]
         except STORE_ERRORS as error:
-            words = f"waited for another rank's word: {error}"
-            raise self._failures.explain(words) or PeerError(words) from None
+            message = f"waited for a control message of another rank: {error}"
+            raise self._failures.explain(message) or PeerError(message) from None
 
-    def _await(self, keys: Mapping[int, str]) -> None:
-        """Until all keys, by the rank that sets them, are there."""
-        waiter = threading.Event()  # never set: waiting on it lets signal handlers run
-        heard: dict[int, tuple[bytes, float]] = {}
-        listen_s = 0.0
+    def _wait(self, keys: Mapping[int, str]) -> None:
+        """Wait until all keys are set. `keys` maps each sender to its key."""
+        waiter = threading.Event()  # never set; waiting on it lets signal handlers run
+        last_seen: dict[int, tuple[bytes, float]] = {}
+        check_s = 0.0
         while not self._store.check(list(keys.values())):
-            self._failures.look()
+            self._failures.poll()
             end = self._failures.end()
             if end is not None:
                 raise end
-            if time.monotonic() > listen_s:
-                self._listen(keys, heard)
-                listen_s = time.monotonic() + BEAT_S / 2
-            waiter.wait(_LOOK_S)
+            if time.monotonic() > check_s:
+                self._check_heartbeats(keys, last_seen)
+                check_s = time.monotonic() + HEARTBEAT_S / 2
+            waiter.wait(_POLL_S)
 
-    def _listen(self, keys: Mapping[int, str], heard: dict[int, tuple[bytes, float]]) -> None:
-        """Note the last beat, and its time, of every rank that is waited for; PeerError if one has long been silent."""
+    def _check_heartbeats(self, keys: Mapping[int, str], last_seen: dict[int, tuple[bytes, float]]) -> None:
+        """Record the last heartbeat and its time for every missing sender; PeerError after `silence_s` without one."""
         now_s = time.monotonic()
         for rank, key in keys.items():
             if not self._store.check([key]):
-                pulse = self._failures.pulse(rank)
-                last_pulse, last_s = heard.get(rank, (None, now_s))
-                if pulse != last_pulse:
-                    heard[rank] = pulse, now_s
+                heartbeat = self._failures.last_heartbeat(rank)
+                previous, last_s = last_seen.get(rank, (None, now_s))
+                if heartbeat != previous:
+                    last_seen[rank] = heartbeat, now_s
                 elif now_s - last_s > self._silence_s:
                     raise PeerError(f"lost rank {rank}, dead or stopped (no sign of life for {self._silence_s:g} s)")

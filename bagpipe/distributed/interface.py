@@ -1,4 +1,4 @@
-"""`Peers`: what a rank's engine needs of the others. Every call is made by all ranks, in the same order per lane."""
+"""`Peers`: communication a rank's engine needs. All ranks make every call, in the same order per lane."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor
 
 __all__ = ["ExchangeLane", "Peers", "Pending", "RankGroup", "StageLinks", "StepVote"]
 
-#: Lanes that exchange rows. Each has a communicator of its own, so that they never wait for each other.
+#: Lanes that exchange rows. Each has its own communicator, so neither lane waits for the other.
 ExchangeLane = Literal["pull", "push"]
 
 
 class StepVote(enum.IntEnum):
-    """What a rank would do with the next batch, weakest first."""
+    """A rank's vote on the next batch. The maximum over all ranks wins."""
 
     GO = 0
-    END = 1  # it has no further batch
-    STOP = 2  # it was asked to stop
+    END = 1  # the rank has no further batch
+    STOP = 2  # the rank was asked to stop
 
 
 class Peers(Protocol):
-    """The ranks of one job. Calls of one lane come from one thread; different lanes may call at the same time.
+    """The ranks of one job. One thread calls per lane; lanes run concurrently.
 
-    Every call has the job's deadline, but for `gather`. All end once a rank, another or this one, has failed.
+    Every call except `gather` has the job's deadline. Every call fails once any rank, this one included, has failed.
 
     Attributes:
-        rank: this one, from 0.
+        rank: this rank, from 0.
         world_size: number of ranks.
         timeout_s: the deadline.
     """
@@ -45,21 +45,21 @@ class Peers(Protocol):
         output_rows: Sequence[int],
         input_rows: Sequence[int],
     ) -> None:
-        """All-to-all of rows; on a CUDA device ordered by the current stream, on a CPU done on return.
+        """All-to-all of rows. On CUDA ordered by the current stream; on a CPU complete on return.
 
         Args:
-            lane: whose communicator.
+            lane: selects the communicator.
             output: contiguous ``[sum(output_rows), dim]``, filled: rows from rank 0, then from rank 1, …
             input: contiguous ``[sum(input_rows), dim]``: rows for rank 0, then for rank 1, …
-            output_rows, input_rows: rows from and for each rank, this one included.
+            output_rows, input_rows: row counts from and for each rank, this one included.
 
         Raises:
             PeerError: a peer is gone, or silent for longer than the deadline.
         """
         ...
 
-    def agree(self, wish: StepVote) -> StepVote:
-        """The strongest wish of any rank. Called once before each batch by the data lane.
+    def agree(self, vote: StepVote) -> StepVote:
+        """The maximum of all ranks' votes. The data lane calls it once before each batch.
 
         Raises:
             PeerError: as `exchange`.
@@ -67,7 +67,7 @@ class Peers(Protocol):
         ...
 
     def acknowledge(self) -> None:
-        """Return when every rank has called this as often. Called by the ack lane, once per batch.
+        """Barrier: return when every rank has made this call. The ack lane calls it once per batch.
 
         Raises:
             PeerError: as `exchange`.
@@ -75,40 +75,40 @@ class Peers(Protocol):
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON-able value, by rank. For one thread at a time, between phases and before the first batch.
+        """Gather every rank's JSON-able value, ordered by rank. For one thread, between phases or before training.
 
-        Has no deadline: a rank that writes its rows back for an hour is waited for as long as it is alive.
+        No deadline: a rank can write rows back for an hour. Heartbeats detect dead ranks.
 
         Raises:
-            PeerError: a peer is gone, or without a sign of life for longer than the deadline.
+            PeerError: a peer is gone, or has sent no heartbeat for longer than the deadline.
         """
         ...
 
     def report(self, error: BaseException) -> BaseException:
-        """Tell the others that this rank ends with `error`, so that they do too, and its own waits. From any thread.
+        """Report that this rank ends with `error`. Ends the other ranks and all waits of this one. Thread-safe.
 
         Returns:
-            What this rank should end with: another rank's error, if that came first.
+            The error this rank should end with: another rank's error if that came first.
         """
         ...
 
 
 class RankGroup(Protocol):
-    """Some ranks of a job that exchange values of their own. Calls come from one thread, in one order on all of them.
+    """A subset of the job's ranks with its own communicator. One thread calls, in the same order on all members.
 
-    On a CUDA device a call is ordered by the current stream, on a CPU done on return. Each raises `PeerError` as those
-    of `Peers`.
+    On CUDA a call is ordered by the current stream; on a CPU it is complete on return. Each raises `PeerError` like
+    `Peers.exchange`.
 
     Attributes:
         rank: position of this rank in the group.
-        world_size: ranks of the group.
+        world_size: number of ranks in the group.
     """
 
     rank: int
     world_size: int
 
     def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
-        """Rows for every rank, rows from every rank; see `Peers.exchange`."""
+        """All-to-all of rows; see `Peers.exchange`."""
         ...
 
     def all_gather(self, output: Tensor, input: Tensor) -> None:
@@ -116,34 +116,34 @@ class RankGroup(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """The values of the rank at position `root` everywhere, in place; of any dtype and shape, alike everywhere."""
+        """Broadcast in place from position `root`. Any dtype and shape, equal on all members."""
         ...
 
 
 class Pending(Protocol):
-    """A transfer under way."""
+    """A pending transfer."""
 
     def wait(self) -> None:
-        """Return when it is done (on a CUDA device: make the current stream wait).
+        """Wait for completion. On CUDA only the current stream waits.
 
         Raises:
             PeerError: the peer is gone, or silent for longer than the deadline.
-            InputError, SystemExit: another rank has failed with it.
+            InputError, SystemExit: another rank has failed with this error.
         """
         ...
 
 
 class StageLinks(Protocol):
-    """Tensors between the processes of one replica of a pipeline. For the compute lane of each.
+    """Point-to-point transfers between the processes of one pipeline replica. Called by their compute lanes.
 
-    Transfers of one sender, receiver and tag arrive in the order of the calls. Both calls return at once; the tensor
-    must stay as it is until `Pending.wait`.
+    Transfers with equal sender, receiver and tag arrive in call order. Both calls are asynchronous; the tensor must
+    not change until `Pending.wait` returns.
     """
 
     def send(self, process: int, tag: int, tensor: Tensor) -> Pending:
-        """Give a contiguous tensor to a process of the replica, named by its position (0, 1, …)."""
+        """Send a contiguous tensor to the process at a position (0, 1, …) of the replica."""
         ...
 
     def receive(self, process: int, tag: int, tensor: Tensor) -> Pending:
-        """Fill a contiguous tensor with what that process sends."""
+        """Receive into a contiguous tensor from the process at that position."""
         ...

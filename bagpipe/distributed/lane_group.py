@@ -1,11 +1,11 @@
-"""`LaneGroup`: exchanges of one process group, with a deadline and errors that name lane, peer and reason.
+"""`LaneGroup`: exchanges over one process group, with a deadline. Errors name the lane, the peer and the cause.
 
-collective    start (async) ─> host: wait, at times looking whether a rank has failed         ─> done, or PeerError
-                            └> device: the current stream waits, the thread does not; `find_hang` watches from outside
-send/receive  start (async) ─> `Pending`; its wait is the same, but on the host nobody looks: a rank's failure is made
-                               to break the group's connections (`end_transfers`), which ends all waits
+collective    start (async) ─> host: wait, polling for failed ranks                             ─> done, or PeerError
+                            └> device: the current stream waits, the thread does not; the watcher calls `find_hang`
+send/receive  start (async) ─> `Pending`; its wait does the same, but without polling on the host: `end_transfers`
+                               breaks the group's connections after a failure, which ends all waits
 
-Why nobody looks: gloo says nothing of a transfer but in a wait, and a wait that runs out of time breaks the group.
+Host transfers cannot be polled: gloo reports their state only in a wait, and a wait that times out breaks the group.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from bagpipe.errors import PeerError
 
 __all__ = ["LaneGroup"]
 
-#: How often a waiting thread looks whether a rank, another or this one, has failed meanwhile.
+#: How often a waiting thread checks whether any rank, this one included, has failed.
 _POLL = timedelta(seconds=0.25)
-#: Device exchanges remembered for `find_hang`; a lane has fewer under way, since batches are bounded.
+#: Device exchanges tracked for `find_hang`; the bounded in-flight batches keep fewer pending per lane.
 _MAX_PENDING = 64
-#: Tag of the receive that breaks a group; nobody sends with it.
-_NO_TAG = (1 << 31) - 1
-#: torch 2.13 renamed it, and warns about the old name.
+#: Tag of the receive that breaks a group; no send uses it.
+_UNUSED_TAG = (1 << 31) - 1
+#: torch 2.13 renamed this function and warns about the old name.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class LaneGroup:
-    """One lane's communicator, a `bagpipe.distributed.interface.RankGroup`. Calls come from one thread, except `abort`,
-    `end_transfers` and `find_hang`.
+    """One lane's communicator, a `bagpipe.distributed.interface.RankGroup`.
+
+    One thread calls it; `abort`, `end_transfers` and `find_hang` are thread-safe.
 
     Args:
         name: for error messages.
         group: a process group, its ranks ascending.
-        ranks: their numbers in the job.
-        rank: number of this one in the job.
-        timeout_s: deadline of one exchange; that of the group.
-        failures: asked for the reason when an exchange fails.
+        ranks: the group's ranks in the job.
+        rank: this rank in the job.
+        timeout_s: deadline of one exchange; equal to the group's own.
+        failures: queried for the cause when an exchange fails.
 
     Attributes:
         name: as given.
         rank: position of this rank in the group.
-        world_size: ranks of the group.
+        world_size: number of ranks in the group.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class LaneGroup:
         self._pending: deque[tuple[float, Any]] = deque(maxlen=_MAX_PENDING)
 
     def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
-        """Rows for every rank, rows from every rank; see `Peers.exchange`."""
+        """All-to-all of rows; see `Peers.exchange`."""
         self._run(
             f"exchange of {sum(input_rows)} rows for {sum(output_rows)}",
             lambda: dist.all_to_all_single(
@@ -94,21 +95,21 @@ class LaneGroup:
         )
 
     def collect(self, values: Tensor) -> list[Tensor]:
-        """Every rank's 1-D tensor of one dtype, whatever the lengths, by rank, at rank 0; nothing at the others."""
+        """Gather the ranks' 1-D tensors (one dtype, any lengths) at rank 0, ordered by rank; [] elsewhere."""
         gathered = torch.empty(self.world_size, dtype=torch.int64)
         self.all_gather(gathered, torch.tensor([len(values)]))
-        taken = gathered.tolist() if self.rank == 0 else [0] * self.world_size
-        output = values.new_empty(sum(taken))
-        self.all_to_all(output, values.contiguous(), taken, [len(values)] + [0] * (self.world_size - 1))
-        return list(torch.split(output, taken)) if self.rank == 0 else []
+        lengths = gathered.tolist() if self.rank == 0 else [0] * self.world_size
+        output = values.new_empty(sum(lengths))
+        self.all_to_all(output, values.contiguous(), lengths, [len(values)] + [0] * (self.world_size - 1))
+        return list(torch.split(output, lengths)) if self.rank == 0 else []
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """The values of the rank at position `root` everywhere, in place; of any dtype: bytes are what travels."""
+        """Broadcast in place from position `root`. Any dtype: the transfer is bytewise."""
         if not tensor.numel():
             return
         values = tensor.detach().contiguous()
         if self._on_device:
-            values = values.cuda()  # an optimizer keeps some of its state on the host
+            values = values.cuda()  # optimizers keep some state on the host
         flat = values.view(-1).view(torch.uint8)
         self._run(
             f"rank {self._ranks[root]}'s values",
@@ -118,7 +119,7 @@ class LaneGroup:
             tensor.detach().copy_(values)
 
     def maximum(self, number: int) -> int:
-        """The largest of the ranks' numbers; returns when all have given theirs."""
+        """All-reduce with MAX of one number per rank."""
         value = torch.tensor([number], dtype=torch.int32)
         self._run(
             "a number from every rank",
@@ -127,44 +128,45 @@ class LaneGroup:
         return int(value)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Pending:
-        """Start to give a contiguous tensor to the rank at position `to`. See `StageLinks`; nccl does not know tags.
+        """Start sending a contiguous tensor to the rank at position `to`. See `StageLinks`; nccl ignores tags.
 
         Args:
-            tensor: one without elements does not travel, at either side.
-            tag: from 0; both sides say the same.
+            tensor: an empty one is not transferred, on either side.
+            tag: from 0; equal on both sides.
 
         Raises:
-            PeerError: the peer is gone, or a rank has failed. InputError, SystemExit: another rank has failed with it.
+            PeerError: the peer is gone, or a rank has failed.
+            InputError, SystemExit: another rank has failed with this error.
         """
         return self._transfer(self._group.send, tensor, to, tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Pending:
-        """Start to fill a contiguous tensor with what the rank at position `source` sends. As `send`."""
+        """Start receiving into a contiguous tensor from the rank at position `source`. See `send`."""
         return self._transfer(self._group.recv, tensor, source, tag)
 
     def abort(self) -> None:
-        """End transfers, and what hangs on a device, so that who waits for it goes on; host collectives end alone."""
+        """End transfers and hanging device exchanges. Host collectives end by polling."""
         if self._on_device and not self._is_aborted:
             self._is_aborted = True
             self._group._get_backend(torch.device("cuda")).abort()
         self.end_transfers()
 
     def end_transfers(self) -> None:
-        """End all host transfers of this rank, and of others with it. Call when this or another rank has failed."""
+        """End all host transfers of this rank, and their remote ends. Call after any rank has failed."""
         if self._on_device or self._is_aborted or not self._has_transfers:
             return
         self._is_aborted = True
         peer = (self.rank + 1) % self.world_size
-        with suppress(RuntimeError):  # a receive that runs out of time has gloo close all connections of the group
-            self._group.recv([torch.empty(1)], peer, _NO_TAG).wait(timedelta(milliseconds=1))
+        with suppress(RuntimeError):  # a receive that times out makes gloo close all connections of the group
+            self._group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
     def find_hang(self) -> PeerError | None:
-        """An error if a device exchange is past its deadline; the host never waits for one, so nobody else notices."""
+        """An error if a device exchange is past its deadline. The host never waits for one, so no timeout fires."""
         now_s = time.monotonic()
         while self._pending and self._pending[0][1].is_completed():
             self._pending.popleft()
         if self._pending and now_s - self._pending[0][0] > self._timeout_s:
-            return PeerError(self._words("an exchange on the device", "no end"))
+            return PeerError(self._message("an exchange on the device", "no end"))
         return None
 
     def _run(self, what: str, start: Callable[[], Any]) -> None:
@@ -180,8 +182,8 @@ class LaneGroup:
 
     def _transfer(self, start: Callable[[list[Tensor], int, int], Any], tensor: Tensor, peer: int, tag: int) -> Pending:
         if not tensor.numel():
-            return _NOTHING
-        self._has_transfers = True  # before the look: a failure that is heard of from now on ends this transfer
+            return _EMPTY_TRANSFER
+        self._has_transfers = True  # set before the check: a failure found later ends this transfer
         end = self._failures.end()
         if end is not None:
             raise end
@@ -197,16 +199,16 @@ class LaneGroup:
         return self._error(f"rank {self._ranks[peer]} at the other end of {tensor.numel()} values (tag {tag})", error)
 
     def _error(self, what: str, error: RuntimeError) -> BaseException:
-        """What an exchange that failed ends with."""
-        words = self._words(what, _first_words(error))
-        return self._failures.end() or self._failures.explain(words) or PeerError(words)
+        """The error to raise for a failed exchange."""
+        message = self._message(what, _first_sentence(error))
+        return self._failures.end() or self._failures.explain(message) or PeerError(message)
 
     def _wait(self, work: Any) -> None:
-        """Until the host exchange is done. The group's own deadline ends it, so this always returns.
+        """Wait for a host exchange. The group's own deadline bounds the wait.
 
         Raises:
             RuntimeError: the communicator's error.
-            PeerError, InputError, SystemExit: another rank has failed in the midst of the wait, or this one has.
+            PeerError, InputError, SystemExit: any rank, this one included, has failed during the wait.
         """
         while True:
             try:
@@ -214,18 +216,18 @@ class LaneGroup:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    work.wait()  # raises the communicator's own error, if it was not done just now
+                    work.wait()  # raises the communicator's own error, unless the exchange has just completed
                     return
             end = self._failures.end()
             if end is not None:
                 raise end
 
-    def _words(self, what: str, why: str) -> str:
+    def _message(self, what: str, why: str) -> str:
         return f"{self.name} lane: waited for {what}, at most {self._timeout_s:g} s (run.peer_timeout_s): {why}"
 
 
 class _Transfer:
-    """A transfer under way. Holds the tensor, whose memory is in use."""
+    """A pending transfer. Keeps the tensor's memory alive."""
 
     __slots__ = ("_lane", "_peer", "_tag", "_tensor", "_work")
 
@@ -237,7 +239,7 @@ class _Transfer:
         self._tag = tag
 
     def wait(self) -> None:
-        """See `Pending`. Called again, it returns at once."""
+        """See `Pending`. Idempotent."""
         if self._work is None:
             return
         try:
@@ -247,17 +249,17 @@ class _Transfer:
         self._work = None
 
 
-class _Nothing:
-    """A transfer of no elements."""
+class _EmptyTransfer:
+    """Transfer of an empty tensor: a no-op."""
 
     def wait(self) -> None:
         pass
 
 
-_NOTHING = _Nothing()
+_EMPTY_TRANSFER = _EmptyTransfer()
 
 
-def _first_words(error: RuntimeError) -> str:
-    """The communicator's first sentence, without its source file."""
+def _first_sentence(error: RuntimeError) -> str:
+    """First sentence of a communicator's error, without its source location."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line.rpartition("] ")[2].partition(". ")[0] if line.startswith("[") else line.partition(". ")[0]

@@ -1,9 +1,9 @@
-"""`TorchLinks`: what the stages of one replica of a pipeline send each other, over torch.distributed.
+"""`TorchLinks`: point-to-point transfers between the stages of one pipeline replica, over torch.distributed.
 
-host    all pairs of ranks in two gloo groups, one to higher ranks and one to lower: in one connection a send would wait
-        while a transfer the other way is read; the tag tells transfers apart
-device  a communicator for every ordered pair: nccl does the transfers of one in the order of the calls, on one
-        stream, so that a receive that waits would hold up a send (no test runs this side: it takes two devices)
+host    two gloo groups of all ranks, one for sends to higher ranks and one to lower: on a shared connection a send
+        waits while a transfer the other way is read. Tags identify transfers.
+device  one communicator per ordered pair: nccl runs the transfers of a communicator in call order on one stream, so a
+        waiting receive would block a send. Untested: it takes two devices.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ __all__ = ["TorchLinks"]
 
 
 class TorchLinks:
-    """`bagpipe.distributed.interface.StageLinks` for one rank. Made by `TorchPeers.open_links`.
+    """`bagpipe.distributed.interface.StageLinks` for one rank. Created by `TorchPeers.open_links`.
 
-    On a device, transfers from one process to another are matched by the order of the calls, whatever their tags: both
-    sides must call in one order.
+    On a device, call order alone matches transfers between two processes, not tags: both sides call in the same order.
 
     Args:
-        outward: by receiver, a position in the replica: the lane to it, and its position among the lane's ranks.
-        inward: by sender, the same.
+        outward: receiver's position in the replica -> the lane to it, and its position in the lane.
+        inward: sender's position in the replica -> the lane from it, and its position in the lane.
     """
 
     def __init__(
@@ -36,10 +35,12 @@ class TorchLinks:
         self._inward = inward
 
     def send(self, process: int, tag: int, tensor: Tensor) -> Pending:
-        """See `StageLinks`. KeyError for this process itself.
+        """See `StageLinks`.
 
         Raises:
-            PeerError: the peer is gone, or this rank has failed. InputError, SystemExit: another rank has failed.
+            KeyError: `process` is this one.
+            PeerError: the peer is gone, or this rank has failed.
+            InputError, SystemExit: another rank has failed.
         """
         lane, to = self._outward[process]
         return lane.send(tensor, to, tag)

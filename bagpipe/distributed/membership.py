@@ -1,9 +1,9 @@
-"""`Membership`: which rank of which job this process is, as its launcher says in the environment.
+"""`Membership`: this process's rank in its job, from the launcher's environment variables.
 
     torchrun ──RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT──> Membership
     torchrun ──TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_USE_AGENT_STORE──┘
 
-Any launcher that sets the first line will do; the second line is torchrun's own.
+Any launcher that sets the first line works. Only torchrun sets the second line.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """One rank's place in its job.
+    """Rank, world size and rendezvous address of one process.
 
     Attributes:
         rank, world_size: this rank, from 0, and the number of ranks.
         local_rank, local_world_size: the same among the ranks of this host.
-        address, port: where the job's key-value store listens.
-        attempt: how often the launcher has restarted the job.
-        store_is_launchers: the launcher hosts that store; else rank 0 does.
+        address, port: address of the job's key-value store.
+        attempt: number of restarts by the launcher.
+        store_is_launchers: the launcher hosts the store; otherwise rank 0 does.
     """
 
     rank: int
@@ -47,10 +47,10 @@ class Membership:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Membership | None:
-        """This process's membership; None for a job of one rank, which needs no launcher.
+        """Membership of this process; None for a job of one rank, which needs no launcher.
 
         Raises:
-            InputError: a variable is missing, no number, or out of range.
+            InputError: a variable is missing, not a number, or out of range.
         """
         values = os.environ if environment is None else environment
         world_size = _number(values, "WORLD_SIZE", 1, minimum=1)
@@ -72,7 +72,7 @@ class Membership:
 
 
 def local_address(address: str, port: int) -> str | None:
-    """This host's IPv4 address on the way to `address`; None if there is no way. Nothing is sent."""
+    """This host's IPv4 address on the route to `address`; None without a route. Sends nothing."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, port))
         found: str = probe.getsockname()[0]
@@ -81,7 +81,7 @@ def local_address(address: str, port: int) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface whose first IPv4 address is `address`; None if there is none."""
+    """Name of the network interface whose first IPv4 address is `address`, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an IPv4 address
@@ -97,13 +97,13 @@ def _number(
     text = values.get(name, "")
     if not text and default is not None:
         return default
-    words = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
+    range_text = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
     try:
         number = int(text)
     except ValueError:
         number = minimum - 1
     if number < minimum or (maximum is not None and number > maximum):
         raise InputError(
-            f"expected {name} in the environment to be a number {words}, got {text!r}; start with torchrun"
+            f"expected {name} in the environment to be a number {range_text}, got {text!r}; start with torchrun"
         )
     return number

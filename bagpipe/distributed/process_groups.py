@@ -1,13 +1,13 @@
-"""`TorchPeers`: the other ranks over torch.distributed. One process group per lane, so that none waits for another's.
+"""`TorchPeers`: the other ranks over torch.distributed. One process group per lane, so lanes never wait for each other.
 
-    key-value store (the launcher's, or rank 0's) ─ prefix "bagpipe/attempt_<n>" ─> rendezvous, beats, failures
+    key-value store (the launcher's, or rank 0's) ─ prefix "bagpipe/attempt_<n>" ─> rendezvous, heartbeats, failures
     pull, push, dense    rows and gradients   gloo on a CPU, nccl on a CUDA device
     ack, agree, scores   numbers              gloo
-    links, sums          of the stages of a pipeline; opened if there is one
+    links, sums          pipeline stages; opened only for a pipeline
 
-The prefix is what makes a restarted job work: with torchrun's own store, torch.distributed gives every attempt the same
-keys, and a new rank may read the address of a dead one. Ends are told apart from hangs by a deadline on every exchange
-and by `bagpipe.distributed.failure`. Control messages between phases have no timeout; heartbeats detect dead peers.
+The prefix separates restarts: in torchrun's own store, torch.distributed uses the same keys for every attempt, so a new
+rank could read the address of a dead one. Deadlines detect hangs in an exchange; `bagpipe.distributed.failure` detects
+dead ranks. Control messages between phases have no timeout; heartbeats detect dead peers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from bagpipe.errors import JobError, PeerError, StoreError
 
 __all__ = ["TorchPeers"]
 
-#: How long ranks may differ in starting: imports on a cold file system, a busy machine.
+#: Largest difference in start time between ranks: imports on a cold file system, a busy machine.
 START_TIMEOUT_S = 60.0
-#: How long the job's key-value store may take to answer; it takes a millisecond, unless its host is gone.
+#: Deadline of a response of the job's key-value store. It takes a millisecond, unless the store's host is gone.
 STORE_TIMEOUT_S = 10.0
 _DEVICE_LANES = ("pull", "push", "dense")
 _HOST_LANES = ("ack", "agree", "scores")
@@ -48,15 +48,15 @@ _HOST_LANES = ("ack", "agree", "scores")
 class TorchPeers:
     """`Peers` over torch.distributed. Use it as a context manager around all other resources.
 
-    It sets up the default process group too, which a user's model may use in its own forward.
+    It also initializes the default process group, which a user's model can use in its forward.
 
     Args:
-        membership: which rank this is.
-        timeout_s: deadline of one exchange; an attribute too.
-        device: of the rows and gradients that are exchanged.
+        membership: this rank.
+        timeout_s: deadline of one exchange; also an attribute.
+        device: device of the exchanged rows and gradients.
 
     Raises:
-        PeerError: on entering, the ranks cannot reach each other.
+        PeerError: on entering: the ranks cannot reach each other.
     """
 
     def __init__(self, membership: Membership, *, timeout_s: float, device: torch.device | str = "cpu") -> None:
@@ -67,7 +67,7 @@ class TorchPeers:
         self._device = torch.device(device)
         self._lanes: dict[str, LaneGroup] = {}
         self._failures: Failures | None = None
-        self._words: ControlChannel | None = None
+        self._control: ControlChannel | None = None
         self._on_failure: Callable[[BaseException], None] | None = None
         self._end: BaseException | None = None
         self._ending = threading.Lock()
@@ -76,9 +76,9 @@ class TorchPeers:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:
-                self._failures = failures = self._meet(stack)
+                self._failures = failures = self._rendezvous(stack)
             except (RuntimeError, ValueError) as error:
-                raise PeerError(self._cannot_meet(error)) from None
+                raise PeerError(self._rendezvous_error(error)) from None
             self._open_lanes()
             stack.enter_context(Watcher(failures, self._failed, self._find_hang))
             self._stack = stack.pop_all()
@@ -87,41 +87,41 @@ class TorchPeers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell the others of an error first, then take everything down.
+        """Report an error to the other ranks, then release everything.
 
         Raises:
-            InputError, PeerError, SystemExit: another rank failed first; its error instead of this rank's own, which is
-                its consequence.
+            InputError, PeerError, SystemExit: another rank failed first. Its error replaces this rank's own, which is a
+                consequence of it.
         """
         end = self.report(error) if error is not None else None
         if error is not None:
-            self._abort()  # a device exchange that hangs would keep its group from being destroyed
+            self._abort()  # a hanging device exchange blocks the destruction of its group
         with self._stack:
             self._lanes = {}
-        self._failures = self._words = None
+        self._failures = self._control = None
         if end is not error and end is not None:
             raise end from None
 
     def listen(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Call `on_failure` with this rank's error when another rank fails; from a thread of this object's own."""
+        """Call `on_failure` with the error for this rank when another rank fails. Runs in the watcher's thread."""
         self._on_failure = on_failure
         known = self._failures.known if self._failures is not None else None
         if known is not None:
             on_failure(known.error())
 
     def report(self, error: BaseException) -> BaseException:
-        """Tell the other ranks that this one ends with `error`. Call it before giving up what they may be using.
+        """Report to the other ranks that this one ends with `error`. Call it before releasing resources they can use.
 
         Returns:
-            What this rank should end with: another rank's error if that came first, or if that rank's death explains
-            this error. Only the first call's counts.
+            The error this rank should end with: another rank's error if that came first, or if that rank's death
+            caused this error. Only the first call counts.
         """
         failures = self._failures
         with self._ending:
             if failures is not None and self._end is None:
                 own = error
                 if isinstance(error, (StoreError, JobError)) and not isinstance(error, PeerError):
-                    # A store or a cacher that a dead rank had started?
+                    # A dead rank could have hosted the store or the cacher.
                     error = failures.explain(" ".join(str(error).split())) or error
                 failures.report(error)
                 known = failures.known
@@ -144,28 +144,28 @@ class TorchPeers:
     ) -> None:
         self._lanes[lane].all_to_all(output, input, output_rows, input_rows)
 
-    def agree(self, wish: StepVote) -> StepVote:
-        return StepVote(self._lanes["agree"].maximum(wish))
+    def agree(self, vote: StepVote) -> StepVote:
+        return StepVote(self._lanes["agree"].maximum(vote))
 
     def acknowledge(self) -> None:
         self._lanes["ack"].maximum(0)
 
     def gather(self, value: Any) -> list[Any]:
-        return self._spoken.gather(value)
+        return self._control_channel.gather(value)
 
     def share(self, value: Any) -> Any:
-        """Rank 0's JSON-able value, at every rank. Without a deadline, as long as rank 0 is alive. As `gather`.
+        """Broadcast rank 0's JSON-able value; returns it on every rank. No deadline, as `gather`.
 
         Raises:
             PeerError: as `gather`.
         """
-        return self._spoken.share(value)
+        return self._control_channel.share(value)
 
     def collect(self, values: Tensor) -> list[Tensor]:
-        """Every rank's 1-D tensor, by rank, at rank 0; nothing at the others. For the main thread, between phases.
+        """Gather the ranks' 1-D tensors at rank 0, ordered by rank; [] elsewhere. For the main thread, between phases.
 
         Args:
-            values: on the host; of one dtype on all ranks, of any length.
+            values: on the host; one dtype on all ranks, any length.
 
         Raises:
             PeerError: as `exchange`.
@@ -173,9 +173,9 @@ class TorchPeers:
         return self._lanes["scores"].collect(values)
 
     @property
-    def _spoken(self) -> ControlChannel:
-        assert self._words is not None, "inside the with block"
-        return self._words
+    def _control_channel(self) -> ControlChannel:
+        assert self._control is not None, "inside the with block"
+        return self._control
 
     @property
     def dense(self) -> LaneGroup:
@@ -183,10 +183,10 @@ class TorchPeers:
         return self._lanes["dense"]
 
     def open_links(self, num_processes: int) -> TorchLinks:
-        """Connect the processes of each replica; by all ranks, between phases, once.
+        """Connect the processes of each replica. All ranks call it once, between phases.
 
         Args:
-            num_processes: of a replica: ranks 0 up to this are the first one, and so on. Divides the world size.
+            num_processes: processes per replica; divides the world size. Replicas are consecutive ranks.
 
         Raises:
             PeerError: the ranks cannot reach each other.
@@ -213,13 +213,13 @@ class TorchPeers:
         return TorchLinks(outward, inward)
 
     def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], LaneGroup]:
-        """Connect the ranks that hold the same stages; by all ranks alike, between phases, once.
+        """Connect the ranks that hold the same stages. All ranks call it once with equal arguments, between phases.
 
         Args:
-            holders: sets of ranks; equal ones, and those of one rank, are no matter.
+            holders: sets of ranks. Duplicates and sets of one rank are ignored.
 
         Returns:
-            The groups that this rank is part of, by their ranks, ascending.
+            This rank's groups, keyed by their ranks in ascending order.
 
         Raises:
             PeerError: the ranks cannot reach each other.
@@ -233,52 +233,60 @@ class TorchPeers:
                 groups[ranks] = lane
         return groups
 
-    def _meet(self, stack: ExitStack) -> Failures:
-        """Reach the store, then every other rank. What is entered into `stack` is taken down in reverse."""
-        place = self._membership
-        hosts_store = place.rank == 0 and not place.store_is_launchers
+    def _rendezvous(self, stack: ExitStack) -> Failures:
+        """Connect to the store, then to every other rank. `stack` receives the cleanup."""
+        membership = self._membership
+        hosts_store = membership.rank == 0 and not membership.store_is_launchers
         start = timedelta(seconds=max(START_TIMEOUT_S, self.timeout_s))
-        prefix = f"bagpipe/attempt_{place.attempt}"
+        prefix = f"bagpipe/attempt_{membership.attempt}"
 
         def connect(is_master: bool) -> PrefixStore:
             store = TCPStore(
-                place.address, place.port, place.world_size, is_master, start, multi_tenant=True, wait_for_workers=False
+                membership.address,
+                membership.port,
+                membership.world_size,
+                is_master,
+                start,
+                multi_tenant=True,
+                wait_for_workers=False,
             )
             return PrefixStore(prefix, store)
 
         store = connect(hosts_store)
         own = stack.enter_context(KeyStore(connect(False), min(self.timeout_s, STORE_TIMEOUT_S)))
-        failures = Failures(own, place.rank, place.world_size)
-        self._words = ControlChannel(
-            own, failures, rank=place.rank, world_size=place.world_size, silence_s=self.timeout_s
+        failures = Failures(own, membership.rank, membership.world_size)
+        self._control = ControlChannel(
+            own, failures, rank=membership.rank, world_size=membership.world_size, silence_s=self.timeout_s
         )
         if hosts_store:
             stack.callback(failures.await_leavers, 2 * GRACE_S)
-        failures.beat()
-        stack.callback(_take_down)
+        failures.heartbeat()
+        stack.callback(_destroy_process_groups)
         stack.callback(failures.leave)
-        with _interface_settings(place):
-            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=start)
+        with _interface_settings(membership):
+            dist.init_process_group(
+                "gloo", store=store, rank=membership.rank, world_size=membership.world_size, timeout=start
+            )
         return failures
 
     def _open_lanes(self) -> None:
         backends = dict.fromkeys(_DEVICE_LANES, "nccl" if self._device.type == "cuda" else "gloo")
         backends |= dict.fromkeys(_HOST_LANES, "gloo")
         if self._device.type == "cuda":
-            # Without this nccl's own watchdog ends the process at a deadline, with a trace instead of an error.
+            # Otherwise nccl's watchdog kills the process at a deadline, with a stack trace instead of an error.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         for name, backend in backends.items():
             self._open_lane(name, backend, range(self.world_size))
 
     def _open_lane(self, name: str, backend: str, ranks: Sequence[int]) -> LaneGroup | None:
-        """Called by all ranks, alike; None if this one is not among `ranks`, which ascend."""
+        """Create a lane over ascending `ranks`. All ranks call it; None if this one is not a member."""
         assert self._failures is not None, "inside the with block"
         timeout = timedelta(seconds=self.timeout_s)
         with _interface_settings(self._membership):
             try:
                 group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
             except (RuntimeError, ValueError) as error:
-                raise PeerError(self._cannot_meet(error)) from None
+                raise PeerError(self._rendezvous_error(error)) from None
         if self.rank not in ranks:
             return None
         assert isinstance(group, dist.ProcessGroup)
@@ -287,16 +295,17 @@ class TorchPeers:
         )
         return self._lanes[name]
 
-    def _cannot_meet(self, error: Exception) -> str:
-        place = self._membership
+    def _rendezvous_error(self, error: Exception) -> str:
+        membership = self._membership
         line = (str(error).splitlines() or [type(error).__name__])[0]
         return (
-            f"rank {place.rank} of {place.world_size} cannot reach the others through {place.address}:{place.port} "
-            f"(MASTER_ADDR, MASTER_PORT; GLOO_SOCKET_IFNAME names the network interface to use): {line}"
+            f"rank {membership.rank} of {membership.world_size} cannot reach the others through "
+            f"{membership.address}:{membership.port} (MASTER_ADDR, MASTER_PORT; GLOO_SOCKET_IFNAME names the network "
+            f"interface to use): {line}"
         )
 
     def _failed(self, error: BaseException) -> None:
-        """In the watcher's thread: another rank has failed, or a device hangs."""
+        """Handle the failure of another rank or a device hang. Runs in the watcher's thread."""
         self.report(error)
         if self._on_failure is not None:
             self._on_failure(error)
@@ -315,16 +324,16 @@ class TorchPeers:
 
 
 @contextmanager
-def _interface_settings(place: Membership) -> Iterator[None]:
-    """Have gloo and nccl use the network interface on which MASTER_ADDR is reached, unless the user names one.
+def _interface_settings(membership: Membership) -> Iterator[None]:
+    """Make gloo and nccl use the network interface that routes to MASTER_ADDR, unless the user names one.
 
-    Left alone they take the address that the host's own name resolves to, which in containers and namespaces is often
-    one that other hosts cannot reach.
+    Their default is the address of the host's own name, which other hosts often cannot reach in containers and network
+    namespaces.
     """
-    address = local_address(place.address, place.port)
+    address = local_address(membership.address, membership.port)
     is_loopback = address is not None and address.startswith("127.")
     name = interface_of(address) if address is not None else None
-    if name is None or (is_loopback and place.local_world_size < place.world_size):
+    if name is None or (is_loopback and membership.local_world_size < membership.world_size):
         yield
         return
     added = [key for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ]
@@ -337,10 +346,10 @@ def _interface_settings(place: Membership) -> Iterator[None]:
             del os.environ[key]
 
 
-def _take_down() -> None:
-    """Every group, whether its ranks are alive or not: pending exchanges end by the closed connections."""
+def _destroy_process_groups() -> None:
+    """Destroy every group, with live or dead ranks. Closed connections end pending exchanges."""
     if dist.is_initialized():
         try:
             dist.destroy_process_group()
-        except STORE_ERRORS:  # a communicator that is broken already
+        except STORE_ERRORS:  # the communicator is already broken
             return

@@ -139,9 +139,9 @@ class LocalPeers:
         self._lanes[lane].all_to_all(output, input, output_rows, input_rows)
         self.rows_sent[lane] += sum(input_rows) - input_rows[self.rank]
 
-    def agree(self, wish: StepVote) -> StepVote:
-        with self._place("agree").meet(self.rank, wish) as wishes:
-            return StepVote(max(wishes))
+    def agree(self, vote: StepVote) -> StepVote:
+        with self._place("agree").meet(self.rank, vote) as votes:
+            return StepVote(max(votes))
 
     def acknowledge(self) -> None:
         with self._place("acknowledge").meet(self.rank, None):

@@ -6,7 +6,7 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from bagpipe.distributed.failure import BEAT_S, GRACE_S, Failure, Failures, Watcher
+from bagpipe.distributed.failure import GRACE_S, HEARTBEAT_S, Failure, Failures, Watcher
 from bagpipe.errors import CapacityError, InputError, JobError, PeerError, StoreError
 
 
@@ -52,12 +52,12 @@ def ranks(count: int) -> list[Failures]:
 
 def test_the_first_error_wins() -> None:
     first, second, third = ranks(3)
-    assert third.look() is None
+    assert third.poll() is None
     second.report(InputError("bad column"))
     first.report(StoreError("the store went away, since rank 1 had started it"))
     for other in (first, third):
-        assert other.look() == Failure(rank=1, exit_code=2, message="bad column")
-    assert second.look() is None, "a rank is not told of its own error"
+        assert other.poll() == Failure(rank=1, exit_code=2, message="bad column")
+    assert second.poll() is None, "a rank is not told of its own error"
     assert second.known is None
     assert str(second.end()) == "this rank has failed, so it waits for no other"
     assert str(third.end()) == "rank 1: bad column"
@@ -74,14 +74,14 @@ def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """More beats in a shorter grace."""
-    monkeypatch.setattr("bagpipe.distributed.failure.BEAT_S", BEAT_S / 5)
+    monkeypatch.setattr("bagpipe.distributed.failure.HEARTBEAT_S", HEARTBEAT_S / 5)
     monkeypatch.setattr("bagpipe.distributed.failure.GRACE_S", GRACE_S / 2)
 
 
 def test_a_failed_exchange_is_explained_by_who_is_gone(quick: None) -> None:
     first, second, _ = ranks(3)
-    first.beat()
-    second.beat()
+    first.heartbeat()
+    second.heartbeat()
     start_s = time.monotonic()
     error = first.explain("pull lane: waited for 3 rows: closed")
     assert str(error) == "lost ranks 1, 2, dead or stopped (pull lane: waited for 3 rows: closed)"
@@ -108,7 +108,7 @@ def test_the_watcher_hears_of_a_failure_once(quick: None) -> None:
     heard: queue.Queue[BaseException] = queue.Queue()
     with Watcher(first, heard.put):
         second.report(StoreError("no answer"))
-        assert str(heard.get(timeout=10 * BEAT_S)) == "rank 1: no answer"
+        assert str(heard.get(timeout=10 * HEARTBEAT_S)) == "rank 1: no answer"
     assert heard.empty()
 
 
@@ -116,7 +116,7 @@ def test_the_watcher_reports_what_its_own_check_finds(quick: None) -> None:
     (only,) = ranks(1)
     heard: queue.Queue[BaseException] = queue.Queue()
     with Watcher(only, heard.put, lambda: PeerError("the device hangs")):
-        assert str(heard.get(timeout=10 * BEAT_S)) == "the device hangs"
+        assert str(heard.get(timeout=10 * HEARTBEAT_S)) == "the device hangs"
 
 
 class _GoneStore:
@@ -134,7 +134,7 @@ def test_a_store_that_is_gone_is_an_error_of_its_own() -> None:
     assert "lost the job's key-value store" in str(failures.explain("closed"))
     heard: queue.Queue[BaseException] = queue.Queue()
     with Watcher(failures, heard.put):
-        assert "lost the job's key-value store" in str(heard.get(timeout=10 * BEAT_S))
+        assert "lost the job's key-value store" in str(heard.get(timeout=10 * HEARTBEAT_S))
     failures.report(JobError("nobody to be told"))
     failures.leave()
     failures.await_leavers(10.0)

@@ -38,7 +38,7 @@ def test_no_answer_is_an_error_and_stays_one(no_leaks: None) -> None:
     with KeyStore(hanging, 0.1) as store:
         with pytest.raises(RuntimeError, match=r"no answer from the key-value store within 0.1 s"):
             store.check(["a"])
-        with pytest.raises(RuntimeError, match="has not answered before"):
+        with pytest.raises(RuntimeError, match="did not answer an earlier request"):
             store.set("a", "1")
         hanging.let_go.set()
     store._thread.join()

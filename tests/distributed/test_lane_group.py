@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.distributed.lane_group import _first_words
+from bagpipe.distributed.lane_group import _first_sentence
 from bagpipe.distributed.process_groups import TorchPeers
 from tests.distributed.processes import run_peers
 
@@ -64,4 +64,4 @@ def test_collectives() -> None:
     ],
 )  # fmt: skip
 def test_what_is_kept_of_a_communicators_error(text: str, words: str) -> None:
-    assert _first_words(RuntimeError(text)) == words
+    assert _first_sentence(RuntimeError(text)) == words

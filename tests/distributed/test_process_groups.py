@@ -43,14 +43,14 @@ def exchange_everything(peers: TorchPeers) -> dict[str, Any]:
 
     def batches() -> None:
         last = rank == size - 1
-        wishes = [
+        votes = [
             StepVote.GO,
             StepVote.END if last else StepVote.GO,
             StepVote.GO,
             StepVote.STOP if last else StepVote.END,
             StepVote.GO,
         ]
-        good["agree"] = [int(peers.agree(wish)) for wish in wishes]
+        good["agree"] = [int(peers.agree(vote)) for vote in votes]
 
     def acknowledgements() -> None:
         for _ in range(5):
