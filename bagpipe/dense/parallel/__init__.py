@@ -1,1 +1,1 @@
-"""Gradients and parameters of the dense part across ranks."""
+"""Data parallelism of the dense part: gradient all-reduce and parameter broadcasts."""

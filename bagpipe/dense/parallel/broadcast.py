@@ -1,7 +1,7 @@
-"""Equal models on all ranks: before training rank 0's parameters to all, after it every stage's from who trained it.
+"""Broadcasts that make the model equal on all ranks: from rank 0 before training, per stage from its holder after it.
 
 share_model    rank 0 ──parameters, buffers──> all ranks
-share_stages   first holder of each stage ──what its optimizer's state looks like, parameters, buffers, state──> all
+share_stages   first holder of each stage ──layout of the optimizer state, parameters, buffers, state──> all ranks
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["HeldStage", "share_model", "share_stages"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldStage:
-    """A stage of a model, on whatever rank.
+    """A model stage and the ranks that train it.
 
     Attributes:
-        holders: ranks that train it, each once, in the order in which their gradients are summed; at least one.
+        holders: ranks that train the stage, distinct, in the order of the gradient sum; at least one.
         parameters: its trainable parameters, with their names in the whole model.
-        buffers: of its modules.
+        buffers: buffers of its modules.
     """
 
     holders: tuple[int, ...]
@@ -34,7 +34,7 @@ class HeldStage:
 
 
 def share_model(model: nn.Module, group: RankGroup) -> None:
-    """Give all ranks of a group the first one's parameters and buffers.
+    """Broadcast the parameters and buffers of a group's first rank.
 
     Raises:
         PeerError: a peer is gone or silent.
@@ -49,34 +49,34 @@ def share_stages(
     group: RankGroup,
     gather: Callable[[Any], list[Any]],
 ) -> None:
-    """Give all ranks every stage as its first holder has it; by all ranks alike, between phases.
+    """Broadcast every stage from its first holder. All ranks call it, between phases.
 
     Args:
-        stages: all of the model's.
-        optimizer: of all parameters. Its state of a parameter becomes that of the first holder: tensors and JSON-able
-            values, or none; what a rank had before is dropped.
+        stages: all stages of the model.
+        optimizer: holds all parameters. A parameter's state is replaced by the first holder's: tensors and JSON-able
+            values, or none.
         group: all ranks of the job.
         gather: `Peers.gather`.
 
     Raises:
         PeerError: a peer is gone or silent.
     """
-    mine = {
-        str(number): [_outline(optimizer.state.get(parameter)) for _, parameter in stage.parameters]
+    own = {
+        str(number): [_layout(optimizer.state.get(parameter)) for _, parameter in stage.parameters]
         for number, stage in enumerate(stages)
         if stage.holders[0] == group.rank
     }
-    told = gather(mine)
+    layouts = gather(own)
     for number, stage in enumerate(stages):
         root = stage.holders[0]
         for tensor in (*(parameter for _, parameter in stage.parameters), *stage.buffers):
             group.broadcast(tensor, root)
-        for (_, parameter), outline in zip(stage.parameters, told[root][str(number)], strict=True):
-            _share_state(optimizer, parameter, outline, group, root)
+        for (_, parameter), layout in zip(stage.parameters, layouts[root][str(number)], strict=True):
+            _share_state(optimizer, parameter, layout, group, root)
 
 
-def _outline(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """An optimizer's state of one parameter without the tensors' elements; JSON-able."""
+def _layout(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Optimizer state of one parameter as JSON: dtype, shape and device of tensors, other values as they are."""
     if not state:
         return None
     return {
@@ -90,22 +90,22 @@ def _outline(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _share_state(
     optimizer: torch.optim.Optimizer,
     parameter: nn.Parameter,
-    outline: Mapping[str, Any] | None,
+    layout: Mapping[str, Any] | None,
     group: RankGroup,
     root: int,
 ) -> None:
-    """Make the state of a parameter what `root` has."""
+    """Replace a parameter's optimizer state by that of `root`."""
     before = optimizer.state.pop(parameter, {})
-    if outline is None:
+    if layout is None:
         return
     state: dict[str, Any] = {}
-    for name, described in outline.items():
-        if isinstance(described, dict):
-            state[name] = described["value"]
+    for name, item in layout.items():
+        if isinstance(item, dict):
+            state[name] = item["value"]
             continue
-        dtype, shape, is_on_host = described
+        dtype, shape, is_on_host = item
         device = torch.device("cpu") if is_on_host else parameter.device
-        is_ours = group.rank == root
-        state[name] = before[name] if is_ours else torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        is_root = group.rank == root
+        state[name] = before[name] if is_root else torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         group.broadcast(state[name], root)
     optimizer.state[parameter] = state

@@ -1,7 +1,7 @@
-"""`DenseParallel`: data-parallel training of the dense part; gradients summed in rank order, under the backward.
+"""`DenseParallel`: data-parallel training of the dense part. Gradient all-reduce in rank order overlaps the backward.
 
-    backward: a bucket's last gradient is there ─> bucket filled ─┐ in the buckets' order, on a thread or stream
-        exchanged: the sums over all ranks (`bagpipe.dense.parallel.buckets`) <┘
+    backward: a bucket's last gradient is ready ─> bucket filled ─┐ in the buckets' order, on a thread or stream
+        all-reduced over the ranks (`bagpipe.dense.parallel.buckets`) <┘
     reduce: the last bucket, marked if this rank's batch is bad; wait for the buckets, copy them back
 
 A rank with non-finite gradients blocks the last all-reduce: it never calls `reduce`, so no other rank steps.
@@ -29,8 +29,8 @@ __all__ = ["DenseParallel"]
 
 
 @dataclass(slots=True)
-class _Awaited:
-    """A bucket, its number, and how many gradients must still come before it travels."""
+class _PendingBucket:
+    """A bucket, its number, and the gradients still missing before its exchange."""
 
     bucket: Bucket
     number: int
@@ -40,24 +40,24 @@ class _Awaited:
 class DenseParallel:
     """Sums a model's gradients over the ranks. Use as a context manager; call `reduce` before every optimizer step.
 
-    Entering gives all ranks rank 0's parameters and buffers. A parameter that has a gradient on no rank keeps none, and
-    the optimizer leaves it alone, as on one rank. A rank that ran no backward takes part all the same.
+    Entering broadcasts rank 0's parameters and buffers. A parameter without a gradient on any rank keeps none, and the
+    optimizer skips it, as on one rank. A rank that ran no backward still takes part.
 
-    Buffers that training changes (running means of a batch norm) are each rank's own while it trains, and see its share
-    of every batch; `share_buffers` then gives all ranks rank 0's, which is what counts. So a model with batch norm
-    depends on the number of ranks, as it does under DistributedDataParallel.
+    Buffers that training changes (running means of a batch norm) stay local during training and see only this rank's
+    share of every batch. `share_buffers` then broadcasts rank 0's, which become the model's. A model with batch norm
+    therefore depends on the number of ranks, as under DistributedDataParallel.
 
     Args:
         model: the same parameters in the same order on every rank.
         group: the dense lane.
-        bucket_bytes: gradients that travel together, at most (one parameter at least).
-        backwards_per_step: micro-batches: a bucket travels when so many backwards have reached all of its parameters,
-            or when the step is due.
+        bucket_bytes: largest size of a bucket; a larger parameter gets its own.
+        backwards_per_step: number of micro-batches. A bucket is exchanged after this many backwards have reached all
+            of its parameters, or in `reduce`.
 
     Raises:
-        InputError: in backward, a parameter has a sparse gradient.
-        JobError: in backward, it is one more than those of the step.
-        PeerError: in `reduce`, a peer is gone or silent.
+        InputError: in backward: a parameter has a sparse gradient.
+        JobError: in backward: the step has more backwards than `backwards_per_step`.
+        PeerError: in `reduce`: a peer is gone or silent.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DenseParallel:
         self._group = group
         self._backwards_per_step = backwards_per_step
         self._buckets = [
-            _Awaited(bucket, number, len(bucket.parameters) * backwards_per_step)
+            _PendingBucket(bucket, number, len(bucket.parameters) * backwards_per_step)
             for number, bucket in enumerate(make_buckets(model.named_parameters(), bucket_bytes, group.world_size))
         ]
         self._launched = 0
@@ -82,16 +82,16 @@ class DenseParallel:
         self._stream: Any = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # One place for each bucket, one for the end: a bucket is queued once per step.
+        # One entry per bucket, queued once per step, and one for the end.
         self._queue: queue.Queue[Bucket | None] = queue.Queue(maxsize=len(self._buckets) + 1)
         self._done: queue.Queue[BaseException | None] = queue.Queue(maxsize=len(self._buckets) + 1)
         self._worker = threading.Thread(target=self._work, name="bagpipe-dense", daemon=True)
 
     def __enter__(self) -> Self:
         share_model(self._model, self._group)
-        for awaited in self._buckets:
-            for name, parameter in zip(awaited.bucket.names, awaited.bucket.parameters, strict=True):
-                handle = parameter.register_post_accumulate_grad_hook(self._hook(awaited, name))  # type: ignore[no-untyped-call]
+        for pending in self._buckets:
+            for name, parameter in zip(pending.bucket.names, pending.bucket.parameters, strict=True):
+                handle = parameter.register_post_accumulate_grad_hook(self._hook(pending, name))  # type: ignore[no-untyped-call]
                 self._handles.append(handle)
         self._worker.start()
         return self
@@ -102,10 +102,10 @@ class DenseParallel:
         for handle in self._handles:
             handle.remove()
         self._queue.put(None)
-        self._worker.join()  # its exchanges have a deadline
+        self._worker.join()  # bounded: its exchanges have a deadline
 
     def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers; between steps, by all ranks.
+        """Broadcast rank 0's buffers. All ranks call it, between steps.
 
         Raises:
             PeerError: a peer is gone or silent.
@@ -114,13 +114,13 @@ class DenseParallel:
             self._group.broadcast(buffer)
 
     def reduce(self, *, is_bad: bool | None = None) -> bool:
-        """Make the gradients the sums over all ranks; by all ranks, once per step.
+        """All-reduce the gradients with SUM. All ranks call it once per step.
 
         Args:
-            is_bad: this rank's batch is not finite; None: batches are not skipped, so ranks do not tell each other.
+            is_bad: this rank's batch is not finite. None: bad batches are not skipped, so ranks do not exchange marks.
 
         Returns:
-            Whether any rank's batch is bad; False for None.
+            Whether any rank's batch is bad; False if `is_bad` is None.
         """
         self._is_bad = bool(is_bad)
         while self._launched < len(self._buckets):
@@ -132,35 +132,35 @@ class DenseParallel:
             for error in [self._done.get() for _ in self._buckets]:
                 if error is not None:
                     raise error
-        for awaited in self._buckets:
-            awaited.bucket.copy_back()
+        for pending in self._buckets:
+            pending.bucket.copy_back()
         if is_bad is None:
             return False
         if self._buckets:
             return self._buckets[-1].bucket.is_marked()
-        marks = torch.zeros(self._group.world_size)
-        self._group.all_gather(marks, torch.full((1,), float(is_bad)))
-        return bool(marks.any())
+        flags = torch.zeros(self._group.world_size)
+        self._group.all_gather(flags, torch.full((1,), float(is_bad)))
+        return bool(flags.any())
 
-    def _hook(self, awaited: _Awaited, name: str) -> Any:
+    def _hook(self, pending: _PendingBucket, name: str) -> Any:
         def ready(parameter: Tensor) -> None:
             check_gradient(name, parameter)
-            if awaited.number < self._launched:
+            if pending.number < self._launched:
                 raise JobError(
-                    f"model parameter {name}: a backward after the {self._backwards_per_step} of the step, whose "
-                    f"gradients are with the other ranks already"
+                    f"model parameter {name}: expected {self._backwards_per_step} backwards per step, got another "
+                    f"after its gradients were exchanged"
                 )
-            awaited.missing -= 1
+            pending.missing -= 1
             while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].missing == 0:
                 self._launch()
 
         return ready
 
     def _launch(self) -> None:
-        """Start the next bucket. All ranks start them in the same order, whatever the order of their gradients."""
-        awaited = self._buckets[self._launched]
-        bucket = awaited.bucket
-        awaited.missing = len(bucket.parameters) * self._backwards_per_step
+        """Start the next bucket's exchange. The order is equal on all ranks, for any order of the gradients."""
+        pending = self._buckets[self._launched]
+        bucket = pending.bucket
+        pending.missing = len(bucket.parameters) * self._backwards_per_step
         self._launched += 1
         if self._stream is None:
             self._queue.put(bucket)
@@ -175,7 +175,7 @@ class DenseParallel:
             if first is None:
                 try:
                     self._reduce(bucket)
-                except BaseException as error:  # raised where the step waits for it
+                except BaseException as error:  # `reduce` raises it
                     first = error
             self._done.put(first)
 

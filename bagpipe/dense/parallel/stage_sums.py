@@ -1,9 +1,9 @@
-"""`StageSums`: gradients of a pipeline's stages, summed over the ranks that hold each.
+"""`StageSums`: gradient all-reduce of pipeline stages, each over the ranks that hold it.
 
     REDUCE_GRAD of stage s ─> its buckets, one by one: summed in the order of s.holders (`Bucket`)
                               one group per set of holders; a stage held by one rank needs none
 
-Stages are summed on a lane of their own, each when its last backward is done, while backwards of others go on.
+The sums run on their own lane: each stage after its last backward, overlapping the backwards of other stages.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ __all__ = ["StageSums"]
 
 
 class StageSums:
-    """One rank's end. A parameter that has a gradient on no holder keeps none, and an optimizer leaves it alone.
+    """One rank's stage gradient sums. A parameter without a gradient on any holder keeps none; the optimizer skips it.
 
     Args:
-        stages: all of the model's, by number, alike on all ranks.
-        groups: of this rank, by their ranks, ascending; as `TorchPeers.open_stage_groups` gives them for the stages'
-            holders.
-        rank: this one.
-        bucket_bytes: gradients that travel together, at most (one parameter at least).
+        stages: all stages of the model, by number, equal on all ranks.
+        groups: this rank's groups, keyed by their ascending ranks: the result of `TorchPeers.open_stage_groups`.
+        rank: this rank.
+        bucket_bytes: largest size of a bucket; a larger parameter gets its own.
 
     Raises:
-        InputError: a parameter is in two stages, whose holders would sum it apart.
+        InputError: a parameter is in two stages, whose holders would sum it separately.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class StageSums:
         rank: int,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        _check_apart(stages)
+        _check_disjoint(stages)
         self._stages = tuple(stages)
         self._groups = groups
         self._buckets: dict[int, tuple[Bucket, ...]] = {
@@ -50,9 +49,9 @@ class StageSums:
         }
 
     def reduce(self, stage: int) -> None:
-        """Make a stage's gradients the sums over its holders: on a CPU on return, on a device in the current stream.
+        """All-reduce a stage's gradients over its holders. On a CPU complete on return; on CUDA in the current stream.
 
-        Called by all holders, once per batch, by one thread; ranks that share several stages call in one order.
+        One thread of every holder calls it once per batch. Ranks that share several stages use the same order.
 
         Raises:
             PeerError: a peer is gone or silent.
@@ -67,7 +66,7 @@ class StageSums:
             bucket.copy_back()
 
 
-def _check_apart(stages: Sequence[HeldStage]) -> None:
+def _check_disjoint(stages: Sequence[HeldStage]) -> None:
     seen: dict[int, int] = {}
     for number, stage in enumerate(stages):
         for name, parameter in stage.parameters:

@@ -253,7 +253,7 @@ def test_micro_batches_are_summed_before_they_travel() -> None:
 def test_a_backward_too_many_is_refused() -> None:
     ends = run_threads(2, train_in_parts, 2)
     assert JobError.__name__ in {end.error[0] for end in ends if end.error is not None}
-    assert any("a backward after the 2 of the step" in end.error[1] for end in ends if end.error is not None)
+    assert any("expected 2 backwards per step" in end.error[1] for end in ends if end.error is not None)
 
 
 class _GoneGroup:
