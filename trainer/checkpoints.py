@@ -140,7 +140,7 @@ class Checkpoints:
 
     def _make_recorder(self, cache: RowCache) -> Recorder:
         checkpoint, rank, peers = self.beginning.checkpoint, self._ranks.rank, self._ranks.peers
-        places = None
+        paths = None
         every, on_part = _CLOSE_EVERY, self._close_logs
         if checkpoint is not None:
             folder, generation = self.beginning.folder, self.beginning.generation
@@ -148,7 +148,7 @@ class Checkpoints:
             check_model(self._dense.model)
             self._publisher = self._make_publisher(folder, checkpoint.manifest.lineage)
             every, on_part = self._config.checkpoint.every, self._publish
-            places = CheckpointPaths(
+            paths = CheckpointPaths(
                 generation=folder.generation_folder(generation),
                 step=lambda step: folder.step_folder(generation, step),
             )
@@ -156,7 +156,7 @@ class Checkpoints:
             rank=rank,
             every=every,
             first_batch=self.first_batch,
-            places=places,
+            paths=paths,
             on_part=on_part,
             inspect=self._inspect,
             cache=cache,
@@ -232,7 +232,7 @@ class Checkpoints:
         check_namespace(states, place, "" if checkpoint is None else checkpoint.manifest.lineage)
         self._store.claim(reloads=checkpoint is not None)
         if checkpoint is None or rows is None:
-            return take_over(ledger, token=beginning.token, num_writers=self._ranks.world_size, place=place)
+            return take_over(ledger, token=beginning.token, num_writers=self._ranks.world_size, namespace=place)
         done = recover(
             self._store,
             ledger,
@@ -240,7 +240,7 @@ class Checkpoints:
             checkpoint=checkpoint.manifest,
             rows=rows,
             num_writers=self._ranks.world_size,
-            place=place,
+            namespace=place,
             progress=_ReloadProgress(rows.num_records),
         )
         _note_reload(done, len(states))

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a job needs to go on as if it had never ended, in one directory, published by one rename.
+"""Checkpoints: the complete state of a job, in one directory, published by one rename. A resumed job repeats its bits.
 
     lanes ──copies──> Recorder ──rows, dense state──> files ──Part (per rank)──> Manifest ──rename──> folder
                                                                                     └──> Ledger.commit
@@ -7,12 +7,12 @@
 
     <checkpoint.dir>/generation-000007/           one per start of the job; its number is part of the job's token
         step-00000400/                            the state before batch 400 is trained
-            manifest.json                         last; without it the rest is nothing
-            part-0000.json                        what rank 0 contributed
+            manifest.json                         written last; without it the checkpoint does not exist
+            part-0000.json                        rank 0's part
             dense-0000.safetensors                parameters, buffers, optimizer, random state
-            rows-00000400-0000-000384.npy         rows of 384 bytes that changed since the checkpoint before
+            rows-00000400-0000-000384.npy         rows of 384 bytes that changed since the previous checkpoint
             dirty-0000.npy                        rows newer than the store's
             full-00000300-000384.npy, …           files of earlier checkpoints that this one builds on, as hard links
 
-Every file is named in the manifest with its length and XXH3-128 checksum. Nothing is a pickle.
+The manifest lists every file with its length and XXH3-128 checksum. No file is a pickle.
 """

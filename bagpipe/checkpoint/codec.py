@@ -1,9 +1,9 @@
-"""Manifests and parts as JSON that carries its own checksum. What does not read back exactly is refused.
+"""JSON codec of manifests and parts, with an embedded checksum. Decoding is strict.
 
     record ──fields──> canonical JSON (sorted keys) ──XXH3-128──> + "checksum" ──indented──> file
     file ──parse, checksum──> BrokenCheckpoint, or ──format version, fields, types──> InputError, or the record
 
-The checksum is compared first: a flipped bit makes a file broken, never "of a newer format".
+The checksum is compared first: a flipped bit makes a file broken, never a file of a newer format.
 """
 
 from __future__ import annotations
@@ -30,65 +30,65 @@ _T = TypeVar("_T")
 _CHECKSUM = "checksum"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
 
-#: No separators, no hidden files: a name cannot lead out of its folder.
+#: No separators and no leading dot: a name cannot leave its folder.
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.(npy|safetensors)")
 
 
 def encode(record: Manifest | Part) -> bytes:
-    """A manifest or part as the bytes of its file. ValueError if one of its values is no JSON."""
+    """File content of a manifest or part. ValueError if a value is not JSON."""
     value = json.loads(_canonical(dataclasses.asdict(record)))
     value[_CHECKSUM] = _checksum(value)
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
 
-def decode_manifest(content: bytes, place: str) -> Manifest:
-    """The manifest in a file's bytes.
+def decode_manifest(content: bytes, path: str) -> Manifest:
+    """Decode a manifest.
 
     Args:
-        content: of the file.
-        place: the file, for messages.
+        content: the file's bytes.
+        path: the file, for messages.
 
     Raises:
-        BrokenCheckpoint: the bytes are not those that were written, or those of another file.
-        InputError: they are, but by a newer version, or by something else: one line naming the field.
+        BrokenCheckpoint: the content was changed, or is not a manifest.
+        InputError: the content is intact, but of a newer version or with wrong fields; one line naming the field.
     """
-    value = _parse(content, place)
+    value = _parse(content, path)
     if "format_version" not in value:
-        raise BrokenCheckpoint(f"{place}: it is no manifest: it has no format_version")
+        raise BrokenCheckpoint(f"{path}: expected a manifest, got JSON without format_version")
     version = value["format_version"]
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise InputError(
-            f"{place}: the checkpoint has format version {version}, this bagpipe reads versions up to {FORMAT_VERSION}"
+            f"{path}: the checkpoint has format version {version}, this bagpipe reads versions up to {FORMAT_VERSION}"
         )
-    manifest: Manifest = _read(Manifest, value, place, "")
+    manifest: Manifest = _read(Manifest, value, path, "")
     if version != FORMAT_VERSION:
-        raise InputError(f"{place}: format_version: expected {FORMAT_VERSION}, got {version!r}")
-    _check_manifest(manifest, place)
+        raise InputError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version!r}")
+    _check_manifest(manifest, path)
     return manifest
 
 
-def decode_part(content: bytes, place: str) -> Part:
-    """The part in a file's bytes; see `decode_manifest`."""
-    part: Part = _read(Part, _parse(content, place), place, "")
-    _check_files([entry for entry in (part.dense, part.dirty, *(rows.file for rows in part.rows)) if entry], place)
+def decode_part(content: bytes, path: str) -> Part:
+    """Decode a part; see `decode_manifest`."""
+    part: Part = _read(Part, _parse(content, path), path, "")
+    _check_files([entry for entry in (part.dense, part.dirty, *(rows.file for rows in part.rows)) if entry], path)
     return part
 
 
-def _parse(content: bytes, place: str) -> dict[str, Any]:
-    """The JSON object, its checksum compared and removed."""
+def _parse(content: bytes, path: str) -> dict[str, Any]:
+    """Parse a JSON object; verify and remove its checksum."""
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=_no_twins)
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
-        raise BrokenCheckpoint(f"{place}: not valid JSON: {error}") from None
+        raise BrokenCheckpoint(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise BrokenCheckpoint(f"{place}: expected a JSON object")
+        raise BrokenCheckpoint(f"{path}: expected a JSON object")
     written = value.pop(_CHECKSUM, None)
     if written != _checksum(value):
-        raise BrokenCheckpoint(f"{place}: the content does not fit its checksum")
+        raise BrokenCheckpoint(f"{path}: the content does not match its checksum")
     return value
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key appears twice")
@@ -96,10 +96,10 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _canonical(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_reject_non_json)
 
 
-def _plain(value: object) -> NoReturn:
+def _reject_non_json(value: object) -> NoReturn:
     raise ValueError(f"expected a JSON value, got {value!r}")
 
 
@@ -112,73 +112,73 @@ def _field_types(record: type) -> dict[str, Any]:
     return typing.get_type_hints(record)
 
 
-def _read(wanted: Any, value: Any, place: str, name: str) -> Any:
-    """A JSON value as the type wanted, exactly: ``1`` is no float, ``true`` no integer, nothing is left out."""
-    origin = typing.get_origin(wanted)
-    if dataclasses.is_dataclass(wanted):
-        return _read_record(wanted, value, place, name)
+def _read(expected: Any, value: Any, path: str, name: str) -> Any:
+    """Convert a JSON value to the expected type. Strict: ``1`` is not a float, ``true`` not an integer."""
+    origin = typing.get_origin(expected)
+    if dataclasses.is_dataclass(expected):
+        return _read_record(expected, value, path, name)
     if origin is tuple and isinstance(value, list):
-        item = typing.get_args(wanted)[0]
-        return tuple(_read(item, each, place, f"{name}[{number}]") for number, each in enumerate(value))
+        item = typing.get_args(expected)[0]
+        return tuple(_read(item, each, path, f"{name}[{number}]") for number, each in enumerate(value))
     if origin is types.UnionType:
-        inner = next(option for option in typing.get_args(wanted) if option is not type(None))
-        return None if value is None else _read(inner, value, place, name)
-    if _is_mapping_of(wanted, value) or (isinstance(wanted, type) and type(value) is wanted):
+        inner = next(option for option in typing.get_args(expected) if option is not type(None))
+        return None if value is None else _read(inner, value, path, name)
+    if _is_mapping_of(expected, value) or (isinstance(expected, type) and type(value) is expected):
         if isinstance(value, int) and value < 0:
-            raise InputError(f"{place}: {name}: expected 0 or more, got {value}")
+            raise InputError(f"{path}: {name}: expected 0 or more, got {value}")
         return value
-    raise InputError(f"{place}: {name}: expected {_title(wanted)}, got {str(value)[:80]!r}")
+    raise InputError(f"{path}: {name}: expected {_type_name(expected)}, got {str(value)[:80]!r}")
 
 
-def _read_record(wanted: Any, value: Any, place: str, name: str) -> Any:
+def _read_record(expected: Any, value: Any, path: str, name: str) -> Any:
     if not isinstance(value, dict):
-        raise InputError(f"{place}: {name}: expected an object, got {str(value)[:80]!r}")
-    hints = _field_types(wanted)
+        raise InputError(f"{path}: {name}: expected an object, got {str(value)[:80]!r}")
+    hints = _field_types(expected)
     prefix = f"{name}." if name else ""
     for difference, what in ((value.keys() - hints.keys(), "unknown"), (hints.keys() - value.keys(), "missing")):
         if difference:
-            raise InputError(f"{place}: {what} field {prefix}{min(difference)}")
-    return wanted(**{field: _read(hint, value[field], place, prefix + field) for field, hint in hints.items()})
+            raise InputError(f"{path}: {what} field {prefix}{min(difference)}")
+    return expected(**{field: _read(hint, value[field], path, prefix + field) for field, hint in hints.items()})
 
 
-def _is_mapping_of(wanted: Any, value: Any) -> bool:
-    if typing.get_origin(wanted) is not Mapping or not isinstance(value, dict):
+def _is_mapping_of(expected: Any, value: Any) -> bool:
+    if typing.get_origin(expected) is not Mapping or not isinstance(value, dict):
         return False
-    item = typing.get_args(wanted)[1]
+    item = typing.get_args(expected)[1]
     return item is Any or all(type(each) is item for each in value.values())
 
 
-def _title(wanted: Any) -> str:
+def _type_name(expected: Any) -> str:
     return {"int": "an integer", "str": "a text", "bool": "true or false"}.get(
-        getattr(wanted, "__name__", ""), "an object" if typing.get_origin(wanted) is Mapping else "a list"
+        getattr(expected, "__name__", ""), "an object" if typing.get_origin(expected) is Mapping else "a list"
     )
 
 
-def _check_manifest(manifest: Manifest, place: str) -> None:
+def _check_manifest(manifest: Manifest, path: str) -> None:
     if not _HEX_128.fullmatch(manifest.lineage):
-        raise InputError(f"{place}: lineage: expected 32 hexadecimal digits, got {manifest.lineage!r}")
+        raise InputError(f"{path}: lineage: expected 32 hexadecimal digits, got {manifest.lineage!r}")
     try:
         check_token(manifest.token)
     except ValueError as error:
-        raise InputError(f"{place}: token: {error}") from None
+        raise InputError(f"{path}: token: {error}") from None
     ranks = [part.rank for part in manifest.parts]
     if ranks != list(range(manifest.world_size)):
-        raise InputError(f"{place}: parts: expected ranks 0 to {manifest.world_size - 1}, got {ranks}")
+        raise InputError(f"{path}: parts: expected ranks 0 to {manifest.world_size - 1}, got {ranks}")
     steps = [file.step for file in manifest.row_files]
     if steps != sorted(steps) or (steps and steps[-1] > manifest.step):
-        raise InputError(f"{place}: row files: expected ascending steps up to {manifest.step}, got {steps}")
+        raise InputError(f"{path}: row files: expected ascending steps up to {manifest.step}, got {steps}")
     for file in manifest.row_files:
         if not file.row_bytes or not file.num_rows:
-            raise InputError(f"{place}: row file {file.file.name!r} has no rows")
-    _check_files(list(manifest.files), place)
+            raise InputError(f"{path}: row file {file.file.name!r} has no rows")
+    _check_files(list(manifest.files), path)
 
 
-def _check_files(entries: list[FileEntry], place: str) -> None:
+def _check_files(entries: list[FileEntry], path: str) -> None:
     for entry in entries:
         if not _FILE_NAME.fullmatch(entry.name):
-            raise InputError(f"{place}: file name {entry.name!r} is not one of a checkpoint")
+            raise InputError(f"{path}: file name {entry.name!r} is not a checkpoint file name")
         if not _HEX_128.fullmatch(entry.xxh3_128):
-            raise InputError(f"{place}: file {entry.name}: expected 32 hexadecimal digits, got {entry.xxh3_128!r}")
+            raise InputError(f"{path}: file {entry.name}: expected 32 hexadecimal digits, got {entry.xxh3_128!r}")
     names = [entry.name for entry in entries]
     if len(set(names)) != len(names):
-        raise InputError(f"{place}: a file is named twice")
+        raise InputError(f"{path}: a file is listed twice")

@@ -1,11 +1,11 @@
-"""`DenseState`: the dense part of a model on the host: parameters, buffers, optimizer state, random state, by name.
+"""`DenseState`: host copy of the dense part: parameters, buffers, optimizer state and random state, by name.
 
 model, optimizer ──capture──> DenseCopy ──get──> DenseState ──save──> dense-<rank>.safetensors ──load──> restore
 
 model.<name>              parameters and buffers, by the model's own names
-optim.<name>.<state>      optimizer state of a parameter; what is no tensor is in the file's metadata, as JSON
+optim.<name>.<state>      optimizer state of a parameter; non-tensors are JSON in the file's metadata
 rng.<name>                states of random number generators
-part.<part>.<name>        tensors that other parts of the loop keep (weight averages)
+part.<part>.<name>        tensors of other parts of the training loop (weight averages)
 """
 
 from __future__ import annotations
@@ -45,69 +45,69 @@ _MODEL, _OPTIM, _RNG, _PART = "model.", "optim.", "rng.", "part."
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseState:
-    """Copies on the host.
+    """Host copies of the dense part.
 
     Attributes:
-        tensors: by full name, see above.
-        values: optimizer state that is no tensor (numbers, None), by full name.
+        tensors: by full name; see the module.
+        values: optimizer state other than tensors (numbers, None), by full name.
     """
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """XXH3-128 of everything but the random state, hexadecimal: equal on ranks that hold the same dense part."""
+        """Hexadecimal XXH3-128 of everything except the random state. Replicas have equal digests."""
         hasher = xxhash.xxh3_128()
         for name in sorted(name for name in self.tensors if not name.startswith(_RNG)):
-            hasher.update(f"{name} {_title(self.tensors[name])}\0".encode())
+            hasher.update(f"{name} {_type_name(self.tensors[name])}\0".encode())
             hasher.update(_bytes(self.tensors[name]))
         hasher.update(json.dumps(dict(self.values), sort_keys=True).encode())
         return hasher.hexdigest()
 
     def rng(self) -> dict[str, Tensor]:
-        """Random states by name, as `random_state` gave them."""
+        """Random states by name, as returned by `random_state`."""
         return {name.removeprefix(_RNG): state for name, state in self.tensors.items() if name.startswith(_RNG)}
 
     def of_part(self, part: str) -> dict[str, Tensor]:
-        """Tensors of a part of the loop, by name."""
+        """Tensors of a part of the training loop, by name."""
         prefix = f"{_PART}{part}."
         return {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
 
     def save(self, folder: Path, rank: int) -> FileEntry:
-        """Write ``dense-<rank>.safetensors``, durable. Raises OSError if the file system refuses."""
+        """Write ``dense-<rank>.safetensors`` durably. Raises OSError if the write fails."""
         path = folder / f"dense-{rank:04d}.safetensors"
         metadata = {name: json.dumps(value) for name, value in self.values.items()}
         save_tensors(self.tensors, path, metadata)
         return finish(path)
 
     def restore(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-        """Put the state into a model and its optimizers, in place; all is compared before anything is changed.
+        """Restore a model and its optimizers in place. Everything is compared before anything changes.
 
         Args:
-            model: has exactly the parameters and buffers that are here.
-            optimizers: each takes the state of its own parameters; what it had is forgotten.
+            model: has exactly the saved parameters and buffers.
+            optimizers: each gets the state of its own parameters; its previous state is dropped.
 
         Raises:
-            InputError: another model or optimizer: one line naming the first difference.
+            InputError: the model or an optimizer differs; one line naming the first difference.
         """
         targets = dict(_named_tensors(model))
-        ours = {name.removeprefix(_MODEL): value for name, value in self.tensors.items() if name.startswith(_MODEL)}
-        _compare({name: _title(value) for name, value in ours.items()}, targets)
+        saved = {name.removeprefix(_MODEL): value for name, value in self.tensors.items() if name.startswith(_MODEL)}
+        _compare({name: _type_name(value) for name, value in saved.items()}, targets)
         states = self._optimizer_states(set(targets))
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name in states:
             if name not in parameters:
-                raise InputError(f"the checkpoint has optimizer state of {name!r}, which is no parameter of the model")
+                raise InputError(f"the checkpoint has optimizer state of {name!r}, which is not a model parameter")
         for optimizer in optimizers:
             _compare_states(states, parameters, optimizer)
         with torch.no_grad():
-            for name, value in ours.items():
+            for name, value in saved.items():
                 targets[name].copy_(value)
         for optimizer in optimizers:
             _restore_optimizer(states, parameters, optimizer)
 
     def _optimizer_states(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
-        """By parameter, by name of the state. Names hold dots, those of states do not."""
+        """State by parameter name and state name. Parameter names contain dots, state names do not."""
         states: dict[str, dict[str, Any]] = {}
         for full_name, value in (*self.tensors.items(), *self.values.items()):
             if full_name.startswith(_OPTIM):
@@ -118,7 +118,7 @@ class DenseState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseCopy:
-    """A dense state on its way to the host.
+    """A dense state whose copy to the host is in flight.
 
     Attributes:
         tensors, values: see `DenseState`.
@@ -128,7 +128,7 @@ class DenseCopy:
     values: Mapping[str, Any]
 
     def get(self) -> DenseState:
-        """The state, in host memory; blocks until it is there."""
+        """The state in host memory. Blocks until the copy is complete."""
         return DenseState(tensors=self.tensors.get(), values=self.values)
 
 
@@ -179,14 +179,14 @@ def capture(
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise InputError if a module has extra state of its own, which only a pickle could hold."""
+    """Raise InputError if a module overrides `get_extra_state`, whose result only a pickle can hold."""
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise InputError(f"module {name!r} has extra state, which checkpoints cannot hold: use a buffer")
 
 
 def combine(states: Iterable[DenseState]) -> DenseState:
-    """The whole of several parts. What several have is the first's: that is alike, but for buffers and random state."""
+    """Union of several states. The first one wins: duplicates are equal except for buffers and random state."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for part in states:
@@ -196,11 +196,11 @@ def combine(states: Iterable[DenseState]) -> DenseState:
 
 
 def load(folder: Path, entry: FileEntry) -> DenseState:
-    """Read a file that `DenseState.save` wrote. Raises `BrokenCheckpoint` if it is no such file."""
+    """Read a file written by `DenseState.save`. Raises `BrokenCheckpoint` for any other content."""
     path = folder / entry.name
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
         values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(_OPTIM)}
     except (SafetensorError, OSError, ValueError) as error:
@@ -209,17 +209,17 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file. Raises OSError if the file system refuses."""
+    """Write a safetensors file. Raises OSError if the write fails."""
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from None
-    # The library makes files for their owner only, whatever the process's mask says; folders follow the mask.
+    # The library ignores the umask and creates files with mode 0600. Folders follow the umask.
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """States of torch's global generators: the host's, and the device's if it has one."""
+    """States of torch's global generators: the host's, and the CUDA device's if there is one."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -227,14 +227,14 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Put states of `random_state` back; one for a device that this job does not use is left out."""
+    """Restore states of `random_state`. The state of a device this job does not use is ignored."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then buffers; a tied one under each of its names."""
+    """Parameters, then buffers; a tied tensor under each of its names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
@@ -243,26 +243,28 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _title(tensor: Tensor) -> str:
+def _type_name(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _compare(theirs: Mapping[str, str], targets: Mapping[str, Tensor]) -> None:
-    """Refuse names, shapes or dtypes that differ; in the model's order."""
+def _compare(saved: Mapping[str, str], targets: Mapping[str, Tensor]) -> None:
+    """Raise InputError for the first different name, shape or dtype, in the model's order."""
     for name, target in targets.items():
-        if name not in theirs:
+        if name not in saved:
             raise InputError(f"the checkpoint is of another model: it has no {name!r}")
-        if theirs[name] != _title(target):
+        if saved[name] != _type_name(target):
             raise InputError(
-                f"the checkpoint is of another model: {name!r} is {theirs[name]} there, {_title(target)} in this job"
+                f"the checkpoint is of another model: {name!r} is {saved[name]} there, {_type_name(target)} in this job"
             )
-    unknown = sorted(theirs.keys() - targets.keys())
+    unknown = sorted(saved.keys() - targets.keys())
     if unknown:
-        raise InputError(f"the checkpoint is of another model: it has {unknown[0]!r}, this job's model has not")
+        raise InputError(f"the checkpoint is of another model: it has {unknown[0]!r}, this job's model does not")
 
 
-def _own(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, Any]]:
-    """(name, parameter, its group) of the parameters that an optimizer has."""
+def _parameters_of(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Any, Any]]:
+    """(name, parameter, parameter group) of an optimizer's parameters."""
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in parameters.items():
         if parameter in groups:
@@ -272,31 +274,31 @@ def _own(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimize
 def _compare_states(
     states: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
-    """What a fresh optimizer has already, the checkpoint must have alike: the rest comes with the first step."""
-    for name, parameter, _ in _own(parameters, optimizer):
-        theirs = states.get(name, {})
+    """Raise InputError unless the checkpoint has the state that a new optimizer has; the rest appears at step one."""
+    for name, parameter, _ in _parameters_of(parameters, optimizer):
+        saved = states.get(name, {})
         for state, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
                 continue
-            found = theirs.get(state)
-            if not isinstance(found, Tensor) or _title(found) != _title(value):
-                title = _title(found) if isinstance(found, Tensor) else "missing"
+            found = saved.get(state)
+            if not isinstance(found, Tensor) or _type_name(found) != _type_name(value):
+                title = _type_name(found) if isinstance(found, Tensor) else "missing"
                 raise InputError(
                     f"the checkpoint is of another optimizer: state {state!r} of {name!r} is {title} there, "
-                    f"{_title(value)} in this job"
+                    f"{_type_name(value)} in this job"
                 )
 
 
 def _restore_optimizer(
     states: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
-    for name, parameter, group in _own(parameters, optimizer):
+    for name, parameter, group in _parameters_of(parameters, optimizer):
         if name not in states:
             continue
         kept: dict[str, Any] = {}
         for state, value in states[name].items():
             if isinstance(value, Tensor):
-                # torch counts steps on the host, unless a fused or captured kernel reads the count.
+                # torch keeps step counts on the host, unless a fused or captured kernel reads them.
                 on_host = state == "step" and not (group.get("fused") or group.get("capturable"))
                 kept[state] = value.clone() if on_host else value.to(parameter.device, copy=True)
             else:

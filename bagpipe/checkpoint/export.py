@@ -1,12 +1,12 @@
-"""A checkpoint as plain tensors for other programs: the model's own dense names, torchrec's names of tables.
+"""Export of a checkpoint as plain tensors: dense weights by the model's names, tables by torchrec's names.
 
 dense files ──names of the model's state_dict──> weights ─┐
 rows of a bounded table ──initial values, then rows──>    ├──> model.safetensors, optimizer.safetensors; or DCP
 rows of an unbounded table ──ids, rows──────────────>    ─┘
 
-<collection>.embedding_bags.<table>.weight     [rows, dim]; unbounded: [n, dim], beside
+<collection>.embedding_bags.<table>.weight     [rows, dim]; unbounded: [n, dim], temporary
 <collection>.embedding_bags.<table>.ids        int64 [n], ascending
-<weight>.<state>                               optimizer state of a weight, by torch's names of states
+<weight>.<state>                               optimizer state of a weight, by torch's state names
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]
 
 FORMATS = ("safetensors", "dcp")
 
-#: Names of a row optimizer's states, in the order of the record, and whether each is one number a row.
+#: A row optimizer's states in record order: name, and whether the state is a scalar per row.
 _ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "sgd": (),
     "adagrad": (("sum", False),),
@@ -42,18 +42,18 @@ _ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "adam": (("exp_avg", False), ("exp_avg_sq", False)),
 }
 
-#: Initial values made at a time.
+#: Rows initialized at a time.
 _CHUNK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTable:
-    """What a table of the row schema is called in the model.
+    """Mapping from a table of the row schema to its name in the model.
 
     Attributes:
         name: full name without ``.weight``: ``sparse_arch.embedding_bag_collection.embedding_bags.<table>``.
         table: its name in the row schema.
-        num_rows: rows of the tensor; None: the table has no bound, and only rows that exist are exported.
+        num_rows: rows of the tensor. None: the table is unbounded, and only existing rows are exported.
     """
 
     name: str
@@ -63,11 +63,11 @@ class ExportTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exported:
-    """Tensors by name.
+    """Exported tensors by name.
 
     Attributes:
         weights: dense and embedding weights, and ids of unbounded tables.
-        states: optimizer states, ``<weight's name>.<state>``.
+        states: optimizer states, named ``<weight>.<state>``.
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -77,16 +77,16 @@ class Exported:
 def collect(
     checkpoint: Checkpoint, tables: Sequence[ExportTable], dense: Collection[str], *, max_bytes: int
 ) -> Exported:
-    """Everything of a checkpoint, in memory.
+    """Load all tensors of a checkpoint into memory.
 
     Args:
-        checkpoint: whole.
+        checkpoint: a valid checkpoint.
         tables: all tables of its row schema.
         dense: names of the model's dense weights.
-        max_bytes: refuse to make more than this.
+        max_bytes: limit on the size of the tables.
 
     Raises:
-        InputError: the checkpoint has no such weight or table, or it is too large.
+        InputError: the checkpoint lacks a weight or table, or exceeds `max_bytes`.
     """
     schema = RowSchema.from_json(checkpoint.manifest.row_schema)
     rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, schema)
@@ -106,35 +106,35 @@ def collect(
 
 
 def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[str, str]) -> None:
-    """Write into a new folder, which is there when all is written.
+    """Write a new folder atomically, by a rename.
 
     Args:
         exported: tensors.
-        out: must not exist yet, or be empty.
-        file_format: safetensors, or dcp: torch.distributed.checkpoint, with keys ``model.…`` and ``optimizer.…``.
-        metadata: texts for the safetensors headers.
+        out: the folder; absent or empty.
+        file_format: "safetensors", or "dcp": torch.distributed.checkpoint with keys ``model.…`` and ``optimizer.…``.
+        metadata: metadata of the safetensors headers.
 
     Raises:
         InputError: the folder is not empty, or cannot be written.
     """
     out = out.absolute()
-    beside: Path | None = None
+    temporary: Path | None = None
     try:
         if out.exists() and any(out.iterdir()):
             raise InputError(f"--out {out} is not empty")
-        beside = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # new: a fixed name may be somebody's
-        beside.mkdir(parents=True)
+        temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # random: a fixed name can exist
+        temporary.mkdir(parents=True)
         if file_format == "dcp":
-            _write_dcp(exported, beside)
+            _write_dcp(exported, temporary)
         else:
-            save_tensors(exported.weights, beside / "model.safetensors", metadata)
-            save_tensors(exported.states, beside / "optimizer.safetensors", metadata)
-        beside.replace(out)
+            save_tensors(exported.weights, temporary / "model.safetensors", metadata)
+            save_tensors(exported.states, temporary / "optimizer.safetensors", metadata)
+        temporary.replace(out)
     except OSError as error:
         raise InputError(f"--out {out} cannot be written: {error.strerror or error}") from None
     finally:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_dcp(exported: Exported, folder: Path) -> None:
@@ -142,7 +142,7 @@ def _write_dcp(exported: Exported, folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
-        # That one process writes, without a group, is the intent, and torch says that it assumes so.
+        # torch warns that it assumes a single writing process, which is intended here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(
             {"model": exported.weights, "optimizer": exported.states},
@@ -171,7 +171,9 @@ def _check_size(
 def _collect_dense(checkpoint: Checkpoint, dense: Collection[str], found: Exported) -> None:
     parts = checkpoint.manifest.parts
     if not parts:
-        raise InputError(f"the checkpoint of step {checkpoint.manifest.step} is of a job that has not trained anything")
+        raise InputError(
+            f"the checkpoint of step {checkpoint.manifest.step} has no dense part: its job has not trained"
+        )
     state = combine(load(checkpoint.folder, part.dense) for part in parts)
     for name in dense:
         if f"model.{name}" not in state.tensors:
@@ -195,10 +197,10 @@ def _collect_bounded(rows: CheckpointRows, table: int, name: str, num_rows: int,
         if request.ids[0] < 0 or request.ids[-1] >= num_rows:
             outside = int(request.ids[0] if request.ids[0] < 0 else request.ids[-1])
             raise InputError(f"table {schema.tables[table].name!r} has a row {outside}, beyond its {num_rows} rows")
-        places = torch.from_numpy(request.ids)
-        weight[places], values = _split(schema, request, dim)
-        _put_states(states, places, values)
-    _keep(found, name, weight, states)
+        positions = torch.from_numpy(request.ids)
+        weight[positions], values = _split(schema, request, dim)
+        _store_states(states, positions, values)
+    _add_weight(found, name, weight, states)
 
 
 def _collect_unbounded(rows: CheckpointRows, table: int, name: str, found: Exported) -> None:
@@ -209,21 +211,21 @@ def _collect_unbounded(rows: CheckpointRows, table: int, name: str, found: Expor
     states = _empty_states(schema, table, len(ids))
     first = 0
     for request in rows.rows(table):
-        places = torch.arange(first, first + len(request.ids))
-        weight[places], values = _split(schema, request, dim)
-        _put_states(states, places, values)
+        positions = torch.arange(first, first + len(request.ids))
+        weight[positions], values = _split(schema, request, dim)
+        _store_states(states, positions, values)
         first += len(request.ids)
     found.weights[f"{name}.ids"] = ids
-    _keep(found, name, weight, states)
+    _add_weight(found, name, weight, states)
 
 
 def _split(schema: RowSchema, request: WriteRequest, dim: int) -> tuple[Tensor, Tensor]:
-    """Weights and state of stored records."""
+    """Weights and optimizer state of stored records."""
     return split_record(torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype]), schema, dim)
 
 
 def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Tensor]:
-    """Zeros, as those of a row that was never trained."""
+    """Zero states, as of rows that were never trained."""
     dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.row_type.compute]
     return {
         name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
@@ -231,18 +233,18 @@ def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Ten
     }
 
 
-def _put_states(states: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+def _store_states(states: Mapping[str, Tensor], positions: Tensor, values: Tensor) -> None:
     first = 0
     for state in states.values():
         if state.ndim == 1:
-            state[places] = values[:, first]
+            state[positions] = values[:, first]
             first += 1
         else:
-            state[places] = values[:, first : first + state.shape[1]]
+            state[positions] = values[:, first : first + state.shape[1]]
             first += state.shape[1]
 
 
-def _keep(found: Exported, name: str, weight: Tensor, states: Mapping[str, Tensor]) -> None:
+def _add_weight(found: Exported, name: str, weight: Tensor, states: Mapping[str, Tensor]) -> None:
     found.weights[f"{name}.weight"] = weight
     for state, values in states.items():
         found.states[f"{name}.weight.{state}"] = values

@@ -1,8 +1,8 @@
-"""Files of a checkpoint: written, made durable, named with length and checksum; checked before a byte of them is used.
+"""Durable checkpoint files with length and checksum. A file is verified before its content is used.
 
-    write ──fsync──> finish ──FileEntry──> manifest            manifest ──FileEntry──> check ──same──> read
+    write ──fsync──> finish ──FileEntry──> manifest            manifest ──FileEntry──> check ──equal──> read
 
-Errors of the file system while writing are left as the `OSError` they are: the caller knows what could not be saved.
+Write errors stay `OSError`: the caller adds the context.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 
 __all__ = ["check", "finish", "link_or_copy", "read_small", "sync_folder", "write_whole"]
 
-#: Read at a time: large enough that a call costs nothing, small enough for a processor's cache.
+#: Bytes per read: large enough to amortize the system call, small enough for the CPU cache.
 _CHUNK_BYTES = 1 << 20
 
-#: Manifests and parts: bytes read at most, whatever lies there.
+#: Size limit of manifests and parts.
 _MAX_SMALL_BYTES = 256 << 20
 
 
 def finish(path: Path) -> FileEntry:
-    """Make a written file durable and describe it: fsync, length, XXH3-128 of what can be read back."""
+    """Make a written file durable and describe it: fsync, length, XXH3-128 of the content as read back."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     num_bytes, digest = _digest(path)
@@ -33,7 +33,7 @@ def finish(path: Path) -> FileEntry:
 
 
 def check(folder: Path, entry: FileEntry) -> None:
-    """Raise `BrokenCheckpoint` unless the file is what was written: names the file, and what differs."""
+    """Raise `BrokenCheckpoint`, naming the file and the difference, unless length and checksum match."""
     path = folder / entry.name
     try:
         num_bytes = path.stat().st_size
@@ -47,30 +47,30 @@ def check(folder: Path, entry: FileEntry) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a small file in place at once: after a crash there is the old one, or the new one, or none."""
-    beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as file:
+    """Write a small file atomically: after a crash the old file, the new file or no file exists."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    beside.rename(path)
+    temporary.rename(path)
     sync_folder(path.parent)
 
 
 def read_small(path: Path) -> bytes:
-    """A manifest's or part's bytes. Raises `BrokenCheckpoint` if they cannot be read."""
+    """Content of a manifest or part. Raises `BrokenCheckpoint` if it cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_SMALL_BYTES + 1)
     except OSError as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > _MAX_SMALL_BYTES:
-        raise BrokenCheckpoint(f"{path}: expected at most {_MAX_SMALL_BYTES} bytes")
+        raise BrokenCheckpoint(f"{path}: expected at most {_MAX_SMALL_BYTES} bytes, got more")
     return content
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make a folder's entries durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -79,20 +79,20 @@ def sync_folder(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a second copy where the file system has no hard links. Replaces `target`."""
-    beside = target.with_name(target.name + ".tmp")
-    beside.unlink(missing_ok=True)
+    """Hard-link a file, or copy it if the file system has no hard links. Replaces `target`."""
+    temporary = target.with_name(target.name + ".tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        os.link(source, beside)
+        os.link(source, temporary)
     except FileNotFoundError:
         raise
     except OSError:
-        shutil.copyfile(source, beside)
-        with beside.open("rb") as file:
+        shutil.copyfile(source, temporary)
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-    # A rename onto another name of the same file does nothing and leaves both.
-    beside.replace(target)
-    beside.unlink(missing_ok=True)
+    # POSIX rename onto a hard link of the same file is a no-op and keeps both names.
+    temporary.replace(target)
+    temporary.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> tuple[int, str]:

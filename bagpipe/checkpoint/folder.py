@@ -142,10 +142,10 @@ class CheckpointFolder:
             OSError: the folder cannot be written; the checkpoints before are untouched.
         """
         folder = self.step_folder(manifest.generation, manifest.step)
-        places = tuple(sources)
+        folders = tuple(sources)
         for file in manifest.base:
             if not (folder / file.file.name).exists():
-                link_or_copy(_find(file.file.name, places), folder / file.file.name)
+                link_or_copy(_find(file.file.name, folders), folder / file.file.name)
         for entry in manifest.files:
             if (folder / entry.name).stat().st_size != entry.num_bytes:
                 raise OSError(errno.EIO, "a file has another length than when it was written", str(folder / entry.name))
@@ -306,8 +306,8 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
     return [(int(match[1]), path) for match, path in found if match]
 
 
-def _find(name: str, places: tuple[Path, ...]) -> Path:
-    for place in places:
-        if (place / name).exists():
-            return place / name
+def _find(name: str, folders: tuple[Path, ...]) -> Path:
+    for source in folders:
+        if (source / name).exists():
+            return source / name
     raise FileNotFoundError(errno.ENOENT, "a row file of an earlier checkpoint is gone", name)

@@ -88,11 +88,11 @@ class RowWriter:
             records["step"] = step
             first = 0
             for request in group:
-                place = slice(first, first + len(request.ids))
-                records["table"][place] = request.table
-                records["id"][place] = request.ids
-                records["row"][place] = request.rows
-                first = place.stop
+                span = slice(first, first + len(request.ids))
+                records["table"][span] = request.table
+                records["id"][span] = request.ids
+                records["row"][span] = request.rows
+                first = span.stop
             journal = self._journal(row_bytes)
             journal.file.write(records.data)
             journal.num_rows += len(records)

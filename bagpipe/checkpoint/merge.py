@@ -162,23 +162,23 @@ class _Span:
 def _spans(files: Sequence[SortedFile], table: int, chunk_bytes: int) -> Iterator[list[_Span]]:
     """Cut the table at ids so that the pieces between two cuts are, together, at most `chunk_bytes`; never empty."""
     ids = {number: file.of(table)["id"] for number, file in enumerate(files)}
-    places = {number: 0 for number, column in ids.items() if len(column)}
-    while places:
-        stride = max(1, chunk_bytes // (files[0].records.dtype.itemsize * len(places)))
+    starts = {number: 0 for number, column in ids.items() if len(column)}
+    while starts:
+        stride = max(1, chunk_bytes // (files[0].records.dtype.itemsize * len(starts)))
         ahead = [
-            ids[number][place + stride - 1] for number, place in places.items() if place + stride < len(ids[number])
+            ids[number][start + stride - 1] for number, start in starts.items() if start + stride < len(ids[number])
         ]
         cut = min(ahead) if ahead else None
         spans = []
-        for number, place in tuple(places.items()):
+        for number, start in tuple(starts.items()):
             column = ids[number]
             end = len(column)
             if cut is not None:
-                end = place + int(np.searchsorted(column[place : place + stride], cut, side="right"))
-            if end > place:
-                spans.append(_Span(number, place, end))
+                end = start + int(np.searchsorted(column[start : start + stride], cut, side="right"))
+            if end > start:
+                spans.append(_Span(number, start, end))
             if end == len(column):
-                del places[number]
+                del starts[number]
             else:
-                places[number] = end
+                starts[number] = end
         yield spans

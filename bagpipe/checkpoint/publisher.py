@@ -26,7 +26,7 @@ from bagpipe.util.failpoints import hit
 __all__ = ["Publisher"]
 
 #: Between looks for other ranks' parts: first, and at most.
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 0.2
+_FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.2
 
 
 class Publisher:
@@ -111,7 +111,7 @@ class Publisher:
 
     def _await_parts(self, step: int) -> tuple[Part, ...]:
         generation, world_size = self._template.generation, self._template.world_size
-        deadline_s, pause_s = time.monotonic() + self._timeout_s, _FIRST_LOOK_S
+        deadline_s, pause_s = time.monotonic() + self._timeout_s, _FIRST_POLL_S
         while (parts := self._folder.read_parts(generation, step, world_size)) is None:
             if self._closed.wait(pause_s):
                 raise JobError(f"the checkpoint at step {step} was given up: the job has ended")
@@ -119,7 +119,7 @@ class Publisher:
                 raise JobError(
                     f"the checkpoint at step {step}: not all ranks wrote their part in {self._timeout_s:g} s"
                 )
-            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
         return parts
 
     def _base(self, parent: Checkpoint, target: Path) -> tuple[RowFile, ...]:

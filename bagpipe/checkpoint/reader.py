@@ -69,13 +69,13 @@ class CheckpointRows:
             records = file.of(table)
             if not len(records):
                 continue
-            places = np.minimum(np.searchsorted(records["id"], wanted), len(records) - 1)
-            hits = np.flatnonzero(records["id"][places] == wanted)
-            steps = (np.int64(file.source.step) << 32) | records["step"][places[hits]].astype(np.int64)
+            positions = np.minimum(np.searchsorted(records["id"], wanted), len(records) - 1)
+            hits = np.flatnonzero(records["id"][positions] == wanted)
+            steps = (np.int64(file.source.step) << 32) | records["step"][positions[hits]].astype(np.int64)
             newer = steps >= ages[order[hits]]
             hits, steps = hits[newer], steps[newer]
             ages[order[hits]] = steps
-            rows[order[hits]] = records["row"][places[hits]]
+            rows[order[hits]] = records["row"][positions[hits]]
         return ReadResult(rows, ages >= 0)
 
     def contains(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -85,8 +85,8 @@ class CheckpointRows:
         known = self._index[table]
         if not len(known):
             return np.zeros(len(ids), np.bool_)
-        places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-        found: NDArray[np.bool_] = known[places] == ids
+        positions = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        found: NDArray[np.bool_] = known[positions] == ids
         return found
 
     def build_index(self) -> None:
@@ -146,8 +146,8 @@ class CheckpointRows:
         for table in range(len(self.schema.tables)):
             for records in merged_records(self._files[table], table):
                 if buckets is not None:
-                    places = bucket_of(np.array([table], np.uint32), records["id"], num_buckets)
-                    records = take_records(records, np.flatnonzero(wanted[places]))
+                    positions = bucket_of(np.array([table], np.uint32), records["id"], num_buckets)
+                    records = take_records(records, np.flatnonzero(wanted[positions]))
                 if len(records):
                     yield (_request(table, records),)
 
@@ -155,8 +155,8 @@ class CheckpointRows:
         """Names of the rows that were newer in a cache than in the store: tables and ids ``[n]``, sorted, distinct."""
         names = np.concatenate([np.empty(0, NAME_DTYPE), *self._dirty])
         tables, ids = names["table"].astype(np.uint32), names["id"].astype(np.int64)
-        places = latest_positions(tables, ids, np.zeros(len(ids), np.int64))
-        return tables[places], ids[places]
+        positions = latest_positions(tables, ids, np.zeros(len(ids), np.int64))
+        return tables[positions], ids[positions]
 
 
 def _request(table: int, records: NDArray[Any]) -> WriteRequest:

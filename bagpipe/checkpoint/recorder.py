@@ -8,7 +8,7 @@
 
 Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, the dense parts of
 the two checkpoints before, or so many finished parts that other ranks cannot be what they wait for; *nor for a device*:
-copies come when they come, and the scribe waits for them. A checkpoint is never skipped: all ranks make the same ones.
+copies come when they come, and the writer waits for them. A checkpoint is never skipped: all ranks make the same ones.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Recorder:
         rank: this one.
         every: a checkpoint before each batch whose number is a multiple of this; 0: only the last one, at the end.
         first_batch: of this process; no checkpoint is made of it.
-        places: where files go. None: nothing is copied, checkpoints only close logs, so that these stay bounded.
+        paths: where files go. None: nothing is copied, checkpoints only close logs, so that these stay bounded.
         on_part: takes what this rank contributes: ``on_part(step, epoch, part)``, in order, in the recorder's thread;
-            the last checkpoint too. Part is None without places. While it blocks, some more checkpoints are made
+            the last checkpoint too. Part is None without paths. While it blocks, some more checkpoints are made
             (`_max_parts`), then lanes wait. Its errors end the job.
         inspect: looks at the store's servers (`Ledger.inspect`); called in lane net-out every 50 write-backs. Its
             errors end the job.
@@ -81,7 +81,7 @@ class Recorder:
         rank: int = 0,
         every: int = 0,
         first_batch: int = 0,
-        places: CheckpointPaths | None = None,
+        paths: CheckpointPaths | None = None,
         on_part: OnPart,
         inspect: Callable[[], None] | None = None,
         cache: RowCache,
@@ -94,7 +94,7 @@ class Recorder:
         self.stall_s = 0.0
         self._every = every
         self._first_batch = first_batch
-        self._has_files = places is not None
+        self._has_files = paths is not None
         self._on_part = on_part
         self._inspect = inspect
         self._cache = cache
@@ -103,24 +103,24 @@ class Recorder:
         self._read_ahead = read_ahead
         self._report = report
         self._run: RecordedRun
-        self._scribe = CheckpointWriter(rank, places, cache.schema, self._take_part, self._fail)
+        self._writer = CheckpointWriter(rank, paths, cache.schema, self._take_part, self._fail)
         self._lock = threading.RLock()
         self._dense_lock = threading.Lock()
-        self._makings: dict[int, PendingCheckpoint] = {}  # by epoch
+        self._pending: dict[int, PendingCheckpoint] = {}  # by epoch
         self._snapshot_step = -1  # of the latest snapshot
         self._drain_slots = 0
         self._store_epoch = 1
         self._num_writes = 0
 
     def __enter__(self) -> Self:
-        self._scribe.start()
+        self._writer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the thread. What is not written by then is given up; `finish` has waited for it if all went well."""
-        self._scribe.close()
+        self._writer.close()
 
     def start(self, run: RecordedRun, check: Callable[[int], None]) -> None:
         """Training begins.
@@ -130,7 +130,7 @@ class Recorder:
             check: before a checkpoint leaves, a thread calls ``check(step)``: it raises if a batch before was bad.
         """
         self._run = run
-        self._scribe.check = check
+        self._writer.check = check
 
     def due(self, b: int) -> bool:
         """Whether a checkpoint is made before batch b."""
@@ -142,9 +142,9 @@ class Recorder:
         """Batch b is about to change buffers of a piece, and a sum of losses, in their lane."""
         if self.due(b) and self._has_files:
             with self._stall():
-                making = self._begin(b)
-                self._copy_piece(making, piece)
-                self._note_loss(making, counter)
+                pending = self._begin(b)
+                self._copy_piece(pending, piece)
+                self._copy_loss(pending, counter)
 
     def before_update(self, b: int, *, drains: bool = True) -> None:
         """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
@@ -157,29 +157,29 @@ class Recorder:
         if self.due(b):
             with self._stall():
                 self._begin_snapshot(b)
-        if drains and snapshot.num_left and self._scribe.backlog_bytes < BACKLOG_BYTES:
+        if drains and snapshot.num_left and self._writer.backlog_bytes < BACKLOG_BYTES:
             with self._stall():
                 snapshot.drain(self._drain_slots)
                 self._after_drain()
 
     def _begin(self, step: int) -> PendingCheckpoint:
         """The checkpoint of a step, made by the first lane that comes to it; waits while too many are under way."""
-        making = self._at(step)
-        if making is not None:
-            return making
+        pending = self._find(step)
+        if pending is not None:
+            return pending
         if self._has_files:
-            scribe, max_parts = self._scribe, self._max_parts()
-            self._wait_for(lambda: scribe.num_dense < _MAX_DENSE and scribe.num_parts < max_parts)
+            writer, max_parts = self._writer, self._max_parts()
+            self._wait_for(lambda: writer.num_dense < _MAX_DENSE and writer.num_parts < max_parts)
         with self._lock:
-            making = self._at(step)
-            if making is None:
+            pending = self._find(step)
+            if pending is None:
                 # Its snapshot begins later; the epochs that end with checkpoints are in the order of checkpoints.
-                epoch = max([self._cache.snapshot.epoch - 1, *self._makings]) + 1
-                making = self._makings[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
-                making.progress["steps"] = step
+                epoch = max([self._cache.snapshot.epoch - 1, *self._pending]) + 1
+                pending = self._pending[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
+                pending.progress["steps"] = step
                 if self._has_files:
-                    self._scribe.admit()
-            return making
+                    self._writer.admit()
+            return pending
 
     def _max_parts(self) -> int:
         """Finished parts that may wait to be published.
@@ -196,62 +196,62 @@ class Recorder:
         copies = {f"dense {piece}" for piece in self._dense.pieces}
         return {"snapshot", "log", "rows", *copies, *(f"dense loss {name}" for name in self._dense.loss_counters)}
 
-    def _at(self, step: int) -> PendingCheckpoint | None:
+    def _find(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
-            return next((making for making in self._makings.values() if making.step == step), None)
+            return next((pending for pending in self._pending.values() if pending.step == step), None)
 
-    def _copy_piece(self, making: PendingCheckpoint, name: str) -> None:
+    def _copy_piece(self, pending: PendingCheckpoint, name: str) -> None:
         from bagpipe.checkpoint.dense_state import capture, random_state
 
         dense, cache = self._dense, self._cache
         with self._dense_lock:
-            copied = making.dense.get(name)
+            copied = pending.dense.get(name)
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first: this one begins when it is copied
                 return
             piece = dense.pieces[name]
-            making.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
-            making.dense[name] = capture(
+            pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
+            pending.dense[name] = capture(
                 cache.streams,
                 dense.model,
                 *(() if piece.optimizer is None else (piece.optimizer,)),
                 only=piece.tensors,
-                rng=None if making.dense else random_state(cache.device),
+                rng=None if pending.dense else random_state(cache.device),
                 parts=self._run.tensors(name),
             )
-            self._give(making, f"dense {name}")
+            self._complete_piece(pending, f"dense {name}")
             hit("after-dense-copy")
 
-    def _note_loss(self, making: PendingCheckpoint, counter: str) -> None:
+    def _copy_loss(self, pending: PendingCheckpoint, counter: str) -> None:
         from bagpipe.cache.staging import to_host
 
         # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.
         loss_sum = self._dense.loss_sums()[counter].clone()
-        making.loss_sums[counter] = to_host(self._cache.streams, loss_sum)
-        self._give(making, f"dense loss {counter}")
+        pending.loss_sums[counter] = to_host(self._cache.streams, loss_sum)
+        self._complete_piece(pending, f"dense loss {counter}")
 
     def _begin_snapshot(self, step: int) -> None:
         cache = self._cache
         with cache.snapshot.lock:
             if self._snapshot_step == step:
                 return  # the other lane that updates rows was first; the checkpoint may be done by now
-            making = self._begin(step)
+            pending = self._begin(step)
             # While the other lane waits: it is about to change what is counted.
-            making.progress.update(self._run.counters())
+            pending.progress.update(self._run.counters())
             self.drain()
-            num_bytes = cache.snapshot.begin(SnapshotSink(self._scribe, making) if self._has_files else None)
+            num_bytes = cache.snapshot.begin(SnapshotSink(self._writer, pending) if self._has_files else None)
             self._snapshot_step = step
             batches = min(max(_DRAIN_BATCHES, num_bytes // _DRAIN_BYTES), self._every // 2)
             self._drain_slots = -(-len(cache.slots) // max(batches, 1))
-        self._give(making, "snapshot")
+        self._complete_piece(pending, "snapshot")
         self._after_drain()
 
     def _after_drain(self) -> None:
         capture = self._cache.snapshot
         with self._lock:
-            making = self._makings.get(capture.epoch - 1)
-            if making is not None and "rows" in making.missing and not capture.num_left:
-                self._give(making, "rows")
+            pending = self._pending.get(capture.epoch - 1)
+            if pending is not None and "rows" in pending.missing and not capture.num_left:
+                self._complete_piece(pending, "rows")
 
     # ---- lane net-out --------------------------------------------------------------------------------------------
 
@@ -274,10 +274,10 @@ class Recorder:
         num_groups = self._store.rotate()
         hit("after-rotation")
         with self._lock:
-            making = self._makings[self._store_epoch]
-            making.num_groups = tuple(num_groups.tolist())
+            pending = self._pending[self._store_epoch]
+            pending.num_groups = tuple(num_groups.tolist())
             self._store_epoch += 1
-            self._give(making, "log")
+            self._complete_piece(pending, "log")
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
         """The store has acknowledged rows that left the cache in an epoch, for a batch."""
@@ -286,9 +286,9 @@ class Recorder:
         for request in requests:
             self.written.add(request.table, request.ids)
         if self._has_files:
-            self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
+            self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
             num_bytes = sum(request.rows.nbytes for request in requests)
-            self._scribe.rows(lambda: requests, num_bytes, epoch=epoch, step=step)
+            self._writer.rows(lambda: requests, num_bytes, epoch=epoch, step=step)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Recorder:
         """Training is over, rows are about to be flushed: copy what is left to copy."""
         capture = self._cache.snapshot
         while capture.num_left:
-            self._wait_for(lambda: self._scribe.backlog_bytes < BACKLOG_BYTES)
+            self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
             capture.drain(max(self._drain_slots, 1))
             self._after_drain()
 
@@ -309,16 +309,16 @@ class Recorder:
         """
         stall_s = self.stall_s
         if step > self._first_batch:
-            making = self._begin(step)
+            pending = self._begin(step)
             if self._has_files:
                 for piece in self._dense.pieces:
-                    self._copy_piece(making, piece)
+                    self._copy_piece(pending, piece)
                 for counter in self._dense.loss_counters:
-                    self._note_loss(making, counter)
+                    self._copy_loss(pending, counter)
             self._begin_snapshot(step)
             self.drain()
             self.before_write(self._cache.snapshot.epoch)
-        self._wait_for(self._scribe.is_idle)
+        self._wait_for(self._writer.is_idle)
         self.stall_s = stall_s
 
     # ---- helpers -------------------------------------------------------------------------------------------------
@@ -330,22 +330,22 @@ class Recorder:
         with self._lock:
             self.stall_s += time.monotonic() - start_s
 
-    def _give(self, making: PendingCheckpoint, piece: str) -> None:
+    def _complete_piece(self, pending: PendingCheckpoint, piece: str) -> None:
         """A lane has done its part; the last of the dense part, and the last of all, send it off."""
         with self._lock:
-            making.missing.discard(piece)
-            if piece.startswith("dense") and not any(missing.startswith("dense") for missing in making.missing):
-                self._scribe.dense(making)
-            if not making.missing:
-                self._scribe.complete(making)
+            pending.missing.discard(piece)
+            if piece.startswith("dense") and not any(missing.startswith("dense") for missing in pending.missing):
+                self._writer.dense(pending)
+            if not pending.missing:
+                self._writer.complete(pending)
 
     def _wait_for(self, test: Callable[[], bool]) -> None:
-        self._scribe.wait_for(test, self._run.lost)
+        self._writer.wait_for(test, self._run.lost)
 
     def _take_part(self, step: int, epoch: int, part: Any) -> None:
         self._on_part(step, epoch, part)
         with self._lock:
-            del self._makings[epoch]
+            del self._pending[epoch]
 
     def _fail(self, error: BaseException) -> None:
         self._run.abort(error)

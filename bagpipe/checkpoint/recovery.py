@@ -35,7 +35,7 @@ __all__ = ["Recovered", "check_namespace", "is_empty", "is_usable", "recover", "
 #: Rows looked up and written at a time: 8 MiB of 128-byte records.
 CHUNK_ROWS = 65_536
 
-_PLACE = "the store's namespace"
+_NAMESPACE = "the store's namespace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,12 @@ class Recovered:
     seconds: float
 
 
-def check_namespace(states: Sequence[BucketState], place: str, lineage: str) -> None:
+def check_namespace(states: Sequence[BucketState], namespace: str, lineage: str) -> None:
     """Refuse a namespace that holds somebody else's rows. Changes nothing.
 
     Args:
         states: `Ledger.state`.
-        place: what an error calls the namespace.
+        namespace: what an error calls the namespace.
         lineage: of the job's checkpoints; empty: it makes none.
 
     Raises:
@@ -74,12 +74,12 @@ def check_namespace(states: Sequence[BucketState], place: str, lineage: str) -> 
         if theirs:
             what = "not those of this checkpoint.dir" if lineage else "and checkpoint.dir is not set"
             raise InputError(
-                f"{place} belongs to a job's checkpoints ({theirs[:8]}), {what}: name their folder with "
+                f"{namespace} belongs to a job's checkpoints ({theirs[:8]}), {what}: name their folder with "
                 "checkpoint.dir, or use another store.namespace"
             )
         if state.num_rows:
             raise InputError(
-                f"{place} holds rows that belong to no checkpoint: leave checkpoint.dir unset to go on from them, "
+                f"{namespace} holds rows that belong to no checkpoint: leave checkpoint.dir unset to go on from them, "
                 "or use another store.namespace"
             )
 
@@ -105,7 +105,7 @@ def is_usable(state: BucketState, bucket: int, checkpoint: Manifest) -> bool:
     return all(kept.get(part.rank) == part.num_groups[bucket] for part in checkpoint.parts)
 
 
-def take_over(ledger: Ledger, *, token: str, num_writers: int, place: str = _PLACE) -> bool:
+def take_over(ledger: Ledger, *, token: str, num_writers: int, namespace: str = _NAMESPACE) -> bool:
     """Make `token` the only one that may change the rows, and them the beginning, as they are. True if there are none.
 
     Raises:
@@ -113,7 +113,7 @@ def take_over(ledger: Ledger, *, token: str, num_writers: int, place: str = _PLA
     """
     ledger.acquire(token)
     states = ledger.state()
-    check_namespace(states, place, "")
+    check_namespace(states, namespace, "")
     ledger.begin("", num_writers)
     return is_empty(states)
 
@@ -126,7 +126,7 @@ def recover(
     checkpoint: Manifest,
     rows: CheckpointRows,
     num_writers: int,
-    place: str = _PLACE,
+    namespace: str = _NAMESPACE,
     progress: Callable[[int, int], None] = lambda num_rows, num_bytes: None,
 ) -> Recovered:
     """Make the store's rows those of a checkpoint, and `token` the only one that may change them.
@@ -137,7 +137,7 @@ def recover(
         token: of this job.
         checkpoint, rows: what is restored.
         num_writers: ranks of this job.
-        place: what an error calls the namespace.
+        namespace: what an error calls the namespace.
         progress: called after each chunk with the rows and bytes written so far.
 
     Raises:
@@ -149,7 +149,7 @@ def recover(
     hit("after-acquire")
     # Only now: until then, others could write.
     states = ledger.state()
-    check_namespace(states, place, checkpoint.lineage)
+    check_namespace(states, namespace, checkpoint.lineage)
     store.fence(Fence(token=token, writer=0, epoch=0))
     writer = _Writer(store, ledger, progress)
     usable = np.array([is_usable(state, bucket, checkpoint) for bucket, state in enumerate(states)])

@@ -125,7 +125,7 @@ def map_records(path: Path, dtype: np.dtype[Any], num_records: int) -> NDArray[A
 
 
 def take_records(records: NDArray[Any], positions: NDArray[np.int64]) -> NDArray[Any]:
-    """Records at these places. Moved as bytes: numpy copies records field by field, which took 7 times as long."""
+    """Records at these positions. Moved as bytes: numpy copies records field by field, which took 7 times as long."""
     found: NDArray[Any] = _as_bytes(records).take(positions).view(records.dtype)
     return found
 
@@ -174,22 +174,22 @@ def latest_positions(
     if by_step is not None:
         tables, ids = tables[by_step], ids[by_step]
     low, high, top = int(ids.min()), int(ids.max()), int(tables.max())
-    id_bits, place_bits = (high - low).bit_length(), (count - 1).bit_length()
-    if top.bit_length() + id_bits + place_bits <= 64:
+    id_bits, position_bits = (high - low).bit_length(), (count - 1).bit_length()
+    if top.bit_length() + id_bits + position_bits <= 64:
         # One sort of plain words: (table, id, place). Several times as fast as three sorts of arguments.
         words = (ids - np.int64(low)).astype(np.uint64)
         words |= tables.astype(np.uint64) << np.uint64(id_bits)
-        words <<= np.uint64(place_bits)
+        words <<= np.uint64(position_bits)
         words |= np.arange(count, dtype=np.uint64)
         words.sort()
-        places = (words & np.uint64((1 << place_bits) - 1)).astype(np.int64)
-        words >>= np.uint64(place_bits)
+        positions = (words & np.uint64((1 << position_bits) - 1)).astype(np.int64)
+        words >>= np.uint64(position_bits)
         last = np.append(words[1:] != words[:-1], True)
     else:
-        places = np.lexsort((ids, tables))
-        sorted_ids, sorted_tables = ids[places], tables[places]
+        positions = np.lexsort((ids, tables))
+        sorted_ids, sorted_tables = ids[positions], tables[positions]
         last = np.append((sorted_ids[1:] != sorted_ids[:-1]) | (sorted_tables[1:] != sorted_tables[:-1]), True)
-    latest: NDArray[np.int64] = places[last]
+    latest: NDArray[np.int64] = positions[last]
     return latest if by_step is None else by_step[latest]
 
 

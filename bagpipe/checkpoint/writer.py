@@ -43,12 +43,12 @@ OnPart = Callable[[int, int, Part | None], None]
 _Queue = deque[Callable[[], None] | None]
 
 #: Between looks whether whoever waits should give up.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A checkpoint in the making: lanes add to it, each its own; the thread reads it when nothing is missing.
+    """A checkpoint in the pending: lanes add to it, each its own; the thread reads it when nothing is missing.
 
     Attributes:
         step, epoch: of the checkpoint, and of the logs that end with it.
@@ -99,7 +99,7 @@ class CheckpointWriter:
 
     Args:
         rank: this one.
-        places: where files go; None: nowhere, parts are None.
+        paths: where files go; None: nowhere, parts are None.
         schema: of the rows.
         on_part: takes the parts, in order, in the teller; may take its time.
         on_error: told of the first error, in the teller.
@@ -114,7 +114,7 @@ class CheckpointWriter:
     def __init__(
         self,
         rank: int,
-        places: CheckpointPaths | None,
+        paths: CheckpointPaths | None,
         schema: RowSchema,
         on_part: OnPart,
         on_error: Callable[[BaseException], None],
@@ -125,7 +125,7 @@ class CheckpointWriter:
         self._schema = schema
         self.check: Callable[[int], None] = lambda step: None
         self._rank = rank
-        self._places = places
+        self._paths = paths
         self._on_part = on_part
         self._on_error = on_error
         self._changed = threading.Condition()
@@ -134,7 +134,7 @@ class CheckpointWriter:
         self._journals: dict[int, RowWriter] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=f"bagpipe-{name}", daemon=True)
-            for name, queue in (("scribe", self._work), ("publisher", self._parts))
+            for name, queue in (("checkpoint-writer", self._work), ("publisher", self._parts))
         ]
 
     def start(self) -> None:
@@ -158,13 +158,13 @@ class CheckpointWriter:
             self.backlog_bytes += num_bytes
         self._put(self._work, lambda: self._write_rows(rows, num_bytes, epoch, step))
 
-    def dense(self, making: PendingCheckpoint) -> None:
+    def dense(self, pending: PendingCheckpoint) -> None:
         """The dense part is all there. Does not wait."""
-        self._put(self._work, lambda: self._write_dense(making))
+        self._put(self._work, lambda: self._write_dense(pending))
 
-    def complete(self, making: PendingCheckpoint) -> None:
+    def complete(self, pending: PendingCheckpoint) -> None:
         """Nothing is missing, and what was given before is all. Does not wait."""
-        self._put(self._work, lambda: self._complete(making))
+        self._put(self._work, lambda: self._complete(pending))
 
     def admit(self) -> None:
         """A dense part is about to be copied."""
@@ -185,7 +185,7 @@ class CheckpointWriter:
                     raise error  # before the test: after an error all work is soon done with
                 if test():
                     return
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
 
     def is_idle(self) -> bool:
         """All that was given is done."""
@@ -210,16 +210,16 @@ class CheckpointWriter:
                     work()
                 except BaseException as error:
                     has_failed = True
-                    tell = functools.partial(self._tell, _explained(error))
+                    report = functools.partial(self._report_error, _user_error(error))
                     if queue is self._parts:
-                        tell()
+                        report()
                     else:
-                        self._put(self._parts, tell)  # after what is whole already
+                        self._put(self._parts, report)  # after what is whole already
             with self._changed:
                 queue.popleft()
                 self._changed.notify_all()
 
-    def _tell(self, error: BaseException) -> None:
+    def _report_error(self, error: BaseException) -> None:
         with self._changed:
             self.error = error
             self._changed.notify_all()
@@ -227,83 +227,83 @@ class CheckpointWriter:
 
     def _write_rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, epoch: int, step: int) -> None:
         if epoch not in self._journals:
-            assert self._places is not None, "rows go to files"
-            self._journals[epoch] = RowWriter(self._places.generation, self._schema, rank=self._rank, epoch=epoch)
+            assert self._paths is not None, "rows go to files"
+            self._journals[epoch] = RowWriter(self._paths.generation, self._schema, rank=self._rank, epoch=epoch)
         self._journals[epoch].append(rows(), step)
         with self._changed:
             self.backlog_bytes -= num_bytes
 
-    def _write_dense(self, making: PendingCheckpoint) -> None:
+    def _write_dense(self, pending: PendingCheckpoint) -> None:
         from bagpipe.checkpoint.dense_state import DenseState, combine
 
-        assert self._places is not None, "a dense part goes to a file"
-        states = {name: copy.get() for name, copy in making.dense.items()}
-        making.progress.update(making.losses())
+        assert self._paths is not None, "a dense part goes to a file"
+        states = {name: copy.get() for name, copy in pending.dense.items()}
+        pending.progress.update(pending.losses())
         digests = {}
         for name, state in states.items():
-            shared = {key: value for key, value in state.tensors.items() if key not in making.unshared}
+            shared = {key: value for key, value in state.tensors.items() if key not in pending.unshared}
             digests[name] = DenseState(tensors=shared, values=state.values).digest()
-        making.progress["dense"] = digests
-        making.file = combine(states.values()).save(self._places.step(making.step), self._rank)
-        making.dense.clear()
+        pending.progress["dense"] = digests
+        pending.file = combine(states.values()).save(self._paths.step(pending.step), self._rank)
+        pending.dense.clear()
         with self._changed:
             self.num_dense -= 1
 
-    def _complete(self, making: PendingCheckpoint) -> None:
-        self.check(making.step)
-        part = None if self._places is None else self._part(making, self._places.step(making.step))
-        self._put(self._parts, lambda: self._hand_on(making, part))
+    def _complete(self, pending: PendingCheckpoint) -> None:
+        self.check(pending.step)
+        part = None if self._paths is None else self._part(pending, self._paths.step(pending.step))
+        self._put(self._parts, lambda: self._publish(pending, part))
 
-    def _hand_on(self, making: PendingCheckpoint, part: Part | None) -> None:
+    def _publish(self, pending: PendingCheckpoint, part: Part | None) -> None:
         hit("after-checkpoint-data")
-        self._on_part(making.step, making.epoch, part)
+        self._on_part(pending.step, pending.epoch, part)
 
-    def _part(self, making: PendingCheckpoint, folder: Path) -> Part:
-        assert making.file is not None, "written before"
+    def _part(self, pending: PendingCheckpoint, folder: Path) -> Part:
+        assert pending.file is not None, "written before"
         dirty = None
-        if making.names:
-            tables, ids = (np.concatenate(column) for column in zip(*making.names, strict=True))
+        if pending.names:
+            tables, ids = (np.concatenate(column) for column in zip(*pending.names, strict=True))
             dirty = save_dirty(folder, rank=self._rank, tables=tables.astype(np.uint32), ids=ids)
-            making.names.clear()
-        journal = self._journals.pop(making.epoch, None)
-        rows = () if journal is None else journal.seal(folder, making.step)
+            pending.names.clear()
+        journal = self._journals.pop(pending.epoch, None)
+        rows = () if journal is None else journal.seal(folder, pending.step)
         return Part(
             rank=self._rank,
-            dense=making.file,
+            dense=pending.file,
             rows=rows,
             dirty=dirty,
-            num_groups=making.num_groups,
-            progress=making.progress,
+            num_groups=pending.num_groups,
+            progress=pending.progress,
         )
 
 
 class SnapshotSink:
     """`bagpipe.cache.snapshot.SnapshotReceiver` of one checkpoint: passes the rows of a snapshot to its writer."""
 
-    def __init__(self, scribe: CheckpointWriter, making: PendingCheckpoint) -> None:
-        self._scribe = scribe
-        self._making = making
+    def __init__(self, writer: CheckpointWriter, pending: PendingCheckpoint) -> None:
+        self._writer = writer
+        self._making = pending
 
     def take_rows(self, rows: CopiedRows, num_bytes: int) -> None:
-        self._scribe.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
+        self._writer.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
 
     def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
         self._making.names.append((tables, ids))
 
 
-def _explained(error: BaseException) -> BaseException:
+def _user_error(error: BaseException) -> BaseException:
     """The error as a user should read it."""
     if isinstance(error, JobError | StoreError):
         return error
     if isinstance(error, InputError):
         # What is found broken, or gone, in mid-run is no input of the user's any more.
-        explained = JobError(f"a checkpoint cannot be made: {error}")
-        explained.__cause__ = error
-        return explained
+        wrapped = JobError(f"a checkpoint cannot be made: {error}")
+        wrapped.__cause__ = error
+        return wrapped
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        said = error.strerror or str(error)
-        explained = JobError(f"a checkpoint cannot be written: {said}{where}; those before are as they were")
-        explained.__cause__ = error
-        return explained
+        reason = error.strerror or str(error)
+        wrapped = JobError(f"a checkpoint cannot be written: {reason}{where}; those before are as they were")
+        wrapped.__cause__ = error
+        return wrapped
     return error

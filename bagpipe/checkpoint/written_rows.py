@@ -20,7 +20,7 @@ __all__ = ["MAX_ROWS", "WrittenRows"]
 MAX_ROWS = 1 << 24
 
 #: Batches whose rows are kept unsorted.
-_MAX_FRESH = 16
+_MAX_UNSORTED = 16
 
 Ids = NDArray[np.int64]
 
@@ -30,20 +30,20 @@ class _IdSet:
 
     def __init__(self) -> None:
         self._runs: list[Ids] = []  # sorted and distinct each, by falling size
-        self._fresh: list[Ids] = []
+        self._unsorted: list[Ids] = []
         self.num_rows = 0
 
     def add(self, ids: Ids) -> None:
-        self._fresh.append(ids)
+        self._unsorted.append(ids)
         self.num_rows += len(ids)
-        if len(self._fresh) >= _MAX_FRESH:
+        if len(self._unsorted) >= _MAX_UNSORTED:
             self.sort()
 
     def sort(self) -> None:
         """Count every row once."""
-        if self._fresh:
-            self._runs.append(np.unique(np.concatenate(self._fresh)))
-            self._fresh = []
+        if self._unsorted:
+            self._runs.append(np.unique(np.concatenate(self._unsorted)))
+            self._unsorted = []
             while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
                 smaller = self._runs.pop()
                 self._runs[-1] = np.union1d(self._runs[-1], smaller)
@@ -53,8 +53,8 @@ class _IdSet:
         self.sort()
         found = np.zeros(len(ids), dtype=np.bool_)
         for run in self._runs:
-            places = np.minimum(np.searchsorted(run, ids), len(run) - 1)
-            found |= run[places] == ids
+            positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
+            found |= run[positions] == ids
         return found
 
 

@@ -93,9 +93,9 @@ def test_what_is_no_json_is_not_written():
         (("world_size",), 2, "parts: expected ranks 0 to 1"),
         (("parts", 0, "rank"), 1, r"parts: expected ranks 0 to 0, got \[1\]"),
         (("parts", 0, "dense"), [], r"parts\[0\]\.dense: expected an object"),
-        (("parts", 0, "dense", "name"), "../../etc/passwd.npy", "is not one of a checkpoint"),
-        (("parts", 0, "dense", "name"), "x.pkl", "is not one of a checkpoint"),
-        (("parts", 0, "dense", "name"), "dirty.npy", "a file is named twice"),
+        (("parts", 0, "dense", "name"), "../../etc/passwd.npy", "is not a checkpoint file name"),
+        (("parts", 0, "dense", "name"), "x.pkl", "is not a checkpoint file name"),
+        (("parts", 0, "dense", "name"), "dirty.npy", "a file is listed twice"),
         (("parts", 0, "dense", "xxh3_128"), "0", "expected 32 hexadecimal digits"),
         (("parts", 0, "rows", 0, "full"), 1, r"parts\[0\]\.rows\[0\]\.full: expected true or false"),
         (("parts", 0, "rows", 0, "num_rows"), 0, "has no rows"),
@@ -115,12 +115,12 @@ def test_a_foreign_manifest_is_refused_in_one_line(path, to, said):
 
 
 def test_another_files_content_makes_a_manifest_broken():
-    with pytest.raises(BrokenCheckpoint, match="it is no manifest"):
+    with pytest.raises(BrokenCheckpoint, match="expected a manifest"):
         decode_manifest(encode(PART), "manifest.json")
 
 
 def test_a_part_names_files_of_its_folder_only():
-    with pytest.raises(InputError, match="is not one of a checkpoint"):
+    with pytest.raises(InputError, match="is not a checkpoint file name"):
         decode_part(changed(PART, "dirty", "name", to="/etc/x.npy"), "part.json")
 
 

@@ -150,7 +150,7 @@ def test_extra_state_is_refused():
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "it has '2.bias', this job's model has not"),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "it has '2.bias', this job's model does not"),
         (lambda: nn.Sequential(*model_and_optimizer()[0], nn.Linear(1, 1)), "it has no '3.weight'"),
         (
             lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)),

@@ -149,6 +149,6 @@ def test_what_does_not_fit_is_refused(saved, tmp_path):
     with pytest.raises(InputError, match="table 'shop' has a row -"):
         collect(saved, [*tables[:2], TABLES[2]], DENSE, max_bytes=1 << 30)
     empty = CheckpointFolder(tmp_path / "dir").publish(manifest_of(1, 40))
-    with pytest.raises(InputError, match="has not trained anything"):
+    with pytest.raises(InputError, match="its job has not trained"):
         collect(empty, tables, DENSE, max_bytes=1 << 30)
     assert RowSchema.from_json(empty.manifest.row_schema) == SCHEMA

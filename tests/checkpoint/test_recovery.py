@@ -174,7 +174,7 @@ def test_another_lineage_began_meanwhile(started: tuple[RowsOfJob, str], tmp_pat
             checkpoint=checkpoint,
             rows=CheckpointRows(tmp_path, checkpoint, SCHEMA),
             num_writers=1,
-            place="it",
+            namespace="it",
         )
     assert stored(job.stores[0]) == before
 

@@ -22,7 +22,7 @@ def request(*ids: int) -> WriteRequest:
 
 
 class Ends:
-    """What a scribe tells."""
+    """What a writer tells."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, int, Part | None]] = []
@@ -32,32 +32,32 @@ class Ends:
         self.parts.append((step, epoch, part))
 
 
-def wait(scribe: CheckpointWriter) -> None:
-    scribe.wait_for(scribe.is_idle, lambda: None)
+def wait(writer: CheckpointWriter) -> None:
+    writer.wait_for(writer.is_idle, lambda: None)
 
 
 def test_parts_come_in_order() -> None:
     ends = Ends()
-    scribe = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
-    scribe.start()
+    writer = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
+    writer.start()
     for epoch in (1, 2, 3):
-        scribe.complete(PendingCheckpoint(step=10 * epoch, epoch=epoch, missing=set()))
-    wait(scribe)
-    scribe.close()
+        writer.complete(PendingCheckpoint(step=10 * epoch, epoch=epoch, missing=set()))
+    wait(writer)
+    writer.close()
     assert ends.parts == [(10, 1, None), (20, 2, None), (30, 3, None)]
 
 
 def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> None:
     ends = Ends()
-    scribe = CheckpointWriter(
+    writer = CheckpointWriter(
         0, CheckpointPaths(generation=tmp_path / "gone", step=Path), SCHEMA, ends.on_part, ends.errors.append
     )
-    scribe.start()
+    writer.start()
     for _ in range(3):
-        scribe.rows(lambda: [request(1, 2)], 16, epoch=1, step=0)
+        writer.rows(lambda: [request(1, 2)], 16, epoch=1, step=0)
     with pytest.raises(JobError, match=r"a checkpoint cannot be written: No such file or directory .*gone/journal-"):
-        scribe.wait_for(lambda: False, lambda: None)
-    scribe.close()
+        writer.wait_for(lambda: False, lambda: None)
+    writer.close()
     assert len(ends.errors) == 1
     assert isinstance(ends.errors[0].__cause__, OSError)
 
@@ -72,20 +72,20 @@ def test_rows_are_written_while_a_part_is_published(tmp_path: Path) -> None:
         may_end.wait(30)
         ends.on_part(step, epoch, part)
 
-    scribe = CheckpointWriter(
+    writer = CheckpointWriter(
         0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), SCHEMA, publish, ends.errors.append
     )
-    scribe.start()
-    scribe._put(scribe._parts, lambda: publish(10, 1, None))
+    writer.start()
+    writer._put(writer._parts, lambda: publish(10, 1, None))
     assert begun.wait(30)
-    scribe.rows(lambda: [request(1, 2)], 16, epoch=2, step=11)
-    scribe.wait_for(
-        lambda: scribe.backlog_bytes == 0, lambda: None if scribe.num_parts else AssertionError("published")
+    writer.rows(lambda: [request(1, 2)], 16, epoch=2, step=11)
+    writer.wait_for(
+        lambda: writer.backlog_bytes == 0, lambda: None if writer.num_parts else AssertionError("published")
     )
-    assert not scribe.is_idle()
+    assert not writer.is_idle()
     may_end.set()
-    wait(scribe)
-    scribe.close()
+    wait(writer)
+    writer.close()
     assert ends.parts == [(10, 1, None)]
 
 
@@ -102,12 +102,12 @@ def test_an_error_in_mid_run_is_never_the_users_input(error: Exception, words: s
     def refuse(step: int, epoch: int, part: Part | None) -> None:
         raise error
 
-    scribe = CheckpointWriter(0, None, SCHEMA, refuse, ends.errors.append)
-    scribe.start()
-    scribe.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
+    writer = CheckpointWriter(0, None, SCHEMA, refuse, ends.errors.append)
+    writer.start()
+    writer.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
     with pytest.raises(JobError, match=words):
-        scribe.wait_for(lambda: False, lambda: None)
-    scribe.close()
+        writer.wait_for(lambda: False, lambda: None)
+    writer.close()
     assert [type(told) for told in ends.errors] == [JobError]
 
 
@@ -118,26 +118,26 @@ def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
     def refuse(step: int, epoch: int, part: Part | None) -> None:
         raise JobError("not all ranks")
 
-    scribe = CheckpointWriter(0, None, SCHEMA, refuse, ends.errors.append)
-    scribe.start()
-    scribe.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
+    writer = CheckpointWriter(0, None, SCHEMA, refuse, ends.errors.append)
+    writer.start()
+    writer.complete(PendingCheckpoint(step=10, epoch=1, missing=set()))
     with pytest.raises(JobError):
-        scribe.wait_for(lambda: False, lambda: None)
-    scribe.close()
-    scribe._parts.clear()
-    scribe._work.clear()
-    assert scribe.is_idle()
+        writer.wait_for(lambda: False, lambda: None)
+    writer.close()
+    writer._parts.clear()
+    writer._work.clear()
+    assert writer.is_idle()
     with pytest.raises(JobError, match="not all ranks"):
-        wait(scribe)
+        wait(writer)
 
 
 def test_who_waits_is_told_that_the_job_has_failed() -> None:
     ends = Ends()
-    scribe = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
-    scribe.start()
+    writer = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
+    writer.start()
     with pytest.raises(KeyError):
-        scribe.wait_for(lambda: False, lambda: KeyError())
-    scribe.close()
+        writer.wait_for(lambda: False, lambda: KeyError())
+    writer.close()
 
 
 def test_the_end_leaves_no_journal(tmp_path: Path) -> None:
@@ -150,13 +150,13 @@ def test_the_end_leaves_no_journal(tmp_path: Path) -> None:
         may_end.wait(30)
         return [request(5)]
 
-    scribe = CheckpointWriter(
+    writer = CheckpointWriter(
         0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), SCHEMA, ends.on_part, ends.errors.append
     )
-    scribe.start()
-    scribe.rows(slow, 8, epoch=1, step=0)
+    writer.start()
+    writer.rows(slow, 8, epoch=1, step=0)
     begun.wait(30)
-    closing = threading.Thread(target=scribe.close)
+    closing = threading.Thread(target=writer.close)
     closing.start()
     may_end.set()
     closing.join()

@@ -130,7 +130,7 @@ def recorded(job: PlainJob, folder: Path, every: int) -> Iterator[dict[int, Part
 
     recorder = Recorder(
         every=every,
-        places=CheckpointPaths(generation=folder, step=place),
+        paths=CheckpointPaths(generation=folder, step=place),
         on_part=lambda step, epoch, part: parts.__setitem__(step, part),
         cache=job.cache,
         store=job.store,

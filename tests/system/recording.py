@@ -193,11 +193,11 @@ class Recorded:
             self.on_folder(step)
             return folder.step_folder(generation, step)
 
-        places = CheckpointPaths(generation=folder.generation_folder(generation), step=step_folder)
+        paths = CheckpointPaths(generation=folder.generation_folder(generation), step=step_folder)
         return Recorder(
             every=self.every,
             first_batch=first_batch,
-            places=None if self.rows_only else places,
+            paths=None if self.rows_only else paths,
             on_part=publish,
             **more,
         )
