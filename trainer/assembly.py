@@ -1,15 +1,14 @@
 """Builds the parts of a job from its configuration. Opens no connection or file.
 
 config, data schema ──build_training_model──> BuiltModel: model, row schema, oracle spec
-    build_cache, build_dense, build_average ──┐
+    build_cache, build_dense, build_parts ──┐
     store opened for the row schema ──────────┴──build_engine──> Engine
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,8 @@ from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart, GradientSum, WholeDense
-from bagpipe.training.engine import Engine, EngineSettings, WrittenRows
+from bagpipe.training.engine import Engine, EngineSettings, IsWritten
+from bagpipe.training.part import LoopPart
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
@@ -37,7 +37,7 @@ from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 from trainer.stages import StagedJob, stage_model
 
-__all__ = ["BuiltModel", "build_average", "build_cache", "build_dense", "build_engine", "build_training_model"]
+__all__ = ["BuiltModel", "build_cache", "build_dense", "build_engine", "build_parts", "build_training_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +167,13 @@ def build_dense(
     )
 
 
-def build_average(built: BuiltModel, dense: DensePart) -> WeightAverage | None:
-    """Build the moving average of the dense weights if configured. Requires equal models on all ranks."""
-    decay = built.config.optim.ema_decay
-    return WeightAverage(dense, decay) if decay else None
+def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
+    """The optional parts of the training loop; after the ranks' models have been made equal."""
+    optim = built.config.optim
+    parts: list[LoopPart] = []
+    if optim.ema_decay:
+        parts.append(WeightAverage(dense, optim.ema_decay, evaluates=optim.ema_evaluate))
+    return tuple(parts)
 
 
 def build_engine(
@@ -179,12 +182,12 @@ def build_engine(
     *,
     cache: RowCache | None = None,
     dense: DensePart | None = None,
-    average: WeightAverage | None = None,
+    parts: Sequence[LoopPart] = (),
     trace: Trace | None = None,
     peers: Peers | None = None,
     claim: Callable[[], bool] | None = None,
     recorder: Recorder | None = None,
-    known: WrittenRows | None = None,
+    known: IsWritten | None = None,
     wake: Callable[[], object] | None = None,
 ) -> Engine:
     """Build an engine over an open store whose schema is `built.rows`.
@@ -193,11 +196,11 @@ def build_engine(
         built: the model.
         store: open store.
         cache, dense: from `build_cache` and `build_dense`; default: for a job of one rank.
-        average: from `build_average`.
+        parts: from `build_parts`.
+        parts: of `build_parts`.
         trace, peers, claim, recorder, known, wake: see `Engine`.
     """
     config = built.config
-    evaluates_averaged = average is not None and config.optim.ema_evaluate
     return Engine(
         layout=built.converted.layout,
         cache=build_cache(built) if cache is None else cache,
@@ -217,6 +220,5 @@ def build_engine(
         recorder=recorder,
         known=known,
         wake=wake,
-        parts=() if average is None else (average,),
-        evaluates_with=average.swapped_in if average is not None and evaluates_averaged else nullcontext,
+        parts=parts,
     )

@@ -33,7 +33,7 @@ from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowErro
 from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
-from bagpipe.training.engine import WrittenRows
+from bagpipe.training.engine import IsWritten
 from bagpipe.training.part import LoopPart
 from trainer.beginning import Beginning, JobFacts, begin, note, place_of
 from trainer.ranks import Ranks
@@ -167,7 +167,7 @@ class Checkpoints:
         )
 
     @property
-    def known(self) -> WrittenRows | None:
+    def known(self) -> IsWritten | None:
         """Which rows the checkpoint has, and the store therefore must have; None for initial values."""
         return self._contains if self.beginning.parts else None
 

@@ -29,10 +29,10 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine, OnBatch
-from bagpipe.training.progress import PhaseResult
-from bagpipe.training.weight_average import WeightAverage
+from bagpipe.training.part import LoopPart
+from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import check_folder, check_writable
-from trainer.assembly import BuiltModel, build_average, build_cache, build_dense, build_engine, build_training_model
+from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 from trainer.beginning import JobFacts, result_settings
 from trainer.checkpoints import Checkpoints
 from trainer.devices import (
@@ -70,7 +70,7 @@ class OpenJob:
         checkpoints: checkpoints of this rank.
         replicas: sums the dense gradients; None on one rank and with stages.
         held: the stages and the ranks that hold them; empty on one rank and without stages.
-        average: moving average of the dense weights; None if not configured.
+        parts: the optional parts of the training loop.
         continued: the namespace already had a schema record, so training starts from its rows.
     """
 
@@ -81,7 +81,7 @@ class OpenJob:
     checkpoints: Checkpoints
     replicas: DenseParallel | None
     held: tuple[HeldStage, ...]
-    average: WeightAverage | None
+    parts: tuple[LoopPart, ...]
     continued: bool
 
     @property
@@ -156,7 +156,7 @@ def _open_progress(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
         yield on_batch
 
 
-def _finish(job: OpenJob, ranks: Ranks, trained: PhaseResult, seconds: float, result_path: str) -> Result:
+def _finish(job: OpenJob, ranks: Ranks, trained: RunResult, seconds: float, result_path: str) -> Result:
     """Steps after training: share the model between ranks, evaluate, write the trace, compute digests and result."""
     config, checkpoints, engine = job.built.config, job.checkpoints, job.engine
     _raise_input_error(trained)
@@ -165,8 +165,8 @@ def _finish(job: OpenJob, ranks: Ranks, trained: PhaseResult, seconds: float, re
         job.replicas.share_buffers()
     if job.held and ranks.peers is not None:
         share_stages(job.held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
-        if job.average is not None:
-            job.average.share(job.held, ranks.peers.dense)
+        for part in job.parts:
+            part.share(job.held, ranks.peers.dense)
     metrics, stopped = _evaluate(job, ranks, trained)
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
@@ -258,7 +258,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         else:
             share_model(model, peers.dense)
         dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
-    average = build_average(built, dense)
+    parts = build_parts(built, dense)
     checkpoints = stack.enter_context(
         Checkpoints(
             config,
@@ -267,7 +267,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             store,
             cache=cache,
             dense=dense,
-            parts=() if average is None else (average,),
+            parts=parts,
         )
     )
     engine = build_engine(
@@ -275,7 +275,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         store,
         cache=cache,
         dense=dense,
-        average=average,
+        parts=parts,
         trace=trace,
         peers=peers,
         claim=checkpoints.claim,
@@ -292,7 +292,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         checkpoints=checkpoints,
         replicas=replicas,
         held=held,
-        average=average,
+        parts=parts,
         continued=existed and not config.checkpoint.dir,
     )
 
@@ -326,7 +326,7 @@ def _shapes(built: BuiltModel) -> dict[str, Any]:
     return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
 
 
-def _evaluate(job: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryMetrics, bool]:
+def _evaluate(job: OpenJob, ranks: Ranks, trained: RunResult) -> tuple[BinaryMetrics, bool]:
     """Metrics of all held-out examples, on rank 0, and whether the job was interrupted. Empty if interrupted."""
     if trained.report.stopped or not job.built.config.data.eval_fraction:
         return BinaryMetrics(), trained.report.stopped
@@ -338,7 +338,7 @@ def _evaluate(job: OpenJob, ranks: Ranks, trained: PhaseResult) -> tuple[BinaryM
     return metrics if ranks.peers is None else metrics.gathered(ranks.collect), False
 
 
-def _raise_input_error(phase: PhaseResult) -> None:
+def _raise_input_error(phase: RunResult) -> None:
     if phase.input_error is not None:
         raise phase.input_error
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import JobError
-from bagpipe.training.progress import PhaseResult
+from bagpipe.training.progress import RunResult
 from trainer.process import peak_rss_bytes
 
 __all__ = ["RankTotals", "combine", "totals_of"]
@@ -55,7 +55,7 @@ class RankTotals:
         return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
 
 
-def totals_of(trained: PhaseResult, *, seconds: float, dense_digest: str, samples_before: int = 0) -> RankTotals:
+def totals_of(trained: RunResult, *, seconds: float, dense_digest: str, samples_before: int = 0) -> RankTotals:
     """Totals of this rank after training. Waits for the device."""
     progress, report = trained.progress, trained.report
     return RankTotals(

@@ -31,7 +31,7 @@ from bagpipe.store.memory.store import MemoryStore
 from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine, EngineSettings, OnBatch
-from bagpipe.training.progress import PhaseResult
+from bagpipe.training.progress import RunResult
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
 
@@ -193,7 +193,7 @@ class PlainJob:
     ) -> None:
         self.store.__exit__(kind, error, trace)
 
-    def train(self, batches: Iterable[Batch]) -> PhaseResult:
+    def train(self, batches: Iterable[Batch]) -> RunResult:
         """Plan and train the batches; at the end all rows are in the store."""
         return self.engine.train(plan_rank_batches(batches, self.spec), on_batch=self._on_batch)
 

@@ -72,12 +72,12 @@ class DensePart(LoopPart):
         precision: what is computed in which dtype, and the loss scale of the first batch.
         loss_scale: of the batch that is computed.
         pieces: by name.
-        check_points: where gradients of parameters are complete, for the check that they are finite.
+        gradient_points: where gradients of parameters are complete, for the check that they are finite.
         is_staged: the pieces are stages, of which other ranks hold others.
     """
 
     name = "dense"
-    check_points: tuple[Point, ...]
+    gradient_points: tuple[Point, ...]
     is_staged: bool = False
 
     def __init__(self, *, model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
@@ -132,7 +132,7 @@ class WholeDense(DensePart):
         replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
     """
 
-    check_points = (Point.GRADIENTS,)
+    gradient_points = (Point.GRADIENTS,)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ from bagpipe.training.dense import DensePart
 from bagpipe.training.evaluation import OnScores, Scoring
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import LoopPart, LoopRun, handlers_of
-from bagpipe.training.progress import PhaseResult, Progress
+from bagpipe.training.progress import Progress, RunResult
 from bagpipe.training.reading import Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
 from bagpipe.training.rows import EvaluationRows, KnownRows, LocalUpdate, Rows
@@ -42,13 +42,13 @@ from bagpipe.training.totals import Totals
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["Engine", "EngineSettings", "OnBatch", "WrittenRows"]
+__all__ = ["Engine", "EngineSettings", "IsWritten", "OnBatch"]
 
 #: How long lanes can stay inside a handler after an error: the store's default deadline of 30 s, and as much again.
 _GRACE_S = 60.0
 
 #: (table number, ids int64 ``[n]``) -> bool ``[n]``: the row was written before, so the store must have it.
-WrittenRows: TypeAlias = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
+IsWritten: TypeAlias = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
 
 #: Called after every batch, in the compute lane, with a function that gives the totals so far.
 OnBatch: TypeAlias = Callable[[Callable[[], Progress]], None]
@@ -92,7 +92,6 @@ class Engine:
             Rows that this process wrote are known without.
         wake: called when a run has failed: ends the wait for a batch that never comes (`RemoteBatches.interrupt`).
         parts: further parts of the training loop, such as `WeightAverage`.
-        evaluates_with: context of every evaluation, such as `WeightAverage.swapped_in`.
     """
 
     def __init__(
@@ -108,10 +107,9 @@ class Engine:
         peers: Peers | None = None,
         claim: Callable[[], bool] | None = None,
         recorder: Recorder | None = None,
-        known: WrittenRows | None = None,
+        known: IsWritten | None = None,
         wake: Callable[[], object] | None = None,
         parts: Sequence[LoopPart] = (),
-        evaluates_with: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.cache = cache
         self.store = store
@@ -124,7 +122,6 @@ class Engine:
         self._wake = wake
         self.recorder = recorder
         self.parts = tuple(parts)
-        self._evaluates_with = evaluates_with
         self._claim = store.claim if claim is None else claim
         self._known: list[KnownRows] = []
         if known is not None:
@@ -152,17 +149,17 @@ class Engine:
         first_batch: int = 0,
         carried: Mapping[str, Any] | None = None,
         on_batch: OnBatch | None = None,
-    ) -> PhaseResult:
+    ) -> RunResult:
         """Train on the batches and write every updated row back; then the recorder's last checkpoint.
 
-        On SIGINT or SIGTERM the batches already read are finished and written back (`PhaseResult.report.stopped`).
+        On SIGINT or SIGTERM the batches already read are finished and written back (`RunResult.report.stopped`).
 
         Args:
             batches: what to train on.
             first_batch: number of the first of them; the batches before are trained already. Model, optimizers, random
                 state and store are as they were then.
             carried: this rank's `Part.progress` of the checkpoint that is resumed from: samples, losses and skipped
-                batches go on from there, so that `PhaseResult.progress` counts the whole job (rows and times: this
+                batches go on from there, so that `RunResult.progress` counts the whole job (rows and times: this
                 process).
             on_batch: called after every batch.
 
@@ -194,6 +191,8 @@ class Engine:
             recording.append(Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals))
         run = LoopRun(
             batches=batches,
+            # The order of hooks and ends: the guard checks before a write is recorded; rows are flushed, and batches
+            # counted, before the last checkpoint.
             parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *recording),
             first_batch=first_batch,
             carried=carried or {},
@@ -204,7 +203,7 @@ class Engine:
 
     def evaluate(
         self, batches: Iterator[RankBatch], on_scores: OnScores, *, on_batch: OnBatch | None = None
-    ) -> PhaseResult:
+    ) -> RunResult:
         """Score the batches; changes neither model nor rows nor store.
 
         Args:
@@ -223,7 +222,10 @@ class Engine:
         scoring = Scoring(self.dense.model, cache.streams, on_scores)
         totals = Totals(rows, scoring.loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
-        with self._evaluates_with(), self._running(run, reading, totals, on_batch) as runner:
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.evaluating())
+            runner = stack.enter_context(self._running(run, reading, totals, on_batch))
             runner.run()
             return self._end(run, reading, totals)
 
@@ -279,14 +281,14 @@ class Engine:
         finally:
             self._run = None
 
-    def _end(self, run: LoopRun, reading: Reading, totals: Totals) -> PhaseResult:
+    def _end(self, run: LoopRun, reading: Reading, totals: Totals) -> RunResult:
         """All lanes have ended: write back what is dirty, end the parts, and agree with the other ranks on the end."""
         assert run.runner is not None, "it has run"
         for part in run.parts:
             part.end()
         report = reading.agree_on_end(run.runner.snapshot(), totals.num_batches)
         self.cache.clear()
-        return PhaseResult(
+        return RunResult(
             progress=totals.progress(),
             report=report,
             input_error=reading.input_error,

@@ -26,7 +26,7 @@ OnScores = Callable[[Tensor, Tensor], None]
 
 
 class Scoring(LoopPart):
-    """Scores are those of the first head, in the dtype of the parameters: rounding makes no two of them equal.
+    """Scores of the first head, in the dtype of the parameters, so that rounding creates no ties.
 
     Args:
         model: called as ``model(dense, sparse)``.

@@ -68,7 +68,7 @@ class _Verdict:
 
 
 class NonfiniteGuard(LoopPart):
-    """One rank's.
+    """Checks losses and gradients of one rank.
 
     Args:
         streams: of the model's device.
@@ -88,7 +88,7 @@ class NonfiniteGuard(LoopPart):
         self._lock = threading.Lock()
 
     def hooks(self) -> Iterable[Hook]:
-        for point in self._dense.check_points:
+        for point in self._dense.gradient_points:
             when: Literal["before", "after"] = "after" if point is Point.GRADIENTS else "before"
             yield Hook(at=point, when=when, call=functools.partial(self._examine, point))
 
@@ -150,7 +150,7 @@ class NonfiniteGuard(LoopPart):
     def watch(self, batch: int, arrived: Sequence[Tensor]) -> None:
         """Look at gradients of rows that the ranks have sent, before these rows change.
 
-        Only where numbers are looked at late: elsewhere nobody sends a gradient that is not finite.
+        Only on asynchronous devices: elsewhere the sender has checked its gradients before it sends them.
         """
         if self._streams.is_async and not self.skips:
             self.is_bad(batch, arrived=arrived)

@@ -10,6 +10,7 @@ after another part's operations (`hooks`, at a `Point`), or both. It needs no kn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from bagpipe.cache.batch_context import BatchContext
 from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests
 from bagpipe.dense.executor import DensePass
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import ScheduleError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.interpret import Handler
@@ -41,7 +44,7 @@ class InFlightBatch:
         context: its index tensors.
         inputs: None if this rank has none of its examples.
         requests, results: what is read from the store for it, from the fetch to the insert.
-        writes: gives the rows to write back, once they have come from the device.
+        writes: gives the rows to write back, once they have come from the device; None: not evicted, or written.
         epoch: of the logs that its write-back belongs to.
         groups: its table groups, from the first lookup on; with their gradients after the backward.
         dense_pass: between forward and backward of a whole model.
@@ -55,7 +58,7 @@ class InFlightBatch:
     inputs: ModelInputs | None
     requests: FetchRequests | None = None
     results: list[ReadResult] = field(default_factory=list)
-    writes: CopiedRows = list
+    writes: CopiedRows | None = None
     epoch: int = 0
     groups: tuple[ActiveTableGroup, ...] = ()
     dense_pass: DensePass | None = None
@@ -120,10 +123,9 @@ class Hook:
 class LoopPart:
     """One summand of a loop. Every method does nothing here; a part overrides what it needs.
 
-    Order of the calls: `declare`, `handlers`, `hazards` and `hooks` when the loop is composed; `start` when a run
-    begins; handlers and hooks in the lanes, `finish_batch` in the lane of the loop's sink, `before_write` and
-    `after_write` around every write-back; when all lanes have ended `before_flush`, the write-backs of what is still
-    dirty, and `end`.
+    Order of the calls: `start` when a run begins; `declare`, `handlers`, `hazards` and `hooks` to compose its loop;
+    handlers and hooks in the lanes, `finish_batch` in the lane of the loop's sink, `before_write` and `after_write`
+    around every write-back; when all lanes have ended `before_flush`, the last write-backs, and `end`.
     """
 
     #: Names the part's state in checkpoints.
@@ -162,7 +164,7 @@ class LoopPart:
         """All lanes have ended; the dirty rows are about to be written."""
 
     def end(self) -> None:
-        """Everything is done but what the parts listed later do here."""
+        """The run is over. Called in the order of the parts."""
 
     def counters(self) -> Mapping[str, Any]:
         """Numbers of the batches done, JSON-able, that a checkpoint keeps: `LoopRun.carried` of a resumed job."""
@@ -171,6 +173,21 @@ class LoopPart:
     def tensors(self, piece: str) -> Mapping[str, Tensor]:
         """Tensors that a checkpoint keeps beside a piece of the dense part (`DensePart.pieces`), by name."""
         return {}
+
+    def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:
+        """Give all ranks the part's tensors as each stage's first holder has them; by all ranks alike, after training.
+
+        Args:
+            stages: who holds which stage.
+            group: all ranks of the job.
+
+        Raises:
+            PeerError: a rank is gone or silent.
+        """
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        """Context of every evaluation of the model."""
+        return nullcontext()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take back the tensors of all pieces, on the host, as a checkpoint kept them.
@@ -184,19 +201,22 @@ def handlers_of(parts: Sequence[LoopPart], composition: Composition) -> Mapping[
     """One handler per operation of a composed loop: the hooks before it, its part's own, the hooks after it.
 
     Raises:
-        ScheduleError: two parts handle one operation, or a hook is at a point that no part provides.
+        ScheduleError: two parts handle one operation, or a hook is at a point or operation that no part provides.
     """
     own: dict[str, Handler] = {}
+    owners: dict[str, LoopPart] = {}
     for part in parts:
         for text, handler in part.handlers().items():
             if text in own:
-                raise ScheduleError(f"two parts of the loop handle {text}")
-            own[text] = handler
+                raise ScheduleError(f"{type(owners[text]).__name__} and {type(part).__name__} both handle {text}")
+            own[text], owners[text] = handler, part
     calls: dict[str, tuple[list[Handler], list[Handler]]] = {}
     for hook in (hook for part in parts for hook in part.hooks()):
         for key in composition.operations(hook.at):
-            text = f"{key[0]}{key[1]}"
-            before, after = calls.setdefault(text if text in own else key[1], ([], []))
+            names = [name for name in (f"{key[0]}{key[1]}", key[1]) if name in own]
+            if not names:
+                raise ScheduleError(f"point {hook.at.value!r}: no part handles {key[0]}{key[1]}")
+            before, after = calls.setdefault(names[0], ([], []))
             (before if hook.when == "before" else after).append(partial(hook.call, key))
     for text, (before, after) in calls.items():
         own[text] = _chain((*before, own[text], *after))

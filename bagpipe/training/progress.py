@@ -1,4 +1,4 @@
-"""What a phase of training or evaluation has done: `Progress` so far, `PhaseResult` at its end. Records only."""
+"""Results of a run of training or evaluation: `Progress` so far, `RunResult` at its end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bagpipe.pipeline.report import Report
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PhaseResult", "Progress"]
+__all__ = ["Progress", "RunResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Totals of a phase so far.
+    """Totals of a run so far.
 
     Attributes:
         steps, samples: batches and examples done.
@@ -53,8 +53,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseResult:
-    """A finished phase.
+class RunResult:
+    """A finished run.
 
     Attributes:
         progress: its totals.

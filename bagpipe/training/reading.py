@@ -111,7 +111,7 @@ class Reading(LoopPart):
         Returns:
             Whether all ranks stop.
         """
-        assert self._peers is not None, "one rank agrees with itself"
+        assert self._peers is not None, "only ranks with peers vote"
         self._take()
         vote = StepVote.STOP if stop else StepVote.GO if self._next is not None else StepVote.END
         strongest = self._peers.agree(vote)

@@ -23,7 +23,7 @@ from bagpipe.schedule.ir.program import OpKey
 from bagpipe.schedule.prefetch import declare_evaluation_exchange, declare_exchange
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
-from bagpipe.training.rows import RowOptimizer
+from bagpipe.training.rows import RowStepOfBatch
 
 __all__ = ["EvaluationExchange", "ExchangedRows"]
 
@@ -80,7 +80,7 @@ class ExchangedRows(EvaluationExchange):
 
     row_waits = ("0X_PULL", "0X_PUSH")
 
-    def __init__(self, cache: RowCache, peers: Peers, *, row_step: RowOptimizer, guard: NonfiniteGuard) -> None:
+    def __init__(self, cache: RowCache, peers: Peers, *, row_step: RowStepOfBatch, guard: NonfiniteGuard) -> None:
         super().__init__(cache, peers)
         self._row_step = row_step
         self._guard = guard

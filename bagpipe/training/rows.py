@@ -34,13 +34,13 @@ from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.util.failpoints import hit
 
-__all__ = ["EvaluationRows", "KnownRows", "LocalUpdate", "RowOptimizer", "Rows"]
+__all__ = ["EvaluationRows", "KnownRows", "LocalUpdate", "RowStepOfBatch", "Rows"]
 
 #: (batch, table number, ids int64 ``[n]`` that it fetches) -> bool ``[n]``: the store must have the row.
 KnownRows: TypeAlias = Callable[[InFlightBatch, int, NDArray[np.int64]], NDArray[np.bool_]]
 
 #: Batch number -> settings of its row updates.
-RowOptimizer: TypeAlias = Callable[[int], RowStep]
+RowStepOfBatch: TypeAlias = Callable[[int], RowStep]
 
 
 class EvaluationRows(LoopPart):
@@ -162,9 +162,10 @@ class Rows(EvaluationRows):
 
     def write_back(self, b: int) -> None:
         batch = self._run.in_flight[b]
+        assert batch.writes is not None, "evicted before"
         # On a device the lane has waited for the eviction by now, so the rows are here.
         self._write(batch.writes(), batch.epoch, b)
-        batch.writes = list
+        batch.writes = None
 
     def end(self) -> None:
         """Write back what is still dirty."""
@@ -198,7 +199,7 @@ class LocalUpdate(LoopPart):
         row_step: settings of a batch's updates; None: evaluation, nothing is updated.
     """
 
-    def __init__(self, cache: RowCache, row_step: RowOptimizer | None = None) -> None:
+    def __init__(self, cache: RowCache, row_step: RowStepOfBatch | None = None) -> None:
         self._cache = cache
         self._row_step = row_step
         self._run: LoopRun

@@ -42,7 +42,7 @@ class StagedDense(DensePart):
         InputError: the loss scale grows.
     """
 
-    check_points = (Point.GRADIENTS, Point.STEP)
+    gradient_points = (Point.GRADIENTS, Point.STEP)
     is_staged = True
 
     def __init__(

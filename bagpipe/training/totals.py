@@ -15,7 +15,7 @@ __all__ = ["Totals"]
 
 
 class Totals(LoopPart):
-    """Listed last, so that it counts a batch when all other parts are done with it.
+    """Counts of one run. Listed behind the parts whose results it counts.
 
     Args:
         rows: counts rows read and written.

@@ -9,7 +9,7 @@ The rule is that of ``torch.optim.swa_utils.get_ema_multi_avg_fn``; buffers (run
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class WeightAverage(LoopPart):
     Args:
         dense: the dense part, its weights initial.
         decay: weight of the average before, in [0, 1).
+        evaluates: evaluation uses the averages.
 
     Attributes:
         averages: by parameter name. With stages on several ranks only those of the pieces held here are current,
@@ -39,9 +40,10 @@ class WeightAverage(LoopPart):
 
     name = "average"
 
-    def __init__(self, dense: DensePart, decay: float) -> None:
+    def __init__(self, dense: DensePart, decay: float, *, evaluates: bool = False) -> None:
         self._dense = dense
         self._decay = decay
+        self._evaluates = evaluates
         self._weights = {name: p for name, p in dense.model.named_parameters() if p.requires_grad}
         self.averages: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self._weights.items()}
         self._run: LoopRun
@@ -57,20 +59,22 @@ class WeightAverage(LoopPart):
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors.keys() != self.averages.keys():
-            raise InputError("the checkpoint has no weight averages: resume it with optim.ema_decay = 0")
+            missing = sorted(self.averages.keys() - tensors.keys())
+            first = f"none of {missing[0]!r}" if missing else f"one of {min(tensors.keys() - self.averages.keys())!r}"
+            raise InputError(
+                f"the checkpoint has weight averages of {len(tensors)} parameters and {first}, this job keeps "
+                f"{len(self.averages)}: resume it with optim.ema_decay = 0"
+            )
         for name, tensor in tensors.items():
             self.averages[name].copy_(tensor)
 
-    def reset(self) -> None:
-        """Begin again with the weights as they are, for example after rank 0's have been given to all ranks."""
-        for name, weight in self._weights.items():
-            self.averages[name].copy_(weight.detach())
-
     def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:
-        """Give all ranks the averages of each stage's first holder; by all ranks alike. PeerError: one is gone."""
         for stage in stages:
             for name, _ in stage.parameters:
                 group.broadcast(self.averages[name], stage.holders[0])
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        return self.swapped_in() if self._evaluates else nullcontext()
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

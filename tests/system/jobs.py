@@ -18,7 +18,7 @@ from bagpipe.oracle.rank_batch import BatchSource
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.digest import dense_digest, embedding_digest
-from bagpipe.training.progress import PhaseResult, Progress
+from bagpipe.training.progress import Progress, RunResult
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from trainer.assembly import BuiltModel, build_engine, build_training_model
@@ -44,7 +44,7 @@ class JobEnd:
     rows: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
     dense: dict[str, torch.Tensor]
     state: dict[int, dict[str, Any]]
-    trained: PhaseResult
+    trained: RunResult
     built: BuiltModel
     auc: float | None = None
     ne: float | None = None

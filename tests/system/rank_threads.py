@@ -30,7 +30,7 @@ from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
-from bagpipe.training.progress import PhaseResult
+from bagpipe.training.progress import RunResult
 from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
@@ -55,7 +55,7 @@ class RanksEnd:
     embedding_digest: str
     rows: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
     dense: dict[str, torch.Tensor]
-    results: tuple[PhaseResult, ...]
+    results: tuple[RunResult, ...]
     rows_sent: int
     scores: tuple[tuple[float, ...], ...]
 
@@ -132,7 +132,7 @@ def run_ranks(
             store = stack.enter_context(MemoryStore(built.rows, name=name, num_buckets=8))
             engine = engine_of_rank(built, store, peer, sums, barrier, claim=_claim(peer, store))
             jobs.append((peer, engine, built))
-        results: list[PhaseResult | BaseException | None] = [None] * world_size
+        results: list[RunResult | BaseException | None] = [None] * world_size
         scores: list[list[float]] = [[] for _ in peers]
 
         def work(peer: LocalPeers) -> None:
@@ -172,7 +172,7 @@ def run_ranks(
                 for ids in [store.ids(number)]
             },
             dense={name: value.detach().clone() for name, value in engines[0].dense.model.state_dict().items()},
-            results=tuple(result for result in results if isinstance(result, PhaseResult)),
+            results=tuple(result for result in results if isinstance(result, RunResult)),
             rows_sent=sum(sum(peer.rows_sent.values()) for peer in peers),
             scores=tuple(tuple(row) for row in scores),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,11 +34,11 @@ from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine, OnBatch
-from bagpipe.training.progress import PhaseResult, Progress
-from bagpipe.training.weight_average import WeightAverage
+from bagpipe.training.part import LoopPart
+from bagpipe.training.progress import Progress, RunResult
 from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, dense_of_rank, steps_of_rank
-from trainer.assembly import BuiltModel, build_average, build_cache, build_dense, build_engine, build_training_model
+from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 
 __all__ = ["Crash", "Recorded", "RecordedEnd", "recorded"]
 
@@ -52,7 +52,7 @@ class RecordedEnd:
     """How a start of the job ended."""
 
     digests: tuple[str, str]
-    results: tuple[PhaseResult, ...]
+    results: tuple[RunResult, ...]
     first_batch: int
 
     @property
@@ -131,7 +131,7 @@ class Recorded:
                     timeout_s=60.0,
                 )
                 cache, dense = build_cache(built), self._dense(built, peer, sums, barrier)
-                average = build_average(built, dense)
+                parts = build_parts(built, dense)
                 recorder = self._recorder(
                     folder,
                     generation,
@@ -149,13 +149,13 @@ class Recorded:
                     store,
                     cache=cache,
                     dense=dense,
-                    average=average,
+                    parts=parts,
                     peers=peer if self.world_size > 1 else None,
                     claim=lambda: False,
                     recorder=recorder,
                     known=rows.contains,
                 )
-                _restore(dense, average, beginning, peer.rank)
+                _restore(dense, parts, beginning, peer.rank)
                 on_batch = self.prepare(engine)
                 if crash_at is not None and peer.rank == crash_rank:
                     on_batch = _Fuse(beginning.manifest.step + crash_at)
@@ -207,7 +207,7 @@ class Recorded:
     ) -> DensePart:
         return build_dense(built) if self.world_size == 1 else dense_of_rank(built, peer, sums, barrier)
 
-    def _train(self, rank: _Rank, beginning: Checkpoint) -> PhaseResult:
+    def _train(self, rank: _Rank, beginning: Checkpoint) -> RunResult:
         first_batch, parts = beginning.manifest.step, beginning.manifest.parts
         carried = parts[rank.peer.rank].progress if parts else {}
         with ExitStack() as stack:
@@ -255,11 +255,9 @@ class _Fuse:
             raise Crash
 
 
-def _together(
-    ranks: list[_Rank], barrier: threading.Barrier, train: Callable[[_Rank], PhaseResult]
-) -> list[PhaseResult]:
+def _together(ranks: list[_Rank], barrier: threading.Barrier, train: Callable[[_Rank], RunResult]) -> list[RunResult]:
     """All ranks' results; a crash ends them all, and is raised."""
-    results: dict[int, PhaseResult] = {}
+    results: dict[int, RunResult] = {}
     errors: list[BaseException] = []
 
     def work(rank: _Rank) -> None:
@@ -282,15 +280,15 @@ def _together(
     return [results[number] for number in range(len(ranks))]
 
 
-def _restore(dense: DensePart, average: WeightAverage | None, beginning: Checkpoint, rank: int) -> None:
+def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], beginning: Checkpoint, rank: int) -> None:
     parts = list(beginning.manifest.parts)
     if not parts:
         return
     own = load(beginning.folder, parts[rank].dense)
     state = combine(load(beginning.folder, part.dense) for part in parts) if dense.is_staged else own
     state.restore(dense.model, *(piece.optimizer for piece in dense.pieces.values() if piece.optimizer is not None))
-    if average is not None:
-        average.load_tensors(state.of_part(average.name))
+    for loop_part in loop_parts:
+        loop_part.load_tensors(state.of_part(loop_part.name))
     restore_random_state(own.rng(), torch.device("cpu"))
 
 

@@ -63,7 +63,7 @@ def test_hooks_come_before_and_after_in_the_order_of_the_parts() -> None:
 
 
 def test_two_parts_with_one_operation_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="two parts of the loop handle F"):
+    with pytest.raises(ScheduleError, match="Notes and Notes both handle F"):
         handlers_of([Notes([], "a", ["F"]), Notes([], "b", ["F"])], composition())
 
 

@@ -19,7 +19,7 @@ from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.recording import recorded
 from tests.training.small import small_dense
-from trainer.assembly import build_average, build_dense, build_engine, build_training_model
+from trainer.assembly import build_dense, build_engine, build_parts, build_training_model
 
 MakeConfig = Callable[..., Config]
 
@@ -35,12 +35,12 @@ def test_it_is_torchs_rule_and_evaluation_uses_it(clicks: MakeConfig) -> None:
     data = PlannedData(config.data, config.run.seed)
     built = build_training_model(config, data.schema)
     dense = build_dense(built)
-    average = build_average(built, dense)
-    assert average is not None
+    (average,) = parts = build_parts(built, dense)
+    assert isinstance(average, WeightAverage)
     theirs = AveragedModel(dense.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     theirs.n_averaged += 1  # torch's first update copies the weights; ours begin as the initial ones
     with MemoryStore(built.rows) as store:
-        engine = build_engine(built, store, dense=dense, average=average)
+        engine = build_engine(built, store, dense=dense, parts=parts)
         engine.train(data.batches("train", built.spec), on_batch=lambda totals: theirs.update_parameters(dense.model))
         expected = {name.removeprefix("module."): value for name, value in theirs.named_parameters()}
         assert average.averages.keys() == expected.keys()
@@ -91,5 +91,5 @@ def test_a_resumed_job_goes_on_with_its_averages(
 
 def test_a_checkpoint_without_averages_is_refused() -> None:
     average = WeightAverage(small_dense(), 0.5)
-    with pytest.raises(InputError, match="the checkpoint has no weight averages"):
+    with pytest.raises(InputError, match=r"of 0 parameters and none of 'bias', this job keeps 2"):
         average.load_tensors({})

@@ -17,7 +17,7 @@ from enum import Enum
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.loop import Loop, Template
-from bagpipe.schedule.ir.program import Edge, OpKey, Resource, ResourceKind, Stage
+from bagpipe.schedule.ir.program import Edge, EdgeKind, OpKey, Resource, ResourceKind, Stage
 
 __all__ = ["READ", "Composition", "LoopBuilder", "Operation", "Point", "sort_lanes"]
 
@@ -57,13 +57,13 @@ class _Link:
     src: Operation
     dst: Operation
     delay: int | None = 0
-    kind: str = "data"
+    kind: EdgeKind = "data"
     hazard: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """What a builder made.
+    """A loop, and where its points are.
 
     Attributes:
         loop: the loop.
@@ -143,8 +143,10 @@ class LoopBuilder:
         Raises:
             ScheduleError: no part listed before provides it, or several operations stand for it.
         """
-        (operation,) = self._at(point)
-        return operation
+        operations = self._at(point)
+        if len(operations) != 1:
+            raise ScheduleError(f"point {point.value!r}: expected one operation, got {list(operations)}")
+        return operations[0]
 
     def edge(self, src: Operation, dst: Operation, *, delay: int = 0) -> None:
         """`dst` of batch b waits for `src` of batch ``b - delay``."""
@@ -224,7 +226,7 @@ def _edge(link: _Link, src: OpKey, dst: OpKey) -> Edge:
         src_stage=src[0],
         dst_stage=dst[0],
         delay=link.delay,
-        kind=link.kind,  # type: ignore[arg-type] # one of `EdgeKind`'s
+        kind=link.kind,
         hazard=link.hazard,
     )
 

@@ -1,6 +1,6 @@
 """`StepProgram`: one batch of dense stages as executed. Every (stage, pipe) is a numbered stage instance.
 
-    StageGraph, schedule ──builder──> Program ──step_program──> StepProgram ──pipelined──> Loop of one process
+    StageGraph, schedule ──builder──> Program ──step_program──> StepProgram ──stage_lanes──> StageLanes of one process
 
 Every process has an embedding stage. It holds the embedding rows of the examples that the process reads, hands inputs
 to dense stages and labels to the loss, and takes back the gradients of the pooled vectors. A process where no pipe

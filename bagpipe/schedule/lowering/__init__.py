@@ -1,5 +1,5 @@
 """Lowering: from the compute actions of a builder to all actions of a process.
 
 Program ──rewrite, embedding, optimizer, sends: passes──> Program with REC, X_EMBED, REDUCE_GRAD, OPT, SEND, RECV
-step_program: the passes for training ──> StepProgram ──pipelined──> Loop of one process
+step_program: the passes for training ──> StepProgram ──stage_lanes──> StageLanes of one process
 """
