@@ -140,18 +140,18 @@ def capture(
     rng: Mapping[str, Tensor] | None = None,
     parts: Mapping[str, Tensor] | None = None,
 ) -> DenseCopy:
-    """Copy the dense state to the host, as the current stream will have left it; see `copy_to_host`.
+    """Start copying the dense state to the host, ordered by the current stream; see `copy_to_host`.
 
     Args:
-        streams: of the model's device.
-        model: whose parameters and buffers (also those outside its state_dict) are copied.
-        optimizers: of its parameters; each parameter's state is with one of them.
-        only: names of the parameters and buffers to copy, with their optimizer state; None: all.
-        rng: random states to keep with it, by name.
-        parts: tensors of other parts of the loop, by ``part.name``.
+        streams: streams of the model's device.
+        model: its parameters and buffers are copied, including those outside its state_dict.
+        optimizers: together hold the state of its parameters, each parameter in one of them.
+        only: names of the parameters and buffers to copy, with their optimizer state. None: all.
+        rng: random states to save, by name.
+        parts: tensors of other parts of the training loop, by ``part.name``.
 
     Raises:
-        InputError: a module has extra state of its own, which only a pickle could hold.
+        InputError: a module overrides `get_extra_state`, whose result only a pickle can hold.
     """
     check_model(model)
     tensors: dict[str, Tensor] = {}

@@ -1,12 +1,11 @@
-"""`CheckpointFolder`: the directory of a job's checkpoints: who may write where, what is whole, what can go.
+"""`CheckpointFolder`: directory of a job's checkpoints: creation, publication, validation and pruning.
 
-    start ──new_generation──> generation-000007/ ──note_start──> whose it is, what it goes on from
+    start ──new_generation──> generation-000007/ ──note_start──> its job's token, the checkpoint it resumes from
     save  ──step_folder──> files ──write_part (every rank)──> read_parts (rank 0) ──publish──> manifest.json
-    begin ──newest / at──> Checkpoint whose files all have their length and checksum; a broken one is passed over
+    begin ──newest / at──> Checkpoint whose files all match length and checksum; broken ones are skipped
 
-A step's folder is nothing until its manifest is in place, and nothing again once the manifest has been renamed away.
-Checkpoints are ordered by (generation, step): what a job makes that went back to an older step is newer than what it
-went back over.
+A checkpoint exists exactly while its manifest does: one rename publishes it, one rename removes it. Checkpoints are
+ordered by (generation, step): those of a job that resumed from an older step are newer than the skipped ones.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["Checkpoint", "CheckpointFolder"]
 
 _MANIFEST = "manifest.json"
 _UNPUBLISHED = "manifest.removed"
-#: In a generation's folder: the token of the job that made it, then generation and step of what it goes on from.
+#: File in a generation's folder: the token of its job, then generation and step of the checkpoint it resumes from.
 _START = "start"
 _GENERATION = re.compile(r"generation-(\d{6,12})")
 _STEP = re.compile(r"step-(\d{8,12})")
@@ -37,11 +36,11 @@ _STEP = re.compile(r"step-(\d{8,12})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that is whole.
+    """A valid checkpoint.
 
     Attributes:
-        folder: where its files are.
-        manifest: what it is.
+        folder: folder of its files.
+        manifest: its manifest.
     """
 
     folder: Path
@@ -54,10 +53,10 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints under one path. Any rank may read and write its part; rank 0 alone makes generations and publishes.
+    """Checkpoints under one path. Every rank reads and writes its part; only rank 0 creates generations and publishes.
 
     Args:
-        path: need not exist yet.
+        path: the directory; can be absent.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +64,7 @@ class CheckpointFolder:
         self._broken: set[tuple[int, int]] = set()
 
     def new_generation(self) -> int:
-        """Make the folder of the next generation, exclusively: two starts at once get two numbers.
+        """Create the folder of the next generation exclusively: concurrent starts get different numbers.
 
         Raises:
             InputError: the folder cannot be written.
@@ -87,7 +86,7 @@ class CheckpointFolder:
             raise InputError(f"checkpoint.dir {self.path} cannot be written: {error.strerror}") from None
 
     def note_start(self, generation: int, token: str, origin: Checkpoint | None) -> None:
-        """Say whose a generation is, and what it goes on from: a job that still runs does not remove that.
+        """Record a generation's token and origin. A job that is still running does not prune the origin.
 
         Raises:
             OSError: the folder cannot be written.
@@ -97,7 +96,7 @@ class CheckpointFolder:
         write_whole(self.generation_folder(generation) / _START, words.encode())
 
     def token_of(self, generation: int) -> str:
-        """Of the job that made a generation; empty if it has not said so."""
+        """Token of the job that created a generation; empty if none is recorded."""
         return (self._start(generation) or [""])[0]
 
     def _start(self, generation: int) -> list[str]:
@@ -107,20 +106,20 @@ class CheckpointFolder:
             return []
 
     def generation_folder(self, generation: int) -> Path:
-        """Where a start of the job keeps its checkpoints and journals."""
+        """Folder of one start's checkpoints and journals."""
         return self.path / f"generation-{generation:06d}"
 
     def step_folder(self, generation: int, step: int) -> Path:
-        """Make, if need be, the folder for the files of a checkpoint to come; any rank.
+        """Create the folder of a new checkpoint unless it exists; any rank.
 
-        Files that an interrupted save left there are written anew by this one, each under its own name.
+        The new save overwrites files of an interrupted one under the same names.
         """
         folder = self._step_path(generation, step)
         folder.mkdir(exist_ok=True)
         return folder
 
     def write_part(self, generation: int, step: int, part: Part) -> None:
-        """Put a rank's part in place; its files are durable already."""
+        """Write a rank's part. Its files must be durable."""
         write_whole(self.step_folder(generation, step) / _part_name(part.rank), encode(part))
 
     def read_parts(self, generation: int, step: int, world_size: int) -> tuple[Part, ...] | None:
@@ -131,15 +130,15 @@ class CheckpointFolder:
         return tuple(decode_part(read_small(path), str(path)) for path in paths)
 
     def publish(self, manifest: Manifest, sources: Iterable[Path] = ()) -> Checkpoint:
-        """Make a checkpoint exist: link the files of `manifest.base`, then put the manifest in place by one rename.
+        """Publish a checkpoint: link the files of `manifest.base`, then rename the manifest into place.
 
         Args:
-            manifest: all files but those of `base` are in the step's folder, durable.
-            sources: folders where files of `base` are looked for, in this order, if they are not in the step's folder.
+            manifest: all files except those of `base` are durable in the step's folder.
+            sources: folders searched in order for files of `base` that are missing in the step's folder.
 
         Raises:
-            FileNotFoundError: a file that the manifest names is nowhere.
-            OSError: the folder cannot be written; the checkpoints before are untouched.
+            FileNotFoundError: a file of the manifest is in no folder.
+            OSError: the folder cannot be written; earlier checkpoints are intact.
         """
         folder = self.step_folder(manifest.generation, manifest.step)
         folders = tuple(sources)
@@ -148,11 +147,11 @@ class CheckpointFolder:
                 link_or_copy(_find(file.file.name, folders), folder / file.file.name)
         for entry in manifest.files:
             if (folder / entry.name).stat().st_size != entry.num_bytes:
-                raise OSError(errno.EIO, "a file has another length than when it was written", str(folder / entry.name))
+                raise OSError(errno.EIO, "a file has another length than when written", str(folder / entry.name))
         sync_folder(folder)
         sync_folder(folder.parent)
         content = encode(manifest)
-        # What could not be read back must not be published.
+        # Publish only a manifest that decodes.
         manifest = decode_manifest(content, str(folder / _MANIFEST))
         hit("before-manifest")
         write_whole(folder / _MANIFEST, content)
@@ -160,20 +159,20 @@ class CheckpointFolder:
         return Checkpoint(folder=folder, manifest=manifest)
 
     def adopt(self, checkpoint: Checkpoint, generation: int) -> Checkpoint:
-        """Publish a checkpoint once more, by the same files, as the first of a generation: it becomes the newest.
+        """Republish a checkpoint with the same files as the first of a generation, which makes it the newest.
 
         Raises:
-            OSError: the folder cannot be written; the checkpoints before are untouched.
+            OSError: the folder cannot be written; earlier checkpoints are intact.
         """
         manifest = checkpoint.manifest
         folder = self.step_folder(generation, manifest.step)
         for entry in manifest.files:
             link_or_copy(checkpoint.folder / entry.name, folder / entry.name)
-        # No parent: a store with its id is loaded from files.
+        # No parent: a store with the parent's id is reloaded from files.
         return self.publish(dataclasses.replace(manifest, generation=generation, parent_checkpoint_id=""))
 
     def positions(self) -> tuple[tuple[int, int], ...]:
-        """(generation, step) of what is published, whole or not; the newest first."""
+        """(generation, step) of all published checkpoints, valid or not; the newest first."""
         found = []
         for generation, folder in self._generations():
             for step, step_folder in _numbered(folder, _STEP):
@@ -182,17 +181,17 @@ class CheckpointFolder:
         return tuple(sorted(found, reverse=True))
 
     def has_newer(self, checkpoint: Checkpoint) -> bool:
-        """Whether anything newer is published that was not found broken."""
+        """Whether a newer checkpoint is published that was not found broken."""
         return any(position > checkpoint.position for position in self.positions() if position not in self._broken)
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest whole checkpoint; None if nothing was ever published here.
+        """The newest valid checkpoint; None if nothing is published.
 
         Args:
-            warn: told, in one line each, which checkpoint is passed over, which of its files is broken, and how.
+            warn: called with one line per skipped checkpoint: its step, the broken file and the reason.
 
         Raises:
-            InputError: there are checkpoints, but all are broken; or the newest is of a newer format, or foreign.
+            InputError: all checkpoints are broken, or the newest has a newer or foreign format.
         """
         positions = self.positions()
         for position in positions:
@@ -204,7 +203,7 @@ class CheckpointFolder:
         return None
 
     def at(self, step: int, warn: Callable[[str], None]) -> Checkpoint:
-        """The newest whole checkpoint of a step. Raises `InputError` if there is none, with the steps there are."""
+        """The newest valid checkpoint of a step. Raises `InputError` with the available steps if there is none."""
         positions = self.positions()
         for position in positions:
             if position[1] == step:
@@ -218,17 +217,17 @@ class CheckpointFolder:
         )
 
     def known(self, generation: int, step: int) -> Checkpoint:
-        """One that another rank has found whole: only its manifest is read. Raises `BrokenCheckpoint`."""
+        """A checkpoint that another rank has validated; reads only its manifest. Raises `BrokenCheckpoint`."""
         folder = self._step_path(generation, step)
         manifest = decode_manifest(read_small(folder / _MANIFEST), str(folder / _MANIFEST))
         return Checkpoint(folder=folder, manifest=manifest)
 
     def prune(self, keep: int, newest: Checkpoint) -> None:
-        """Remove all but the `keep` newest checkpoints, and what interrupted saves of earlier generations left.
+        """Remove all but the `keep` newest checkpoints, and leftovers of interrupted saves in earlier generations.
 
         Args:
-            keep: at least 1; checkpoints found broken are not counted.
-            newest: known to be whole; neither it, nor anything newer, nor what a later start goes on from is removed.
+            keep: at least 1. Broken checkpoints do not count.
+            newest: a valid checkpoint. It, newer ones and origins of later starts are kept.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
@@ -244,14 +243,14 @@ class CheckpointFolder:
                 self._sweep(folder)
 
     def _origins_after(self, generation: int) -> set[tuple[int, int]]:
-        """What starts after a generation say that they go on from."""
+        """Positions of the checkpoints from which later generations resume."""
         starts = [self._start(number)[1:] for number, _ in self._generations() if number > generation]
         return {
             (int(words[0]), int(words[1])) for words in starts if len(words) == 2 and all(map(str.isdecimal, words))
         }
 
     def _sweep(self, generation: Path) -> None:
-        """Remove what no manifest stands for; all of it once no checkpoint is left."""
+        """Remove unpublished folders and journals; remove the generation if no checkpoint is left."""
         for _, folder in _numbered(generation, _STEP):
             if not (folder / _MANIFEST).exists():
                 self._remove(folder)
@@ -261,7 +260,7 @@ class CheckpointFolder:
             shutil.rmtree(generation)
 
     def _remove(self, folder: Path) -> None:
-        """Unpublish, then remove: half a checkpoint must not look like one."""
+        """Unpublish, then remove: a partly removed checkpoint must not look valid."""
         manifest = folder / _MANIFEST
         if manifest.exists():
             manifest.rename(folder / _UNPUBLISHED)
@@ -274,13 +273,14 @@ class CheckpointFolder:
             manifest = decode_manifest(read_small(folder / _MANIFEST), str(folder / _MANIFEST))
             if (manifest.generation, manifest.step) != position:
                 raise BrokenCheckpoint(
-                    f"{folder / _MANIFEST}: it is that of generation {manifest.generation}, step {manifest.step}"
+                    f"{folder / _MANIFEST}: expected the manifest of generation {position[0]}, step {position[1]}, got "
+                    f"that of generation {manifest.generation}, step {manifest.step}"
                 )
             for entry in manifest.files:
                 check(folder, entry)
         except BrokenCheckpoint as error:
             self._broken.add(position)
-            warn(f"the checkpoint of step {position[1]} is broken and passed over: {error}")
+            warn(f"the checkpoint of step {position[1]} is broken and skipped: {error}")
             return None
         return Checkpoint(folder=folder, manifest=manifest)
 
@@ -296,7 +296,7 @@ def _part_name(rank: int) -> str:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Sub-folders with such a name, with their numbers; none if the folder is not there."""
+    """Subfolders that match `pattern`, with their numbers; none if the folder does not exist."""
     try:
         found = [(pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
     except FileNotFoundError:

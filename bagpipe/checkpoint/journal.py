@@ -1,9 +1,9 @@
-"""`RowWriter`: the rows that changed between two checkpoints, journaled as they are written back, sorted at the end.
+"""`RowWriter`: rows changed between two checkpoints, journaled at write-back and sorted at the checkpoint.
 
-    net-out lane ──append(requests, step)──> journal, one per row width (in the order of time, a row may be there often)
+    net-out lane ──append(requests, step)──> journal, one per row width (in write order, with duplicates)
     background   ──seal(folder, step)──> rows-<step>-<rank>-<row bytes>.npy (sorted, each row once, its latest value)
 
-The journal is scratch: nothing of it is durable, and after a crash nobody reads it.
+The journal is scratch space: it is not durable and not read after a crash.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["RowWriter", "save_dirty"]
 
-#: The journal's own buffer: a batch's small tables make one system call together.
+#: Write buffer of a journal: the small tables of a batch share one system call.
 _BUFFER_BYTES = 1 << 20
 
-#: Sorted rows gathered at a time.
+#: Bytes of sorted rows gathered at a time.
 _CHUNK_BYTES = 4 << 20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Journal:
-    """Records of one width, one after the other, without a header."""
+    """Consecutive records of one width, without a header."""
 
     path: Path
     row_bytes: int
@@ -49,18 +49,18 @@ class _Journal:
 
 
 class RowWriter:
-    """One rank's changed rows of one interval. One thread at a time; made anew for each interval.
+    """One rank's changed rows of one interval between checkpoints. One thread at a time.
 
-    Opens files when the first row comes; `seal` or `discard` removes them.
+    Creates its files at the first row; `seal` or `discard` removes them.
 
     Args:
-        folder: for the journal, on the checkpoint's file system: `CheckpointFolder.generation_folder`.
-        schema: of the rows.
-        rank: this one.
-        epoch: of the interval; makes the journal's name.
+        folder: folder of the journal, on the checkpoint's file system: `CheckpointFolder.generation_folder`.
+        schema: schema of the rows.
+        rank: this rank.
+        epoch: epoch of the interval; part of the journal's name.
 
     Raises:
-        OSError: from any method: what the file system says.
+        OSError: from any method: a file operation failed.
     """
 
     def __init__(self, folder: Path, schema: RowSchema, *, rank: int, epoch: int) -> None:
@@ -71,11 +71,11 @@ class RowWriter:
         self._journals: dict[int, _Journal] = {}
 
     def append(self, requests: Sequence[WriteRequest], step: int) -> None:
-        """Note rows. Of a row that comes again, the one with the higher step counts, of equal steps the later one.
+        """Append rows. The value with the highest step wins, the last one among equal steps.
 
         Args:
             requests: rows of any tables.
-            step: batch that the rows left the cache for; the checkpoint's own for rows of its snapshot.
+            step: batch for which the rows were evicted; the checkpoint's own step for rows of its snapshot.
         """
         if not 0 <= step <= MAX_STEP:
             raise ValueError(f"step must be in [0, {MAX_STEP}], got {step}")
@@ -98,13 +98,13 @@ class RowWriter:
             journal.num_rows += len(records)
 
     def seal(self, folder: Path, step: int) -> tuple[RowFile, ...]:
-        """Sort what was noted into durable files, by width, and remove the journal. None for widths without rows.
+        """Sort the rows into durable files, one per width that has rows, and remove the journal.
 
-        Heap: about 40 B per row noted, and some MiB.
+        Heap: about 40 B per appended row, plus a few MiB.
 
         Args:
-            folder: of the checkpoint.
-            step: of the checkpoint.
+            folder: folder of the checkpoint.
+            step: step of the checkpoint.
         """
         sealed = []
         for row_bytes in sorted(self._journals):
@@ -116,7 +116,7 @@ class RowWriter:
         return tuple(sealed)
 
     def discard(self) -> None:
-        """Forget everything; may be repeated."""
+        """Remove the journal. Idempotent."""
         while self._journals:
             journal = self._journals.popitem()[1]
             close_quietly(journal.file)
@@ -142,5 +142,5 @@ class RowWriter:
 
 
 def save_dirty(folder: Path, *, rank: int, tables: NDArray[np.uint32], ids: NDArray[np.int64]) -> FileEntry:
-    """Write the names of rows that are newer in the cache than in the store: uint32 and int64 ``[n]``, any order."""
+    """Write the names of dirty rows, newer in the cache than in the store: uint32 and int64 ``[n]``, any order."""
     return save_names(folder / f"dirty-{rank:04d}.npy", tables, ids)

@@ -1,4 +1,4 @@
-"""`Manifest`: what a checkpoint is. Pure records; `bagpipe.checkpoint.codec` makes their JSON.
+"""`Manifest`: description of a checkpoint. Pure records; `bagpipe.checkpoint.codec` encodes them as JSON.
 
 rank r ──Part──> part-<r>.json ──┐
 …                                ├──Manifest──> manifest.json
@@ -15,12 +15,12 @@ from bagpipe.errors import InputError
 
 __all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
-#: Of the manifest and of all files it names. A newer one is refused.
+#: Format version of the manifest and its files. Newer versions are rejected.
 FORMAT_VERSION = 1
 
 
 class BrokenCheckpoint(InputError):
-    """A file of a checkpoint is missing, cut or changed: another checkpoint may do."""
+    """A file of a checkpoint is missing, truncated or changed. Another checkpoint can be valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class FileEntry:
     """A file of the checkpoint's directory.
 
     Attributes:
-        name: in the directory.
-        num_bytes: its length.
-        xxh3_128: checksum of all of it, hexadecimal.
+        name: file name in the directory.
+        num_bytes: file length.
+        xxh3_128: hexadecimal checksum of the whole file.
     """
 
     name: str
@@ -40,14 +40,14 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """Rows of one width, sorted by (table, id), each once; see `bagpipe.checkpoint.row_file`.
+    """Distinct rows of one width, sorted by (table, id); see `bagpipe.checkpoint.row_file`.
 
     Attributes:
         file: the file.
-        row_bytes: of one record.
+        row_bytes: bytes of one row.
         num_rows: records in the file.
-        full: it holds every row of its width that existed at `step`; earlier files are not needed.
-        step: the checkpoint that it was made for.
+        full: the file holds every row of its width that existed at `step`; earlier files are not needed.
+        step: step of the checkpoint that created the file.
     """
 
     file: FileEntry
@@ -59,15 +59,15 @@ class RowFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank contributes.
+    """One rank's part of a checkpoint.
 
     Attributes:
-        rank: it.
-        dense: its file of the dense part.
-        rows: rows that changed since the checkpoint before, by width.
-        dirty: names of the rows that were newer in its cache than in the store.
+        rank: the rank.
+        dense: file of its dense part.
+        rows: rows changed since the previous checkpoint, one file per width.
+        dirty: names of rows newer in its cache than in the store.
         num_groups: per bucket, groups in its log of the interval that ends here.
-        progress: what the rank resumes from: samples, loss_sum, reader_state, …; floats read back exactly.
+        progress: counters to resume from: samples, loss_sum, reader_state, …; floats are exact.
     """
 
     rank: int
@@ -84,17 +84,17 @@ class Manifest:
 
     Attributes:
         format_version: see `FORMAT_VERSION`.
-        lineage: 32 hexadecimal digits, drawn when the job began from nothing; kept by all that resume from it.
-        generation: how often jobs have been started on this folder; orders checkpoints before their step does.
-        step: batches trained; the next to be trained has this number.
-        parent_checkpoint_id: id of the checkpoint that the logs of the interval before are relative to.
-        token, epoch: of those logs.
-        world_size: ranks.
-        settings: configuration that results depend on, by key; JSON values.
+        lineage: 32 random hexadecimal digits, drawn at the first start; all resumed jobs keep them.
+        generation: number of starts on this folder; checkpoints are ordered by generation, then step.
+        step: number of trained batches, which is the number of the next batch.
+        parent_checkpoint_id: id of the checkpoint at which the logs of the preceding interval begin.
+        token, epoch: fencing token and epoch of those logs.
+        world_size: number of ranks.
+        settings: configuration that affects results, by key; JSON values.
         row_schema: `RowSchema.to_json`.
-        identity: of the data, as the cacher says it.
-        parts: by rank.
-        base: row files of earlier checkpoints (and the last full ones) that this one builds on, oldest first.
+        identity: identity of the data, from the cacher.
+        parts: the ranks' parts, by rank.
+        base: row files of earlier checkpoints that this one builds on, from the last full ones, oldest first.
     """
 
     format_version: int = FORMAT_VERSION
@@ -113,24 +113,24 @@ class Manifest:
 
     @property
     def checkpoint_id(self) -> str:
-        """What a store's buckets say once the checkpoint is committed there.
+        """Checkpoint id that a commit sets in the store's buckets.
 
-        By token, not by generation: a folder and its copy count their generations alike.
+        Contains the token instead of the generation: a folder and its copy use the same generation numbers.
         """
         return f"{self.lineage}:{self.token}:{self.step}"
 
     @property
     def reader_state(self) -> Mapping[str, Any] | None:
-        """Position of the data reader before batch `step`; None: at the beginning."""
+        """Reader state before batch `step`; None: start of the data."""
         return self.parts[0].progress.get("reader_state") if self.parts else None
 
     @property
     def row_files(self) -> tuple[RowFile, ...]:
-        """All of them, oldest first."""
+        """All row files, oldest first."""
         return self.base + tuple(file for part in self.parts for file in part.rows)
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Everything in the checkpoint's folder that is needed to resume from it."""
+        """All files needed to resume from the checkpoint."""
         own = [entry for part in self.parts for entry in (part.dense, part.dirty) if entry is not None]
         return (*own, *(file.file for file in self.row_files))

@@ -1,10 +1,10 @@
-"""Several sorted row files as one: of each row the latest record, in order, some MiB at a time.
+"""Streaming merge of sorted row files: the latest record of each row, in order, a few MiB at a time.
 
     full file     ids  1  4  7  9 ..          span 0: ids <= 7      span 1: ids <= 15 …
     rows of 400   ids     4     9 ..   ──>    read together, sorted, the latest kept ──> full file, store, index
     rows of 800   ids  1        9 ..
 
-*Latest* is by (checkpoint that the file was made for, step of the record).
+Records are ordered by (step of the file's checkpoint, step of the record); the latest one wins.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["CHUNK_BYTES", "SortedFile", "merge_files", "merged_ids", "merged_records", "open_files"]
 
-#: Records taken together at most: what a merge holds is a few times as much.
+#: Largest size of a chunk of records. A merge holds a few times as much.
 CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SortedFile:
-    """A row file, mapped.
+    """A memory-mapped row file.
 
     Attributes:
-        source: what the manifest says.
-        records: all of it, in its pages.
-        bounds: by table of its width: first record and end.
+        source: its manifest entry.
+        records: all records, mapped.
+        bounds: for each table of its width: first record and end.
     """
 
     source: RowFile
@@ -55,13 +55,13 @@ class SortedFile:
 
 
 def open_files(folder: Path, files: Sequence[RowFile], schema: RowSchema) -> dict[int, tuple[SortedFile, ...]]:
-    """Map row files. Their checksums have been compared before.
+    """Map row files with verified checksums.
 
     Returns:
-        By table, the files of its width, oldest first; those before the last full one are left out.
+        For each table, the files of its width from the last full one on, oldest first.
 
     Raises:
-        BrokenCheckpoint: a file is missing, or not of its name's kind.
+        BrokenCheckpoint: a file is missing or has another format.
     """
     by_width: dict[int, list[RowFile]] = {schema.row_bytes(table): [] for table in range(len(schema.tables))}
     for file in files:
@@ -101,7 +101,7 @@ def merged_records(files: Sequence[SortedFile], table: int) -> Iterator[NDArray[
         sources = [files[span.file].source.step for span in spans]
         ages = np.repeat(np.array(sources, np.int64) << 32, [span.end - span.first for span in spans])
         if len(set(sources)) < len(sources):
-            # Files of several ranks: the row may have moved from one to the other.
+            # Files of several ranks: the row's owner can have changed.
             ages |= records["step"]
         yield take_records(records, latest_positions(records["table"], records["id"], ages))
 
@@ -122,19 +122,19 @@ def merge_files(
     step: int,
     on_chunk: Callable[[int], None] = lambda num_rows: None,
 ) -> tuple[RowFile, ...]:
-    """Write full files, one for each width that has rows: what `files`, together, say of every row.
+    """Merge `files` into full files, one per width that has rows.
 
     Args:
-        folder: of the files.
+        folder: folder of the files.
         files: oldest first.
-        schema: of the rows.
+        schema: schema of the rows.
         target: folder for the full files, ``full-<step>-<row bytes>.npy``.
-        step: of the checkpoint that `files` belong to.
-        on_chunk: called after each chunk with the number of its rows; may raise to give up.
+        step: step of the checkpoint that `files` belong to.
+        on_chunk: called after each chunk with its number of rows; can raise to cancel.
 
     Raises:
         BrokenCheckpoint: a file cannot be read.
-        OSError: a file cannot be written; nothing of it is left.
+        OSError: a file cannot be written; the partial file is removed.
     """
     by_table = open_files(folder, files, schema)
     merged = []
@@ -152,7 +152,7 @@ def merge_files(
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Records `first` to `end` of a table in a file (by number)."""
+    """Records `first` to `end` of a table in file number `file`."""
 
     file: int
     first: int
@@ -160,7 +160,7 @@ class _Span:
 
 
 def _spans(files: Sequence[SortedFile], table: int, chunk_bytes: int) -> Iterator[list[_Span]]:
-    """Cut the table at ids so that the pieces between two cuts are, together, at most `chunk_bytes`; never empty."""
+    """Cut a table at ids into non-empty spans over all files, each of at most `chunk_bytes`."""
     ids = {number: file.of(table)["id"] for number, file in enumerate(files)}
     starts = {number: 0 for number, column in ids.items() if len(column)}
     while starts:

@@ -1,10 +1,10 @@
-"""`Publisher`: all ranks' parts become one checkpoint, and the store learns of it.
+"""`Publisher`: combines all ranks' parts into one checkpoint and commits it to the store.
 
-    every rank: Part ──write_part──> folder          rank 0: ──read_parts──> replicas agree? ──> Manifest ──publish──>
-                                                             ──commit──> new ids in the store, logs gone ──> prune
+    every rank: Part ──write_part──> folder          rank 0: ──read_parts──> replicas equal? ──> Manifest ──publish──>
+                                                             ──commit──> new ids in the store, logs removed ──> prune
 
-Called by each rank's background thread, one checkpoint after the other: when `Publisher` returns at rank 0, the
-checkpoint is what a restart finds; at another rank, its part is safe.
+Each rank's publisher thread calls it for one checkpoint after the other. When the call returns on rank 0, a restart
+finds the checkpoint; on another rank, its part is durable.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from bagpipe.util.failpoints import hit
 
 __all__ = ["Publisher"]
 
-#: Between looks for other ranks' parts: first, and at most.
+#: First and largest interval between two polls for other ranks' parts.
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.2
 
 
 class Publisher:
-    """One rank's end. Used by one thread; `close` by any.
+    """One rank's publisher. One thread calls it; `close` is thread-safe.
 
     Args:
-        folder: of the checkpoints.
-        beginning: the checkpoint that the job goes on from.
-        template: of the manifests to come; lacks step, parts, base and all that changes.
-        schema: of the rows.
-        rank: this one.
-        ledger: entered, the owner's; only rank 0 needs one.
+        folder: directory of the checkpoints.
+        beginning: the checkpoint the job resumes from.
+        template: manifest with the constant fields of all checkpoints.
+        schema: schema of the rows.
+        rank: this rank.
+        ledger: the owner's entered ledger; rank 0 only.
         keep, full_every: see `CheckpointConfig`.
-        timeout_s: how long another rank's part is waited for.
+        timeout_s: deadline for other ranks' parts.
 
     Attributes:
-        num_published: checkpoints so far.
-        newest: the last one published; at rank 0.
+        num_published: number of checkpoints published so far.
+        newest: the last published checkpoint; rank 0 only.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Publisher:
         timeout_s: float = 120.0,
     ) -> None:
         if rank == 0 and ledger is None:
-            raise ValueError("rank 0 publishes, and needs a ledger to commit")
+            raise ValueError("expected a ledger for rank 0, got None")
         self.newest = beginning
         self.num_published = 0
         self._folder = folder
@@ -75,15 +75,16 @@ class Publisher:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Wait for nobody any more; what is being published is given up. From any thread."""
+        """Cancel a pending publication and all waits. Thread-safe."""
         self._closed.set()
 
     def __call__(self, step: int, epoch: int, part: Part) -> None:
-        """Contribute this rank's part, whose logs are those of an epoch; at rank 0, publish and commit.
+        """Write this rank's part, whose logs end with `epoch`. Rank 0 then publishes and commits.
 
         Raises:
-            JobError: a part does not come in time, the replicas differ, or the publisher was closed.
-            OSError: what the file system says. StoreError: the commit failed; the checkpoint is there all the same.
+            JobError: a part is late, the replicas differ, or the publisher was closed.
+            OSError: a file operation failed.
+            StoreError: the commit failed; the checkpoint is published nevertheless.
         """
         self._folder.write_part(self._template.generation, step, part)
         if self._rank == 0:
@@ -91,7 +92,7 @@ class Publisher:
         self.num_published += 1
 
     def _publish(self, step: int, epoch: int) -> None:
-        assert self._ledger is not None, "checked"
+        assert self._ledger is not None, "checked by the constructor"
         generation = self._template.generation
         parts = self._await_parts(step)
         _check_replicas(step, parts)
@@ -123,7 +124,7 @@ class Publisher:
         return parts
 
     def _base(self, parent: Checkpoint, target: Path) -> tuple[RowFile, ...]:
-        """Row files that the next checkpoint builds on: those of its parent, or full ones made of them."""
+        """Base row files of the next checkpoint: its parent's, or full files merged from them."""
         files = parent.manifest.row_files
         if len({file.step for file in files if not file.full}) < self._full_every:
             return files
@@ -142,10 +143,10 @@ class Publisher:
 
 
 def _check_replicas(step: int, parts: Sequence[Part]) -> None:
-    """Ranks that hold the same dense part must hold the same numbers.
+    """Compare the digests of replicas.
 
     Raises:
-        JobError: names the first two that do not.
+        JobError: two replicas differ; names the first two.
     """
     digests: dict[str, tuple[int, str]] = {}
     for part in parts:

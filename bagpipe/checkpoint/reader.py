@@ -1,11 +1,11 @@
-"""`CheckpointRows`: the rows of a checkpoint, read from its files as if they were one table each.
+"""`CheckpointRows`: reads a checkpoint's rows by table from its mapped files.
 
     rows-… and full-… files ──open_files──> per table, oldest first ──search newest last──> read(table, ids)
                                                                     ├──merged chunks────> requests(buckets)
                                                                     └──merged ids───────> contains(table, ids)
 
-Files are sorted, so rows are found by binary search in the mapped pages; `contains` has an index of ids (8 B each) in
-an unlinked file of its own, since it is asked for every batch. `count` is made of that too.
+Files are sorted, so `read` uses binary search in the mapped pages. `contains` is called for every batch and searches an
+index of ids (8 B each) in an unlinked temporary file. `count` uses the same index.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _COUNT_ROWS = 1 << 18
 
 
 class CheckpointRows:
-    """Rows of a checkpoint whose files have been checked. One thread at a time; goes on working if the folder goes.
+    """Rows of a verified checkpoint. One thread at a time. Stays usable after the folder's removal.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         manifest: its manifest.
-        schema: `RowSchema.from_json` of the manifest's.
+        schema: `RowSchema.from_json` of the manifest's row schema.
 
     Raises:
-        BrokenCheckpoint: a file is missing or not what the manifest says.
+        BrokenCheckpoint: a file is missing or does not match the manifest.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, schema: RowSchema) -> None:
@@ -52,15 +52,15 @@ class CheckpointRows:
 
     @property
     def num_records(self) -> int:
-        """Of all files: at least the number of rows."""
+        """Records of all files: an upper bound on the number of rows."""
         return sum(map(self.num_records_of, self._files))
 
     def num_records_of(self, table: int) -> int:
-        """Of one table: at least the number of its rows."""
+        """Records of one table: an upper bound on its number of rows."""
         return sum(len(file.of(table)) for file in self._files[table])
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
-        """Rows of one table, in the order of the ids; zeros where there is none."""
+        """Rows of one table, in the order of the ids; zeros for missing rows."""
         rows = np.zeros((len(ids), self.schema.row_width(table)), row_dtype(self.schema))
         order = np.argsort(ids)
         wanted = ids[order]
@@ -79,7 +79,7 @@ class CheckpointRows:
         return ReadResult(rows, ages >= 0)
 
     def contains(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each row exists in the checkpoint, bool ``[n]``. Call `build_index` before it matters how long."""
+        """Whether each row exists in the checkpoint, bool ``[n]``. The first call builds the index."""
         self.build_index()
         assert self._index is not None, "just built"
         known = self._index[table]
@@ -90,7 +90,7 @@ class CheckpointRows:
         return found
 
     def build_index(self) -> None:
-        """Make what `contains` searches, once: 8 B a row, in a temporary file."""
+        """Build the index of `contains` once: 8 B per row, in a temporary file."""
         if self._index is not None:
             return
         index = {}
@@ -111,7 +111,7 @@ class CheckpointRows:
         self._index = index
 
     def ids(self, table: int) -> NDArray[np.int64]:
-        """All ids of a table that have a row, ascending. Heap: 8 B each, twice."""
+        """All ids of a table that have a row, ascending. Heap: 16 B per id."""
         return np.concatenate([np.empty(0, np.int64), *merged_ids(self._files[table], table)])
 
     def count(self, num_buckets: int) -> NDArray[np.int64]:
@@ -126,18 +126,18 @@ class CheckpointRows:
         return counts
 
     def rows(self, table: int) -> Iterator[WriteRequest]:
-        """All rows of a table, in ascending order of ids, in chunks of some MiB."""
+        """All rows of a table, in ascending order of ids, in chunks of a few MiB."""
         for records in merged_records(self._files[table], table):
             yield _request(table, records)
 
     def requests(
         self, *, buckets: Collection[int] | None = None, num_buckets: int = 1
     ) -> Iterator[tuple[WriteRequest, ...]]:
-        """All rows, in chunks of some MiB, each row once: to be written to a store.
+        """Write requests of all rows, each row once, in chunks of a few MiB.
 
         Args:
-            buckets: only rows of these; None: all rows.
-            num_buckets: of the namespace.
+            buckets: only rows of these buckets. None: all rows.
+            num_buckets: number of buckets in the namespace.
         """
         wanted = np.ones(num_buckets, np.bool_)
         if buckets is not None:
@@ -152,7 +152,7 @@ class CheckpointRows:
                     yield (_request(table, records),)
 
     def dirty(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Names of the rows that were newer in a cache than in the store: tables and ids ``[n]``, sorted, distinct."""
+        """Names of dirty rows, newer in a cache than in the store: tables and ids ``[n]``, sorted, distinct."""
         names = np.concatenate([np.empty(0, NAME_DTYPE), *self._dirty])
         tables, ids = names["table"].astype(np.uint32), names["id"].astype(np.int64)
         positions = latest_positions(tables, ids, np.zeros(len(ids), np.int64))

@@ -1,4 +1,4 @@
-"""What a `Recorder` records: the dense part and the run of a training loop, as interfaces."""
+"""Interfaces of the state a `Recorder` saves: the dense part and the training run."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ __all__ = ["RecordedDense", "RecordedPiece", "RecordedRun"]
 
 
 class RecordedPiece(Protocol):
-    """A piece of the dense part: what one optimizer steps."""
+    """The piece of the dense part that one optimizer steps."""
 
     @property
     def tensors(self) -> frozenset[str] | None:
-        """Names of its parameters and buffers in the model; None: all there are."""
+        """Names of its parameters and buffers in the model; None: all."""
         ...
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if it has no parameters."""
+        """The optimizer; None if the piece has no parameters."""
         ...
 
 
 class RecordedDense(Protocol):
-    """The dense part that is recorded."""
+    """The dense part to save."""
 
     @property
     def model(self) -> Module: ...
 
     @property
     def pieces(self) -> Mapping[str, RecordedPiece]:
-        """By name."""
+        """Its pieces by name."""
         ...
 
     @property
     def loss_counters(self) -> tuple[str, ...]:
-        """Names of its sums of losses."""
+        """Names of its loss sums."""
         ...
 
     def loss_sums(self) -> Mapping[str, Tensor]:
-        """Counter -> sum of the losses so far."""
+        """Counter -> sum of the losses so far, a scalar tensor."""
         ...
 
 
 class RecordedRun(Protocol):
-    """The training that is recorded."""
+    """The training run to save."""
 
     def abort(self, error: BaseException) -> None:
-        """End it with this error. From any thread."""
+        """End the run with this error. Thread-safe."""
 
     def lost(self) -> BaseException | None:
-        """Its first error."""
+        """The run's first error, or None."""
         ...
 
     def counters(self) -> Mapping[str, Any]:
-        """Numbers of the batches done, for `Part.progress`."""
+        """Counters of the completed batches, for `Part.progress`."""
         ...
 
     def tensors(self, piece: str) -> Mapping[str, Tensor]:
-        """What is kept beside a piece of the dense part."""
+        """Additional tensors of a dense piece (weight averages)."""
         ...

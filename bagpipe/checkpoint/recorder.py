@@ -1,14 +1,14 @@
-"""`Recorder`: one rank's checkpoints, made while it trains. Lanes copy what they are about to change; a thread writes.
+"""`Recorder`: one rank's checkpoints during training. Lanes copy state before they change it; a thread writes files.
 
-    compute  before_forward(C)  the dense part, on its way to the host ───────┐
-    compute, push  before_update(b)  the snapshot of C; rows that are dirty ──┤ `PendingCheckpoint`
-    copy     (RowCache.evict_in_epoch)  rows that leave, told their epoch     │
+    compute  before_forward(C)  copy of the dense part to the host ───────────┐
+    compute, push  before_update(b)  copy-on-write snapshot at C; dirty rows ─┤ `PendingCheckpoint`
+    copy     (RowCache.evict_in_epoch)  evicted rows, tagged with their epoch │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
-    main     finish(N)  the last checkpoint, when everything is written back
+    main     finish(N)  the last checkpoint, after the write-back of all rows
 
-Rule of this file: *no lane waits for the disk*, unless more than `BACKLOG_BYTES` wait to be written, the dense parts of
-the two checkpoints before, or so many finished parts that other ranks cannot be what they wait for; *nor for a device*:
-copies come when they come, and the writer waits for them. A checkpoint is never skipped: all ranks make the same ones.
+Lanes do not wait for the disk, with three exceptions: more than `BACKLOG_BYTES` of rows are queued, the dense parts of
+the last two checkpoints are queued, or too many finished parts are unpublished for other ranks to be the cause. Lanes
+never wait for a device: the writer thread waits for the copies. No checkpoint is skipped, so all ranks make the same.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKLOG_BYTES", "Recorder"]
 
-#: Bytes of rows that may wait to be written before lanes wait too.
+#: Bytes of rows that can be queued for writing before lanes block.
 BACKLOG_BYTES = 256 << 20
 
-#: Bytes of rows copied per batch, if that takes longer than `_DRAIN_BATCHES`.
+#: Bytes of snapshot rows copied per batch, if the drain then takes longer than `_DRAIN_BATCHES`.
 _DRAIN_BYTES = 8 << 20
-#: Batches over which the copying of a checkpoint's rows is spread at least; half of those until the next at most.
+#: Minimum number of batches of a snapshot's drain; the maximum is half the checkpoint interval.
 _DRAIN_BATCHES = 16
 
-#: Dense parts that wait to be written, at most.
+#: Maximum number of dense parts queued for writing.
 _MAX_DENSE = 2
 
-#: Write-backs between two looks at the store's servers.
+#: Write-backs between two inspections of the store's servers.
 _INSPECT_EVERY = 50
 
 
@@ -51,28 +51,28 @@ class Recorder:
     """One rank's checkpoints. Enter it around training and evaluation; `start` binds it to one training run.
 
     Args:
-        rank: this one.
-        every: a checkpoint before each batch whose number is a multiple of this; 0: only the last one, at the end.
-        first_batch: of this process; no checkpoint is made of it.
-        paths: where files go. None: nothing is copied, checkpoints only close logs, so that these stay bounded.
-        on_part: takes what this rank contributes: ``on_part(step, epoch, part)``, in order, in the recorder's thread;
-            the last checkpoint too. Part is None without paths. While it blocks, some more checkpoints are made
-            (`_max_parts`), then lanes wait. Its errors end the job.
-        inspect: looks at the store's servers (`Ledger.inspect`); called in lane net-out every 50 write-backs. Its
+        rank: this rank.
+        every: checkpoint interval in batches: one before each batch whose number is a multiple. 0: only the last one.
+        first_batch: first batch of this process; it gets no checkpoint.
+        paths: folders of the files. None: no copies; checkpoints only close logs, which bounds them.
+        on_part: called as ``on_part(step, epoch, part)`` with this rank's parts, in order, in the publisher thread,
+            the last checkpoint included. Part is None without paths. While it blocks, `_max_parts` more checkpoints
+            are made, then lanes wait. Its errors end the job.
+        inspect: inspects the store's servers (`Ledger.inspect`). Lane net-out calls it every 50 write-backs. Its
             errors end the job.
-        cache: the rows.
-        store: open.
+        cache: the row cache.
+        store: the open store.
         dense: the dense part.
-        read_ahead: batches read and not yet trained, at most.
-        report: tells other ranks that this one ends with an error; None: there are none.
+        read_ahead: largest number of batches read and not yet trained.
+        report: reports this rank's error to the other ranks. None: a job of one rank.
 
     Attributes:
-        written: rows that this process has written, the latest ones at least.
-        stall_s: what it has cost the lanes so far, the last checkpoint left out.
+        written: rows that this process has written, at least the latest.
+        stall_s: time lanes spent in checkpoint work, without the last checkpoint.
 
-    `Part.progress` has ``steps``, the counters of all parts of the loop (samples, skipped batches, the reader's state,
-    the loss scale), ``loss_sum`` and ``loss_sums`` by counter; and ``dense``: digests of parameters and optimizer state
-    by piece, equal on ranks that hold the same. Buffers are left out, as each rank has its own while it trains.
+    `Part.progress` holds ``steps``, the counters of all parts of the training loop (samples, skipped batches, reader
+    state, loss scale), ``loss_sum``, ``loss_sums`` by counter, and ``dense``: digests of parameters and optimizer state
+    by piece, equal on replicas. The digests exclude buffers, which stay local during training.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread. What is not written by then is given up; `finish` has waited for it if all went well."""
+        """Stop the threads. Discards unwritten work; after a successful `finish` there is none."""
         self._writer.close()
 
     def start(self, run: RecordedRun, check: Callable[[int], None]) -> None:
-        """Training begins.
+        """Bind to a training run.
 
         Args:
-            run: the training.
-            check: before a checkpoint leaves, a thread calls ``check(step)``: it raises if a batch before was bad.
+            run: the training run.
+            check: the writer thread calls ``check(step)`` before it hands on a checkpoint. Raises after a bad batch.
         """
         self._run = run
         self._writer.check = check
@@ -139,7 +139,7 @@ class Recorder:
     # ---- lanes that compute --------------------------------------------------------------------------------------
 
     def before_forward(self, b: int, piece: str, counter: str) -> None:
-        """Batch b is about to change buffers of a piece, and a sum of losses, in their lane."""
+        """Called in a piece's lane before batch b changes the piece's buffers and a loss sum."""
         if self.due(b) and self._has_files:
             with self._stall():
                 pending = self._begin(b)
@@ -147,11 +147,11 @@ class Recorder:
                 self._copy_loss(pending, counter)
 
     def before_update(self, b: int, *, drains: bool = True) -> None:
-        """Rows of batch b are about to be updated, by whichever of the lanes that do so is first.
+        """Called before rows of batch b are updated, by every lane that updates rows; the first call begins a snapshot.
 
         Args:
             b: the batch.
-            drains: the lane copies some more rows for a checkpoint that is being made.
+            drains: whether this lane also copies some rows for the pending snapshot.
         """
         snapshot = self._cache.snapshot
         if self.due(b):
@@ -163,7 +163,7 @@ class Recorder:
                 self._after_drain()
 
     def _begin(self, step: int) -> PendingCheckpoint:
-        """The checkpoint of a step, made by the first lane that comes to it; waits while too many are under way."""
+        """The pending checkpoint of a step. The first lane creates it, and waits while too many are pending."""
         pending = self._find(step)
         if pending is not None:
             return pending
@@ -173,7 +173,7 @@ class Recorder:
         with self._lock:
             pending = self._find(step)
             if pending is None:
-                # Its snapshot begins later; the epochs that end with checkpoints are in the order of checkpoints.
+                # Its snapshot begins later. Epochs end with checkpoints, in the same order.
                 epoch = max([self._cache.snapshot.epoch - 1, *self._pending]) + 1
                 pending = self._pending[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
                 pending.progress["steps"] = step
@@ -182,11 +182,11 @@ class Recorder:
             return pending
 
     def _max_parts(self) -> int:
-        """Finished parts that may wait to be published.
+        """Maximum number of finished, unpublished parts.
 
-        One waits for another rank's, and that for the rank's lanes: they close the log of a checkpoint at C once they
-        evict for a batch that is read after C, `read_ahead` batches later at most, and have drained its rows when the
-        next one begins. So lanes that wait here must be further on than that, or the ranks wait for each other.
+        A part waits for the parts of other ranks, and those for their lanes. Lanes close the log of a checkpoint at C
+        when they evict for a batch read after C, at most `read_ahead` batches later, and finish its drain when the next
+        checkpoint begins. Lanes that wait here must be further on than that, or the ranks deadlock.
         """
         return 2 + -(-(self._read_ahead + 2) // max(self._every, 1))
 
@@ -207,7 +207,7 @@ class Recorder:
         with self._dense_lock:
             copied = pending.dense.get(name)
             if copied is not None:
-                copied.tensors.order()  # another instance of the stage was first: this one begins when it is copied
+                copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
             piece = dense.pieces[name]
             pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
@@ -225,7 +225,7 @@ class Recorder:
     def _copy_loss(self, pending: PendingCheckpoint, counter: str) -> None:
         from bagpipe.cache.staging import to_host
 
-        # A copy: lanes add to the sum in place, which on a CPU would change what is on its way.
+        # Cloned: lanes add to the sum in place, which on a CPU would change the in-flight copy.
         loss_sum = self._dense.loss_sums()[counter].clone()
         pending.loss_sums[counter] = to_host(self._cache.streams, loss_sum)
         self._complete_piece(pending, f"dense loss {counter}")
@@ -234,9 +234,9 @@ class Recorder:
         cache = self._cache
         with cache.snapshot.lock:
             if self._snapshot_step == step:
-                return  # the other lane that updates rows was first; the checkpoint may be done by now
+                return  # another lane was first; the checkpoint can even be complete
             pending = self._begin(step)
-            # While the other lane waits: it is about to change what is counted.
+            # Under the lock: the other lane is about to change the counters.
             pending.progress.update(self._run.counters())
             self.drain()
             num_bytes = cache.snapshot.begin(SnapshotSink(self._writer, pending) if self._has_files else None)
@@ -256,10 +256,10 @@ class Recorder:
     # ---- lane net-out --------------------------------------------------------------------------------------------
 
     def before_write(self, epoch: int) -> None:
-        """Rows that left the cache in an epoch are about to be written, in lane net-out.
+        """Called in lane net-out before the write-back of rows evicted in an epoch.
 
         Raises:
-            StoreError: a log could not be closed, or a server is not what it was.
+            StoreError: a log could not be closed, or a server was replaced.
         """
         if self._store_epoch < epoch:
             with self._stall():
@@ -270,7 +270,7 @@ class Recorder:
             self._inspect()
 
     def _close_logs(self) -> None:
-        """End an epoch in the store: every write-back of it has been acknowledged."""
+        """Close the logs of an epoch in the store. All its write-backs are acknowledged."""
         num_groups = self._store.rotate()
         hit("after-rotation")
         with self._lock:
@@ -280,7 +280,7 @@ class Recorder:
             self._complete_piece(pending, "log")
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
-        """The store has acknowledged rows that left the cache in an epoch, for a batch."""
+        """Called after the store has acknowledged rows that were evicted in an epoch for batch `step`."""
         if not requests:
             return
         for request in requests:
@@ -293,7 +293,7 @@ class Recorder:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Training is over, rows are about to be flushed: copy what is left to copy."""
+        """Copy the remaining rows of the snapshot; called before the final flush."""
         capture = self._cache.snapshot
         while capture.num_left:
             self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
@@ -301,7 +301,7 @@ class Recorder:
             self._after_drain()
 
     def finish(self, step: int) -> None:
-        """All rows are written back: make the last checkpoint; return when `on_part` has had it and all before.
+        """Make the last checkpoint, after the write-back of all rows. Returns when all parts are published.
 
         Raises:
             JobError: a checkpoint could not be written.
@@ -331,7 +331,7 @@ class Recorder:
             self.stall_s += time.monotonic() - start_s
 
     def _complete_piece(self, pending: PendingCheckpoint, piece: str) -> None:
-        """A lane has done its part; the last of the dense part, and the last of all, send it off."""
+        """Mark a piece as done. The last dense piece queues the dense part, the last piece the checkpoint."""
         with self._lock:
             pending.missing.discard(piece)
             if piece.startswith("dense") and not any(missing.startswith("dense") for missing in pending.missing):
@@ -350,5 +350,5 @@ class Recorder:
     def _fail(self, error: BaseException) -> None:
         self._run.abort(error)
         if self._report is not None:
-            # Now: lanes of this rank can be waiting for others that wait for those that have ended here.
+            # Report now: lanes of this rank can wait for other ranks that wait for lanes that ended here.
             self._report(error)

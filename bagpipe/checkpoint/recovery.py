@@ -1,16 +1,15 @@
-"""`recover`: makes a store's rows those of a checkpoint, whatever has happened to the store since.
+"""`recover`: restores the store's rows to a checkpoint, from any state of the store.
 
-    ledger.state ──check_namespace──> ours?  ──acquire──> nobody else writes any more
-    bucket by bucket:   its checkpoint id and logs say which rows may differ ──> write those, delete what was not there
-                        they say nothing, or of another checkpoint, ──> drop the bucket, write all its rows
-                        or it has not as many rows as it must have then
-    ledger.begin: the rows are those of the checkpoint; if the store has forgotten none of this
+    ledger.state ──check_namespace──> own lineage?  ──acquire──> all other writers are fenced out
+    per bucket:   checkpoint id and logs name the rows that can differ ──> write those, delete rows the checkpoint lacks
+                  no id or logs, another checkpoint, or a wrong row count ──> drop the bucket, write all its rows
+    ledger.begin: sets the checkpoint's id, if the store still holds all of these writes
 
-A bucket's logs name every row written since its checkpoint id was set. So a bucket with the checkpoint's id needs only
-its logged rows and those that were dirty in a cache; and so does one with the id of the checkpoint before, if the store
-has kept every group of the interval between them (a crash between a manifest and its commit). All writes go through the
-fence, so a recovery that is cut short is recovered from by the next one. A server that is replaced in the middle of
-a recovery may come back with a part of it: `begin` compares what was written with the log of it, and counts the rows.
+A bucket's logs name every row written since its checkpoint id was set. A bucket with the checkpoint's id thus needs
+only its logged rows and the rows that were dirty in a cache. The same holds for a bucket with the parent's id if the
+store has kept every group of the interval between them (a crash between a manifest and its commit). All writes go
+through the fence, so the next recovery repairs an interrupted one. A server replaced during a recovery can return with
+a part of the writes: `begin` compares the writes with their log and counts the rows.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _NAMESPACE = "the store's namespace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a recovery did.
+    """Statistics of a recovery.
 
     Attributes:
-        buckets_reloaded: buckets whose rows were all written; of the others, only those that may have differed.
+        buckets_reloaded: buckets rewritten completely; in the others only rows that could differ were written.
         rows_written, bytes_written: row records.
         rows_deleted: rows that the checkpoint does not have.
         seconds: wall time.
@@ -57,15 +56,15 @@ class Recovered:
 
 
 def check_namespace(states: Sequence[BucketState], namespace: str, lineage: str) -> None:
-    """Refuse a namespace that holds somebody else's rows. Changes nothing.
+    """Reject a namespace with rows of another lineage. Read-only.
 
     Args:
         states: `Ledger.state`.
-        namespace: what an error calls the namespace.
-        lineage: of the job's checkpoints; empty: it makes none.
+        namespace: name of the namespace in error messages.
+        lineage: lineage of the job's checkpoints; empty for a job without checkpoints.
 
     Raises:
-        InputError: rows of another lineage, or rows of no lineage where there are checkpoints.
+        InputError: the namespace has rows of another lineage, or rows without a lineage in a job with checkpoints.
     """
     for state in states:
         theirs = state.checkpoint_id.partition(":")[0]
@@ -85,12 +84,12 @@ def check_namespace(states: Sequence[BucketState], namespace: str, lineage: str)
 
 
 def is_empty(states: Sequence[BucketState]) -> bool:
-    """Whether there are no rows at all."""
+    """Whether the namespace has no rows."""
     return not any(state.num_rows for state in states)
 
 
 def is_usable(state: BucketState, bucket: int, checkpoint: Manifest) -> bool:
-    """Whether a bucket's logs name every row that may differ from the checkpoint's."""
+    """Whether a bucket's logs name every row that can differ from the checkpoint."""
     if not state.checkpoint_id:
         return False
     if state.checkpoint_id == checkpoint.checkpoint_id:
@@ -106,7 +105,7 @@ def is_usable(state: BucketState, bucket: int, checkpoint: Manifest) -> bool:
 
 
 def take_over(ledger: Ledger, *, token: str, num_writers: int, namespace: str = _NAMESPACE) -> bool:
-    """Make `token` the only one that may change the rows, and them the beginning, as they are. True if there are none.
+    """Acquire the namespace for `token` and start from its current rows. True if there are none.
 
     Raises:
         InputError, FencedError, StoreError: as `recover`.
@@ -129,25 +128,26 @@ def recover(
     namespace: str = _NAMESPACE,
     progress: Callable[[int, int], None] = lambda num_rows, num_bytes: None,
 ) -> Recovered:
-    """Make the store's rows those of a checkpoint, and `token` the only one that may change them.
+    """Restore the store's rows to a checkpoint; afterwards only `token` can change them.
 
     Args:
-        store: open, its namespace judged by `check_namespace`. Afterwards it writes as the recovery's writer.
-        ledger: entered.
-        token: of this job.
-        checkpoint, rows: what is restored.
-        num_writers: ranks of this job.
-        namespace: what an error calls the namespace.
+        store: open store whose namespace passed `check_namespace`. Afterwards it writes as the recovery's writer.
+        ledger: entered ledger.
+        token: fencing token of this job.
+        checkpoint, rows: the checkpoint to restore.
+        num_writers: number of ranks of this job.
+        namespace: name of the namespace in error messages.
         progress: called after each chunk with the rows and bytes written so far.
 
     Raises:
-        FencedError: another job has begun since. StoreError: the store failed. Either way the next recovery succeeds.
-        InputError: a job of another lineage began while this one did; its rows are untouched.
+        FencedError: another job has begun since. The next recovery succeeds.
+        StoreError: the store failed. The next recovery succeeds.
+        InputError: a job of another lineage began concurrently; its rows are untouched.
     """
     start_s = time.monotonic()
     ledger.acquire(token)
     hit("after-acquire")
-    # Only now: until then, others could write.
+    # Read the state after the acquire: before it, other jobs could write.
     states = ledger.state()
     check_namespace(states, namespace, checkpoint.lineage)
     store.fence(Fence(token=token, writer=0, epoch=0))
@@ -166,7 +166,7 @@ def recover(
     found = np.array([state.num_rows for state in states])
     lost = np.flatnonzero((found != wanted) | ~usable & (wanted > 0)).tolist()
     if lost:
-        # From here on the rows are those of no checkpoint.
+        # From here on the rows match no checkpoint.
         ledger.invalidate(invalidated(checkpoint.checkpoint_id))
         for bucket in lost:
             if found[bucket]:
@@ -187,7 +187,7 @@ def recover(
 
 
 class _Writer:
-    """Counts what it writes and deletes."""
+    """Writes and deletes rows, with counts."""
 
     def __init__(self, store: Store, ledger: Ledger, progress: Callable[[int, int], None]) -> None:
         self._store = store
@@ -203,7 +203,7 @@ class _Writer:
         hit("mid-recovery")
 
     def restore(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: CheckpointRows) -> None:
-        """Write the checkpoint's values of these rows, delete those it does not have."""
+        """Write the checkpoint's values of these rows; delete rows it does not have."""
         for first in range(0, len(ids), CHUNK_ROWS):
             chunk = slice(first, first + CHUNK_ROWS)
             requests, gone = _split(tables[chunk], ids[chunk], rows)
@@ -218,7 +218,7 @@ class _Writer:
 def _split(
     tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: CheckpointRows
 ) -> tuple[list[WriteRequest], tuple[NDArray[np.uint32], NDArray[np.int64]]]:
-    """Rows that the checkpoint has, with their values; and the names of those it does not have."""
+    """Write requests for rows in the checkpoint, and the names (tables, ids) of rows it does not have."""
     requests, gone = [], []
     for table in np.unique(tables).tolist():
         wanted = ids[tables == table]

@@ -1,12 +1,12 @@
-"""The bytes of a row file: an .npy of records (id, table, step, row), sorted by (table, id), each row once.
+"""Row file format: an .npy of records (id, table, step, row), sorted by (table, id), each row once.
 
     offset 0   id     int64     8 B
            8   table  uint32    4 B    table number of the schema
-          12   step   uint32    4 B    batch it left the cache for
+          12   step   uint32    4 B    batch for which the row was evicted
           16   row    words of the schema [row_width], then zeros up to a multiple of 8 B
 
-Files are read by comparing their header with the one that we would have written, then mapping what follows: no header
-is ever interpreted. `numpy.load` reads them too.
+A reader compares the header with the expected bytes and maps the rest; it never parses a header. `numpy.load` reads the
+files too.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 MAX_STEP = (1 << 32) - 1
 _HEAD_BYTES = 16
 
-#: A row's name.
+#: A row's name: table and id.
 NAME_DTYPE = np.dtype([("table", "<u4"), ("id", "<i8")])
 
 
 def record_dtype(row_bytes: int, dtype: str) -> np.dtype[np.void]:
-    """Of rows of `row_bytes` bytes of a `RowSchema.dtype`. Fields are aligned, so ids are searched in place."""
+    """Record dtype for rows of `row_bytes` bytes of a `RowSchema.dtype`. Aligned fields: ids are searched in place."""
     row_type = ROW_TYPES[dtype]
     width = row_bytes // row_type.word_bytes
     element = np.dtype(row_type.word)
@@ -62,7 +62,7 @@ def record_dtype(row_bytes: int, dtype: str) -> np.dtype[np.void]:
 
 
 class RecordFile:
-    """A new .npy file of records, durable and described once it is left without an error; removed otherwise."""
+    """Context manager that writes an .npy file of records: durable after a clean exit, removed after an error."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class RecordFile:
 
     @property
     def entry(self) -> FileEntry:
-        """After the end."""
+        """Name, length and checksum; after a clean exit."""
         assert self._entry is not None, "the file is not finished"
         return self._entry
 
@@ -89,7 +89,7 @@ class RecordFile:
         assert file is not None, "entered"
         try:
             if kind is None:
-                # numpy leaves room in the header for any number of records.
+                # numpy pads the header for any number of records.
                 file.seek(0)
                 file.write(_header(self.dtype, self.num_records))
                 file.close()
@@ -100,7 +100,7 @@ class RecordFile:
                 self.path.unlink(missing_ok=True)
 
     def write(self, records: NDArray[Any]) -> None:
-        """Append records; they come sorted."""
+        """Append sorted records."""
         assert self._file is not None, "entered"
         if len(records):
             self._file.write(np.ascontiguousarray(records, self.dtype).view(np.uint8).data)
@@ -108,7 +108,7 @@ class RecordFile:
 
 
 def map_records(path: Path, dtype: np.dtype[Any], num_records: int) -> NDArray[Any]:
-    """The records of a file, in its pages. Raises `BrokenCheckpoint` if it is no such file."""
+    """Memory-map a file's records. Raises `BrokenCheckpoint` for any other file."""
     header = _header(dtype, num_records)
     try:
         with path.open("rb") as file:
@@ -125,13 +125,13 @@ def map_records(path: Path, dtype: np.dtype[Any], num_records: int) -> NDArray[A
 
 
 def take_records(records: NDArray[Any], positions: NDArray[np.int64]) -> NDArray[Any]:
-    """Records at these positions. Moved as bytes: numpy copies records field by field, which took 7 times as long."""
+    """Gather records by position, as bytes: numpy copies structured records field by field, 7 times slower."""
     found: NDArray[Any] = _as_bytes(records).take(positions).view(records.dtype)
     return found
 
 
 def join_records(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Records one after the other; at least one part. As bytes too."""
+    """Concatenate one or more arrays of records, also as bytes."""
     joined: NDArray[Any] = np.concatenate([_as_bytes(part) for part in parts]).view(parts[0].dtype)
     return joined
 
@@ -159,10 +159,10 @@ def load_names(folder: Path, entry: FileEntry) -> NDArray[np.void]:
 def latest_positions(
     tables: NDArray[np.uint32], ids: NDArray[np.int64], steps: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Where the latest record of each row is: that of the highest step, the last one of equal steps.
+    """Position of each row's latest record: the highest step, the last one among equal steps.
 
     Args:
-        tables, ids, steps: of the records, ``[n]``.
+        tables, ids, steps: columns of the records, ``[n]``.
 
     Returns:
         int64 ``[number of rows]``, in ascending order of (table, id).
@@ -176,7 +176,7 @@ def latest_positions(
     low, high, top = int(ids.min()), int(ids.max()), int(tables.max())
     id_bits, position_bits = (high - low).bit_length(), (count - 1).bit_length()
     if top.bit_length() + id_bits + position_bits <= 64:
-        # One sort of plain words: (table, id, place). Several times as fast as three sorts of arguments.
+        # One sort of packed words (table, id, position): several times faster than three argsorts.
         words = (ids - np.int64(low)).astype(np.uint64)
         words |= tables.astype(np.uint64) << np.uint64(id_bits)
         words <<= np.uint64(position_bits)
@@ -202,7 +202,7 @@ def _header(dtype: np.dtype[Any], num_records: int) -> bytes:
 
 
 def close_quietly(file: BinaryIO) -> None:
-    """Close a file that is given up: what could not be flushed is not wanted any more."""
+    """Close a discarded file; ignore flush errors."""
     try:
         file.close()
     except OSError:

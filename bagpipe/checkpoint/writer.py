@@ -1,13 +1,13 @@
-"""`CheckpointWriter`: one thread writes the checkpoint files of a rank, a second one publishes them.
+"""`CheckpointWriter`: a thread that writes a rank's checkpoint files and a second one that publishes its parts.
 
 lanes ──rows, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
-                                                         └──Part──> parts ──teller──> on_part
+                                                         └──Part──> parts ──publisher──> on_part
 
-Rules: *the writer waits for no lane and no other rank*, so the lanes' waiting for it always ends. It waits for a
-device: for copies and sums that lanes have enqueued, behind batches that wait for no later checkpoint. The teller waits
-for other ranks, whose lanes may wait for this one's; so no lane waits for it, unless far more checkpoints are under way
-than that can explain. What is whole when the writer fails is published before its error is told; after an error a
-thread goes on taking work, and does none. The queues are bounded by those who fill them: see `Recorder`.
+The writer thread never waits for a lane or another rank, so every lane's wait for it ends. It waits only for device
+copies and sums that lanes have enqueued, behind batches that wait for no later checkpoint. The publisher thread waits
+for other ranks, whose lanes can wait for this rank's. So no lane waits for it, unless more checkpoints are pending than
+such waits explain. Complete parts are published before an error of the writer is reported. After an error the threads
+drain their queues without doing work. The callers bound the queues; see `Recorder`.
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointPaths", "CheckpointWriter", "OnPart", "PendingCheckpoint", "SnapshotSink"]
 
-#: ``on_part(step, epoch, part)``; part is None where nothing is written to files.
+#: ``on_part(step, epoch, part)``; part is None without files.
 OnPart = Callable[[int, int, Part | None], None]
 
 _Queue = deque[Callable[[], None] | None]
 
-#: Between looks whether whoever waits should give up.
+#: Seconds between two checks of `is_lost` in `wait_for`.
 _POLL_S = 0.2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A checkpoint in the pending: lanes add to it, each its own; the thread reads it when nothing is missing.
+    """An incomplete checkpoint. Lanes fill in its pieces; the writer thread reads it once none is missing.
 
     Attributes:
-        step, epoch: of the checkpoint, and of the logs that end with it.
-        missing: pieces that lanes still owe.
-        dense: copies by name, see `Recorder`; those that are missing are being made.
-        loss_sums: by counter, of the batches before.
-        unshared: names of tensors that ranks with the same dense part may hold different values of.
+        step: step of the checkpoint.
+        epoch: epoch of the logs that end with it.
+        missing: names of the missing pieces.
+        dense: in-flight dense copies by piece; see `Recorder`.
+        loss_sums: by counter, over all earlier batches.
+        unshared: names of tensors that can differ between replicas.
         names: tables and ids of dirty rows.
         num_groups: groups in this rank's logs.
         progress: see `Part`.
-        file: of the dense part, once it is written.
+        file: the dense file, once it is written.
     """
 
     step: int
@@ -74,8 +75,8 @@ class PendingCheckpoint:
     file: FileEntry | None = None
 
     def losses(self) -> dict[str, Any]:
-        """For `progress`. Blocks until they are on the host."""
-        # In the order of stage instances, so that the total is the same whichever lane was first.
+        """Loss sums for `progress`. Blocks until they are on the host."""
+        # In the order of stage instances: the total does not depend on which lane was first.
         names = sorted(self.loss_sums, key=lambda name: (len(name), name))
         sums = {name: self.loss_sums[name].get().item() for name in names}
         return {"loss_sum": sum(sums.values()), "loss_sums": sums}
@@ -83,11 +84,11 @@ class PendingCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPaths:
-    """Where files go.
+    """Folders of a job's checkpoint files.
 
     Attributes:
         generation: folder of this start of the job; exists.
-        step: makes the folder of a checkpoint's step, if it is not there, and says where it is.
+        step: returns the folder of a step, creating it if necessary.
     """
 
     generation: Path
@@ -95,19 +96,19 @@ class CheckpointPaths:
 
 
 class CheckpointWriter:
-    """One rank's.
+    """One rank's writer and publisher threads.
 
     Args:
-        rank: this one.
-        paths: where files go; None: nowhere, parts are None.
-        schema: of the rows.
-        on_part: takes the parts, in order, in the teller; may take its time.
-        on_error: told of the first error, in the teller.
+        rank: this rank.
+        paths: folders of the files. None: no files, parts are None.
+        schema: schema of the rows.
+        on_part: called with each part, in order, in the publisher thread; may block.
+        on_error: called with the first error in the publisher thread.
 
     Attributes:
         error: the first error.
-        backlog_bytes: of rows that wait to be written.
-        num_dense: dense parts that wait to be written.
+        backlog_bytes: bytes of rows queued for writing.
+        num_dense: dense parts queued for writing.
         check: see `Recorder.start`.
     """
 
@@ -142,7 +143,7 @@ class CheckpointWriter:
             thread.start()
 
     def close(self) -> None:
-        """End the threads; what is not written yet is given up."""
+        """Stop the threads. Discards queued work."""
         with self._changed:
             for queue in (self._work, self._parts):
                 queue.append(None)
@@ -153,43 +154,43 @@ class CheckpointWriter:
             journal.discard()
 
     def rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, *, epoch: int, step: int) -> None:
-        """Rows for an epoch's journal; `rows` gives them when it is called, in the writer. Does not wait."""
+        """Queue rows for an epoch's journal. The writer thread calls `rows`. Does not block."""
         with self._changed:
             self.backlog_bytes += num_bytes
         self._put(self._work, lambda: self._write_rows(rows, num_bytes, epoch, step))
 
     def dense(self, pending: PendingCheckpoint) -> None:
-        """The dense part is all there. Does not wait."""
+        """Queue a complete dense part. Does not block."""
         self._put(self._work, lambda: self._write_dense(pending))
 
     def complete(self, pending: PendingCheckpoint) -> None:
-        """Nothing is missing, and what was given before is all. Does not wait."""
+        """Queue a complete checkpoint, after all its rows. Does not block."""
         self._put(self._work, lambda: self._complete(pending))
 
     def admit(self) -> None:
-        """A dense part is about to be copied."""
+        """Count a dense part whose copy is about to begin."""
         with self._changed:
             self.num_dense += 1
 
     @property
     def num_parts(self) -> int:
-        """Parts that `on_part` has not done with."""
+        """Parts not yet published."""
         return len(self._parts)
 
     def wait_for(self, test: Callable[[], bool], is_lost: Callable[[], BaseException | None]) -> None:
-        """Until the threads have got so far. Raises its error, or what `is_lost` gives."""
+        """Wait until `test` is true. Raises the first error, or the result of `is_lost`."""
         with self._changed:
             while True:
                 error = self.error or is_lost()
                 if error is not None:
-                    raise error  # before the test: after an error all work is soon done with
+                    raise error  # before the test: after an error the queues are drained without work
                 if test():
                     return
                 self._changed.wait(_POLL_S)
 
     def is_idle(self) -> bool:
-        """All that was given is done."""
-        return not self._work and not self._parts  # the writer hands on before it is done
+        """Whether both queues are empty."""
+        return not self._work and not self._parts  # the writer queues a part before it removes its own work
 
     def _put(self, queue: _Queue, work: Callable[[], None]) -> None:
         with self._changed:
@@ -202,7 +203,7 @@ class CheckpointWriter:
             with self._changed:
                 while not queue:
                     self._changed.wait()
-                work = queue[-1] and queue[0]  # None at the end: at once
+                work = queue[-1] and queue[0]  # None at the end of the queue stops the thread immediately
             if work is None:
                 return
             if not has_failed and self.error is None:
@@ -214,7 +215,7 @@ class CheckpointWriter:
                     if queue is self._parts:
                         report()
                     else:
-                        self._put(self._parts, report)  # after what is whole already
+                        self._put(self._parts, report)  # after the complete parts
             with self._changed:
                 queue.popleft()
                 self._changed.notify_all()
@@ -259,7 +260,7 @@ class CheckpointWriter:
         self._on_part(pending.step, pending.epoch, part)
 
     def _part(self, pending: PendingCheckpoint, folder: Path) -> Part:
-        assert pending.file is not None, "written before"
+        assert pending.file is not None, "the dense part is written first"
         dirty = None
         if pending.names:
             tables, ids = (np.concatenate(column) for column in zip(*pending.names, strict=True))
@@ -278,7 +279,7 @@ class CheckpointWriter:
 
 
 class SnapshotSink:
-    """`bagpipe.cache.snapshot.SnapshotReceiver` of one checkpoint: passes the rows of a snapshot to its writer."""
+    """`bagpipe.cache.snapshot.SnapshotReceiver` of one checkpoint: passes the snapshot's rows to the writer."""
 
     def __init__(self, writer: CheckpointWriter, pending: PendingCheckpoint) -> None:
         self._writer = writer
@@ -292,18 +293,18 @@ class SnapshotSink:
 
 
 def _user_error(error: BaseException) -> BaseException:
-    """The error as a user should read it."""
+    """Wrap an error for the user."""
     if isinstance(error, JobError | StoreError):
         return error
     if isinstance(error, InputError):
-        # What is found broken, or gone, in mid-run is no input of the user's any more.
+        # A file found broken or missing during the run is not an input error.
         wrapped = JobError(f"a checkpoint cannot be made: {error}")
         wrapped.__cause__ = error
         return wrapped
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         reason = error.strerror or str(error)
-        wrapped = JobError(f"a checkpoint cannot be written: {reason}{where}; those before are as they were")
+        wrapped = JobError(f"a checkpoint cannot be written: {reason}{where}; earlier checkpoints are intact")
         wrapped.__cause__ = error
         return wrapped
     return error

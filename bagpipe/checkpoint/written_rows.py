@@ -1,9 +1,9 @@
-"""`WrittenRows`: which rows this process wrote lately, exactly. Pure numpy; 8 bytes a row, written once or often.
+"""`WrittenRows`: exact, bounded set of rows this process wrote recently. Pure numpy, 8 bytes per distinct row.
 
-    add(table, ids) ──> unsorted, until somebody asks ──> sorted runs, the smaller merged with the next larger
+    add(table, ids) ──> unsorted until the next lookup ──> sorted runs, the smaller merged with the next larger
 
-A fetched row that is not found, but was written, is lost. That must be told from a row that is new, without error on
-either side, so no filter would do; and it must stay small, so it reaches back only so far.
+A fetched row that the store lacks is lost if it was written, and new otherwise. The distinction allows no false
+positives or negatives, which rules out a Bloom filter. Memory is bounded, so only recent rows are remembered.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 __all__ = ["MAX_ROWS", "WrittenRows"]
 
-#: Rows remembered at most: 128 MiB.
+#: Maximum number of remembered rows: 128 MiB.
 MAX_ROWS = 1 << 24
 
-#: Batches whose rows are kept unsorted.
+#: Batches of ids kept unsorted.
 _MAX_UNSORTED = 16
 
 Ids = NDArray[np.int64]
@@ -29,7 +29,7 @@ class _IdSet:
     """Ids of one table."""
 
     def __init__(self) -> None:
-        self._runs: list[Ids] = []  # sorted and distinct each, by falling size
+        self._runs: list[Ids] = []  # each sorted and distinct; descending sizes
         self._unsorted: list[Ids] = []
         self.num_rows = 0
 
@@ -40,7 +40,7 @@ class _IdSet:
             self.sort()
 
     def sort(self) -> None:
-        """Count every row once."""
+        """Sort and deduplicate the new ids, so that `num_rows` counts each row once per run."""
         if self._unsorted:
             self._runs.append(np.unique(np.concatenate(self._unsorted)))
             self._unsorted = []
@@ -59,10 +59,10 @@ class _IdSet:
 
 
 class WrittenRows:
-    """Rows by table. One thread adds, another asks.
+    """Recently written rows by table. One thread adds, another one looks up.
 
     Args:
-        max_rows: remembered at most, at least half of them: when the newer half is full, the older one is forgotten.
+        max_rows: upper bound; at least half as many are remembered. A full newer half replaces the older half.
     """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
@@ -72,14 +72,14 @@ class WrittenRows:
         self._lock = threading.Lock()
 
     def add(self, table: int, ids: Ids) -> None:
-        """These rows were written."""
+        """Add written rows."""
         if not len(ids):
             return
         with self._lock:
             self._newer[table].add(ids)
             if self._num_newer > self._max_half:
                 for rows in self._newer.values():
-                    rows.sort()  # those written often count once by now
+                    rows.sort()  # deduplicates rows written several times
             if self._num_newer > self._max_half:
                 self._older, self._newer = self._newer, defaultdict(_IdSet)
 
@@ -88,7 +88,7 @@ class WrittenRows:
         return sum(rows.num_rows for rows in self._newer.values())
 
     def contains(self, table: int, ids: Ids) -> NDArray[np.bool_]:
-        """bool ``[len(ids)]``: the row was written, and is not forgotten."""
+        """Whether each row is remembered as written, bool ``[len(ids)]``."""
         found = np.zeros(len(ids), dtype=np.bool_)
         with self._lock:
             for half in (self._older, self._newer):

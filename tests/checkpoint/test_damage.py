@@ -60,7 +60,7 @@ def test_a_thousand_flips_and_cuts_are_noticed_or_harmless(tmp_path):
         else:
             assert found in checkpoints
             assert path.name in warnings[0]
-            assert warnings[0].startswith("the checkpoint of step 30 is broken and passed over: ")
+            assert warnings[0].startswith("the checkpoint of step 30 is broken and skipped: ")
             noticed += 1
         path.write_bytes(intact)
     assert noticed + harmless == CASES

@@ -142,7 +142,7 @@ def test_a_manifest_of_another_step_is_broken(tmp_path):
     (checkpoints[-1].folder / "manifest.json").write_bytes(stale)
     warnings = []
     assert folder.newest(warnings.append) == checkpoints[1]
-    assert "it is that of generation 1, step 10" in warnings[0]
+    assert "that of generation 1, step 10" in warnings[0]
 
 
 def test_when_all_are_broken_that_is_said(tmp_path):

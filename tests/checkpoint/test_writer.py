@@ -22,7 +22,7 @@ def request(*ids: int) -> WriteRequest:
 
 
 class Ends:
-    """What a writer tells."""
+    """Results of a writer."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, int, Part | None]] = []

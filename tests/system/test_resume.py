@@ -161,7 +161,7 @@ def test_a_broken_checkpoint_is_passed_over(job: Resumed, expected: object) -> N
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     done = job.run(dies_at="before-manifest:2")
-    assert "the checkpoint of step 15 is broken and passed over" in done.err
+    assert "the checkpoint of step 15 is broken and skipped" in done.err
     # It is not one of the two that are kept: there is a second one to go back to.
     assert job.steps() == [10, 15, 15]
     assert job.run().code == 0
