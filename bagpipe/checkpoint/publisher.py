@@ -115,7 +115,7 @@ class Publisher:
         deadline_s, pause_s = time.monotonic() + self._timeout_s, _FIRST_POLL_S
         while (parts := self._folder.read_parts(generation, step, world_size)) is None:
             if self._closed.wait(pause_s):
-                raise JobError(f"the checkpoint at step {step} was given up: the job has ended")
+                raise JobError(f"the checkpoint at step {step} was cancelled: the job has ended")
             if time.monotonic() > deadline_s:
                 raise JobError(
                     f"the checkpoint at step {step}: not all ranks wrote their part in {self._timeout_s:g} s"
@@ -139,7 +139,7 @@ class Publisher:
 
     def _check_open(self, num_rows: int) -> None:
         if self._closed.is_set():
-            raise JobError("the merge of row files was given up: the job has ended")
+            raise JobError("the merge of row files was cancelled: the job has ended")
 
 
 def _check_replicas(step: int, parts: Sequence[Part]) -> None:

@@ -102,7 +102,7 @@ class CheckpointWriter:
         rank: this rank.
         paths: folders of the files. None: no files, parts are None.
         schema: schema of the rows.
-        on_part: called with each part, in order, in the publisher thread; may block.
+        on_part: called with each part, in order, in the publisher thread; can block.
         on_error: called with the first error in the publisher thread.
 
     Attributes:

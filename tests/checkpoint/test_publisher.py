@@ -93,6 +93,6 @@ def test_nobody_waits_for_ever(tmp_path: Path, stack: ExitStack) -> None:
     with pytest.raises(JobError, match="not all ranks wrote their part in 0"):
         job.publishers[0](job.step, 1, parts[0])
     job.publishers[0].close()
-    with pytest.raises(JobError, match="was given up: the job has ended"):
+    with pytest.raises(JobError, match="was cancelled: the job has ended"):
         job.publishers[0](job.step, 1, parts[0])
     assert job.folder.positions() == ((1, 0),)
