@@ -86,7 +86,7 @@ class StagedDense(DensePart):
         reduces = {action.stage for action in step.program.lanes.get(f"reduce{process}", ())}
         return {
             **self._runtime.handlers(),
-            f"{self._embedding}X_EMBED": partial(self._runtime.pool, self._embedding),
+            f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
             **{f"{n}REDUCE_GRAD": partial(self.reduce, stage) for stage, n in own.items() if n in reduces},
@@ -111,7 +111,7 @@ class StagedDense(DensePart):
 
     def backward_rows(self, b: int) -> None:
         """The gradients of all micro-batches reach the rows."""
-        self._runtime.unpool(self._embedding, b)
+        self._runtime.embed_grad(self._embedding, b)
         self.loss_scale.unscale_rows(self._run.in_flight[b].groups)
 
     def reduce(self, stage: int, b: int) -> None:

@@ -162,8 +162,8 @@ class Process:
         """Handlers of all actions except X_READ."""
         found: dict[str, Handler] = {
             **self.runtime.handlers(),
-            f"{self._source}X_EMBED": partial(self.runtime.pool, self._source),
-            f"{self._source}X_EMBED_GRAD": partial(self.runtime.unpool, self._source),
+            f"{self._source}X_EMBED": partial(self.runtime.embed, self._source),
+            f"{self._source}X_EMBED_GRAD": partial(self.runtime.embed_grad, self._source),
         }
         own = {instance.stage for instance in self.step.instances if instance.process == self.process}
         for stage in own:

@@ -1,11 +1,11 @@
-"""Backward of one micro-batch through a stage: at once, or the gradients of its inputs first and its weights later.
+"""Backward of one micro-batch through a stage: full, or split into input gradients and weight gradients.
 
-    B   one pass: leaves get their gradients, parameters add them up
-    I   gradients of the inputs; what the weights' gradients start from is kept      W   gradients of the weights
+    B   full backward: gradients of leaves, and accumulated gradients of parameters
+    I   gradients of the inputs; keeps the starting points of the weight gradients      W   gradients of the weights
 
-The split is PyTorch's (torch.distributed.pipelining). It finds a weight through what the weight and an input both lead
-to, and so loses weights that no input with a gradient meets, silently. A stage with such weights is told by one look at
-its first micro-batch: its I then makes both halves' gradients, its W only adds them.
+The split is PyTorch's (torch.distributed.pipelining). It finds a weight through the autograd nodes that the weight and
+an input have in common. It silently misses weights that share no node with an input that needs a gradient. The first
+micro-batch of a stage detects such weights; then I computes all gradients and W only accumulates them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Graph", "Kept", "SplitBackward", "backward"]
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """The forward of one micro-batch, as autograd has it.
+    """Autograd graph of the forward of one micro-batch.
 
     Attributes:
-        leaves: inputs that want a gradient.
-        roots: outputs that get one, and the loss last, if there is one.
+        leaves: inputs that need a gradient.
+        roots: outputs that get a gradient, followed by the loss if there is one.
     """
 
     leaves: list[Tensor]
@@ -36,11 +36,11 @@ class Graph:
 
 
 def backward(graph: Graph, gradients: Sequence[Tensor]) -> None:
-    """Full backward; adds to the ``grad`` of leaves and parameters.
+    """Full backward. Adds to the ``grad`` of leaves and parameters.
 
     Args:
-        graph: is freed.
-        gradients: of the roots, one fewer if the last root is a loss: its own is 1.
+        graph: the graph; freed.
+        gradients: gradients of the roots, without that of a loss, which is 1.
     """
     roots, given = _wanting(graph.roots, gradients)
     if roots:
@@ -56,7 +56,7 @@ def _wanting(roots: list[Tensor], gradients: Sequence[Tensor]) -> tuple[list[Ten
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """What W needs of I: where the weights' gradients start from, or they themselves, or everything."""
+    """State that I keeps for W: starting points of the weight gradients, the gradients, or a full backward."""
 
     groups: list[dict[str, Any]] = field(default_factory=list)
     gradients: tuple[Tensor | None, ...] = ()
@@ -67,7 +67,7 @@ class SplitBackward:
     """I and W of one stage.
 
     Args:
-        parameters: trainable ones of the stage.
+        parameters: trainable parameters of the stage.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -75,13 +75,13 @@ class SplitBackward:
         self._reaches_all: bool | None = None
 
     def inputs(self, graph: Graph, gradients: Sequence[Tensor]) -> Kept:
-        """I: adds to the ``grad`` of the leaves. Gradients as for `backward`; returns what `weights` takes."""
+        """I: adds to the ``grad`` of the leaves. Gradients as for `backward`. Returns the argument of `weights`."""
         roots, given = _wanting(graph.roots, gradients)
         if not roots or not self._parameters:
             if roots:
                 torch.autograd.backward(roots, given)
             return Kept()
-        if not graph.leaves:  # nobody waits for I
+        if not graph.leaves:  # no other stage waits for I
             return Kept(whole=(roots, given))
         if self._reaches_all is None:
             self._reaches_all = _reaches_all(roots, graph.leaves, self._parameters)
@@ -91,7 +91,7 @@ class SplitBackward:
             for leaf, gradient in zip(graph.leaves, found, strict=False):
                 leaf.grad = gradient
             return Kept(gradients=found[len(graph.leaves) :])
-        # The split detaches its roots in place: impossible for views, and wrong for what another root was made of.
+        # The split detaches its roots in place. This fails for views and is wrong for roots that depend on each other.
         root, one = _as_one_root(roots, given), given[0].new_ones(())
         _, groups = torch_split.stage_backward_input([root], [one], graph.leaves, iter(self._parameters))
         for group in groups:
@@ -105,14 +105,14 @@ class SplitBackward:
             return
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
         if kept.groups:
-            # Groups may pass through the same nodes, so none may free them; they go with `kept`.
+            # Groups can share nodes, so the graph is retained; it is freed with `kept`.
             torch_split.stage_backward_weight(iter(self._parameters), kept.groups, retain_graph=True)
         for parameter, gradient in zip(self._parameters, kept.gradients, strict=False):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         for parameter in fresh:
             if parameter.grad is not None:
-                # Two weights that are added up get one tensor, to which the next micro-batch would add twice.
+                # Two weights that are summed share one gradient tensor. The next micro-batch would add to it twice.
                 parameter.grad = parameter.grad.clone()
 
 
@@ -130,9 +130,9 @@ def _reaches_all(roots: Sequence[Tensor], leaves: Sequence[Tensor], parameters: 
 
 
 def _sort(group: dict[str, Any]) -> None:
-    """Nodes of a group in the order in which the forward made them; as found, they are in the order of addresses.
+    """Sort the nodes of a group, which are in order of addresses, by their creation order in the forward.
 
-    Where three or more terms of a gradient meet, their order decides its last bits.
+    The order of three or more terms of a gradient changes its last bits.
     """
     nodes = group["intermediates"]
     if len(nodes) > 1:
@@ -142,7 +142,7 @@ def _sort(group: dict[str, Any]) -> None:
 
 
 def _as_one_root(roots: list[Tensor], given: list[Tensor]) -> Tensor:
-    """A scalar whose gradient 1 gives each root the gradient it was given."""
+    """A scalar whose backward with gradient 1 passes its given gradient to each root."""
     root: Tensor = _Root.apply(given, *roots)  # type: ignore[no-untyped-call]
     return root
 

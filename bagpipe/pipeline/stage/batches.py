@@ -1,6 +1,12 @@
-"""`Batches`: a batch's examples, and how stage instances and embedding stages share them.
+"""`Batches`: the division of a batch's examples among pipes, micro-batches and channels.
 
-batch number ──> StageBatch (the caller's) ──num_examples──> Shares: worked out once per size, most batches have one
+    batch number ──> StageBatch (from the caller) ──num_examples──> Shares, cached per size
+
+    pipe k of K      examples [n k // K, n (k + 1) // K) of the replica's n
+    micro-batch m    examples [c m // M, c (m + 1) // M) of its pipe's c
+
+All bounds are rounded down, so the examples common to two micro-batches always lie in the overlap of their exact
+shares. The dependencies of a schedule therefore cover all pieces. Micro-batches can differ by one example or be empty.
 """
 
 from __future__ import annotations
@@ -10,27 +16,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bagpipe.pipeline.stage.channel import Channel
-from bagpipe.pipeline.stage.shares import Piece, bounds, pieces, uses
+from bagpipe.oracle.assign import share_bounds
+from bagpipe.pipeline.stage.channel import Channel, Piece
+from bagpipe.schedule.ir.program import overlapping_units
 
 if TYPE_CHECKING:
     from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["Batches", "Shares", "StageBatch"]
+__all__ = ["Batches", "Shares", "StageBatch", "bounds", "count_users", "pieces"]
 
-#: Sizes remembered: the common one, the last batch's, and some for data whose batches differ.
+#: Cached batch sizes. Most data has two: the full batch and the last one.
 _MAX_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageBatch:
-    """One batch, seen from one process of a replica.
+    """One batch in one process of a replica.
 
     Attributes:
-        inputs: examples that this process's source reads; None if it reads none.
-        num_examples: of the whole replica.
-        num_global_examples: of all replicas.
-        first_example: number of the replica's first example in the global batch.
+        inputs: examples that this process reads; None if it reads none.
+        num_examples: examples of the replica.
+        num_global_examples: examples of all replicas.
+        first_example: index of the replica's first example in the global batch.
     """
 
     inputs: ModelInputs | None
@@ -41,12 +48,12 @@ class StageBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """How a batch passes through a channel.
+    """Division of a batch in a channel.
 
     Attributes:
-        starts: ``[units + 1]``, where the sender's micro-batches begin, in examples of the pipe.
-        made: per micro-batch of the receiver, what it is made of.
-        users: per micro-batch of the sender, how many of the receiver's take of it.
+        starts: ``[units + 1]``, bounds of the sender's micro-batches, in examples of the pipe.
+        made: pieces of each micro-batch of the receiver.
+        users: per micro-batch of the sender, the number of the receiver's micro-batches that use it.
     """
 
     starts: tuple[int, ...]
@@ -56,12 +63,12 @@ class _Flow:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How a number of examples is shared out.
+    """Division of a number of examples.
 
     Attributes:
-        pipes: ``[pipes + 1]``, where the examples of each pipe begin in those of the replica.
-        instances: instance -> where its micro-batches begin, in examples of its pipe.
-        flows: by number of the channel.
+        pipes: ``[pipes + 1]``, bounds of the pipes, in examples of the replica.
+        instances: instance -> bounds of its micro-batches, in examples of its pipe.
+        flows: by channel number.
     """
 
     pipes: tuple[int, ...]
@@ -70,13 +77,13 @@ class Shares:
 
 
 class Batches:
-    """Batches of one process.
+    """Batches of one process, with their division.
 
     Args:
-        batch: what the caller knows of a batch.
+        batch: returns a batch by its number.
         num_pipes: pipes of the replica.
-        units: instance -> (its pipe, its micro-batches per batch).
-        channels: by number.
+        units: instance -> (pipe, micro-batches per batch).
+        channels: channels by number.
     """
 
     def __init__(
@@ -94,12 +101,12 @@ class Batches:
         self._known: dict[int, Shares] = {}
 
     def get(self, batch: int) -> tuple[StageBatch, Shares]:
-        """The batch and its shares. Any thread."""
+        """The batch and its division. Thread-safe."""
         found = self._batch(batch)
         shares = self._known.get(found.num_examples)
         if shares is None:
             if len(self._known) >= _MAX_SIZES:
-                self._known = {}  # replaced, not cleared: another thread may be looking
+                self._known = {}  # replaced, not cleared: another thread can be reading it
             shares = self._known[found.num_examples] = self._share(found.num_examples)
         return found, shares
 
@@ -111,5 +118,36 @@ class Batches:
         for channel in self._channels:
             starts = bounds(counts[channel.pipe], channel.units)
             made = pieces(starts, bounds(counts[channel.pipe], channel.receiver_units))
-            flows.append(_Flow(starts, made, uses(made, channel.units)))
+            flows.append(_Flow(starts, made, count_users(made, channel.units)))
         return Shares(pipes, instances, tuple(flows))
+
+
+def bounds(count: int, parts: int) -> tuple[int, ...]:
+    """``[parts + 1]``: bounds of `count` examples divided into `parts` equal parts, rounded down."""
+    return share_bounds(count, (1,) * parts)
+
+
+def pieces(sender: tuple[int, ...], receiver: tuple[int, ...]) -> tuple[tuple[Piece, ...], ...]:
+    """Pieces of each micro-batch of the receiver, in order of examples; none for an empty micro-batch.
+
+    Args:
+        sender, receiver: bounds of their micro-batches over the same examples.
+    """
+    made: list[tuple[Piece, ...]] = []
+    for unit, (first, end) in enumerate(pairwise(receiver)):
+        found = []
+        for source in overlapping_units(unit, len(receiver) - 1, len(sender) - 1):
+            start, stop = sender[source], sender[source + 1]
+            a, b = max(first, start), min(end, stop)
+            if a < b:
+                found.append(Piece(source, a - start, b - start, (a, b) == (start, stop)))
+        made.append(tuple(found))
+    return tuple(made)
+
+
+def count_users(made: tuple[tuple[Piece, ...], ...], units: int) -> tuple[int, ...]:
+    """``[units]``: for each of the sender's micro-batches, how many of the receiver's use it."""
+    counts = [0] * units
+    for piece in (piece for unit in made for piece in unit):
+        counts[piece.unit] += 1
+    return tuple(counts)

@@ -1,13 +1,13 @@
-"""`Channel`: the tensors of one edge in one direction, micro-batch by micro-batch, within a process or over a link.
+"""`Channel`: tensors of one edge in one direction, per micro-batch, inside a process or over a link.
 
     same process    put ──> slots ──> take
     two processes   put ──> outbox ──send──>  link  ──receive──> slots ──> take       (one message per tensor)
 
-A tensor that enters a stage is contiguous and starts its own memory, however it came: kernels sum in an order that
-depends on strides and alignment, so otherwise results would depend on who runs where. Messages hold one tensor rather
-than all of an edge: each arrives in memory of its own, so nothing is packed, unpacked or copied.
+Every tensor that enters a stage is contiguous and starts at offset 0 of its storage. The summation order of kernels
+depends on strides and alignment, so results would otherwise depend on the placement of stages. A message holds one
+tensor, so tensors are not packed, unpacked or copied.
 
-A channel is used by one thread at each end. Taking is counted: a slot is given up when its last user has taken it.
+One thread uses each end of a channel. A slot counts its users and is freed after the last `take`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from torch import Tensor
 
 from bagpipe.distributed.interface import Pending, StageLinks
 from bagpipe.errors import JobError
-from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.split.staged_model import StageValue
 
-__all__ = ["Channel", "Link", "owned"]
+__all__ = ["Channel", "Link", "Piece", "owned"]
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way to the process at the other end.
+    """Link to the process at the other end.
 
     Attributes:
-        links: of this process.
-        process: the other's position in the replica.
-        tag: the channel's, the same at both ends.
+        links: links of this process.
+        process: position of the other process in the replica.
+        tag: tag of the channel, equal at both ends.
     """
 
     links: StageLinks
@@ -42,9 +41,19 @@ class Link:
     tag: int
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows ``[first, end)`` of the sender's micro-batch `unit`; `whole`: all of its rows."""
+
+    unit: int
+    first: int
+    end: int
+    whole: bool
+
+
 @dataclass(slots=True)
 class _Slot:
-    """What arrived of one micro-batch: one tensor per value, transfers under way, and users still to come."""
+    """Tensors of one micro-batch, one per value, with pending transfers and the number of remaining users."""
 
     tensors: list[Tensor]
     pending: list[Pending]
@@ -52,19 +61,19 @@ class _Slot:
 
 
 class Channel:
-    """What a sender gives a receiver.
+    """Queue of tensors from a sender to a receiver.
 
     Args:
-        number: its own among the channels of the process.
+        number: number of the channel in its process.
         sender, receiver: stage instances or embedding stages.
-        pipe: whose examples.
-        numbers: of the values, ascending.
-        values: the same, described.
-        units: micro-batches of the sender in a batch; indices count them over all batches.
-        receiver_units: those of the receiver.
-        copies: tensors given are parts of larger ones, so takers get copies.
-        link: where the other end is another process.
-        device: of the tensors.
+        pipe: pipe of the examples.
+        numbers: numbers of the values, ascending.
+        values: descriptions of the values.
+        units: micro-batches of the sender per batch; indices count them over all batches.
+        receiver_units: micro-batches of the receiver per batch.
+        copies: the tensors are slices of larger ones, so `take` copies them.
+        link: link to the other process; None inside a process.
+        device: device of the tensors.
     """
 
     def __init__(
@@ -98,14 +107,14 @@ class Channel:
         self._sent: dict[int, list[tuple[Pending, Tensor]]] = {}
 
     def put(self, index: int, tensors: list[Tensor], users: int) -> None:
-        """Give one micro-batch: one tensor per value, contiguous; `users` micro-batches of the receiver take of it."""
+        """Add one micro-batch: one contiguous tensor per value. `users` micro-batches of the receiver use it."""
         if self.link is None:
             self._slots[index] = _Slot(tensors, [], users)
         else:
             self._outbox[index] = tensors
 
     def take(self, base: int, pieces: Sequence[Piece]) -> list[Tensor]:
-        """One tensor per value, made of the pieces of micro-batches ``base + unit``. Waits for what is under way."""
+        """One tensor per value, concatenated from pieces of micro-batches ``base + unit``. Waits for transfers."""
         if len(pieces) == 1:
             piece = pieces[0]
             tensors = self._use(base + piece.unit)
@@ -128,11 +137,11 @@ class Channel:
         return slot.tensors
 
     def send(self, index: int) -> None:
-        """Start sending what was put; nothing was for an empty micro-batch. What is sent is kept until `settle`."""
+        """Start sending a micro-batch, if it is not empty. Its tensors are kept until `wait_sent`."""
         tensors = self._outbox.pop(index, None)
         if tensors is None:
             return
-        link = self._far()
+        link = self._require_link()
         for tensor, value in zip(tensors, self._values, strict=True):
             if tensor.dtype != value.dtype or tensor.shape[1:] != value.shape:
                 raise JobError(
@@ -142,32 +151,32 @@ class Channel:
         self._sent[index] = [(link.links.send(link.process, link.tag, tensor), tensor) for tensor in tensors]
 
     def receive(self, index: int, num_examples: int, users: int) -> None:
-        """Start receiving a micro-batch of so many examples, at least one."""
-        link = self._far()
+        """Start receiving a micro-batch of `num_examples` examples, at least one."""
+        link = self._require_link()
         tensors = [
             torch.empty((num_examples, *value.shape), dtype=value.dtype, device=self._device) for value in self._values
         ]
         pending = [link.links.receive(link.process, link.tag, tensor) for tensor in tensors]
         self._slots[index] = _Slot(tensors, pending, users)
 
-    def settle(self, index: int) -> None:
-        """Wait until a micro-batch has left; at once if the receiver has answered it."""
+    def wait_sent(self, index: int) -> None:
+        """Wait until a micro-batch is sent. Does not block once the receiver has replied to it."""
         for pending, _ in self._sent.pop(index, ()):
             pending.wait()
 
-    def settle_all(self) -> None:
-        """Wait until everything has left."""
+    def wait_all_sent(self) -> None:
+        """Wait until all micro-batches are sent."""
         for index in list(self._sent):
-            self.settle(index)
+            self.wait_sent(index)
 
-    def _far(self) -> Link:
+    def _require_link(self) -> Link:
         if self.link is None:
             raise JobError(f"{self.sender} and {self.receiver} are in one process: nothing is sent between them")
         return self.link
 
 
 def owned(tensor: Tensor) -> Tensor:
-    """The tensor without its history, contiguous and at the start of its memory; a copy only if it is not."""
+    """The detached tensor, contiguous and at storage offset 0. Copies only if necessary."""
     tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.storage_offset():
         return tensor

@@ -1,7 +1,7 @@
-"""`DensePipeline`: one rank's part of a dense pipeline: which stages it runs, with what optimizer, linked to whom.
+"""`DensePipeline`: one rank's part of a dense pipeline: its stages, their optimizers, and links to other ranks.
 
-rank = replica * num_processes + process        a replica runs the whole pipeline; replicas share the examples
-StagedModel, StepProgram ──Mesh of W ranks──> who holds which stage, who reads which examples
+rank = replica * num_processes + process        a replica runs the whole pipeline; replicas split the examples
+StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage, examples that each rank reads
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Mesh:
 
     Attributes:
         step: the pipeline of one replica.
-        world_size: ranks.
+        world_size: number of ranks.
 
     Raises:
-        InputError: the ranks are not whole replicas.
+        InputError: the number of ranks is not a multiple of the replica's processes.
     """
 
     step: StepProgram
@@ -59,7 +59,7 @@ class Mesh:
 
     @property
     def example_shares(self) -> tuple[int, ...]:
-        """By rank, its part of the examples: the pipes that begin there. Empty if all are equal."""
+        """Share of the examples by rank: the number of pipes that start on it. Empty if all shares are equal."""
         shares = tuple(len(embedding.pipes) for embedding in self.step.embedding_stages) * self.num_replicas
         return () if len(set(shares)) == 1 else shares
 
@@ -89,7 +89,7 @@ class Mesh:
 
 
 def held_stages(staged: StagedModel, mesh: Mesh) -> tuple[HeldStage, ...]:
-    """Per stage the ranks that hold it, its parameters and buffers: for sums over ranks, and for sharing the model."""
+    """Ranks, parameters and buffers of each stage, for gradient sums and for broadcasting the model."""
     return tuple(
         HeldStage(
             holders=mesh.holders(number),
@@ -101,20 +101,20 @@ def held_stages(staged: StagedModel, mesh: Mesh) -> tuple[HeldStage, ...]:
 
 
 class DensePipeline:
-    """What one rank runs of the dense part.
+    """One rank's part of the dense pipeline.
 
     Args:
         staged: the model.
         mesh: all ranks.
-        rank: this one.
-        make_optimizer: an optimizer for some of the model's parameters.
-        links: to the other processes of the replica; None if it has one.
-        reduce: sums a stage's gradients over the ranks that hold it; None: this rank alone does.
+        rank: this rank.
+        make_optimizer: makes an optimizer for a list of parameters.
+        links: links to the other processes of the replica; None for a single process.
+        reduce: sums a stage's gradients over the ranks that hold it; None if only this rank holds it.
         dtype, device: of the dense part.
-        seed: of dropout.
+        seed: seed of dropout.
 
     Attributes:
-        optimizers: per stage held here.
+        optimizers: optimizer per local stage.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class DensePipeline:
         }
 
     def batch(self, inputs: ModelInputs | None, num_global_examples: int) -> StageBatch:
-        """A batch as the runtime wants to know it.
+        """A batch for the runtime.
 
         Args:
-            inputs: of the examples that this rank reads, if any.
-            num_global_examples: of all ranks.
+            inputs: inputs of the examples that this rank reads; None if it reads none.
+            num_global_examples: examples of all ranks.
         """
         first, end = self.mesh.examples(self.replica, num_global_examples)
         return StageBatch(
@@ -159,7 +159,7 @@ class DensePipeline:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """The stages held here, ascending."""
+        """The stages of this rank, ascending."""
         return tuple(sorted({instance.stage for instance in self.step.instances if instance.process == self.process}))
 
     @cached_property
@@ -168,7 +168,10 @@ class DensePipeline:
         return tuple(instance.number for instance in self.step.instances if instance.process == self.process)
 
     def names_of(self, stage: int) -> frozenset[str]:
-        """Names in the whole model of a stage's parameters and buffers; of the first one held here, those of none."""
+        """Names of a stage's parameters and buffers in the whole model.
+
+        The first local stage includes the tensors that belong to no stage.
+        """
         model = self.staged.model
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         own = _tensors_of(self.staged.stages[stage].module)
@@ -186,7 +189,7 @@ class DensePipeline:
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         loss_scale: float = 1.0,
     ) -> StageRuntime:
-        """What executes the actions of one phase; see `StageRuntime`."""
+        """The runtime of one phase; see `StageRuntime`."""
         return StageRuntime(
             self.staged,
             self.step,
@@ -207,13 +210,13 @@ class DensePipeline:
         if optimizer is not None:
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.grad is not None:
-                    # Maybe made by the lane that sums gradients, which goes on while the step reads it.
+                    # The gradient can belong to the lane that sums gradients, which continues during the step.
                     keep_for_current_stream(parameter.grad)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def adopt(self, whole: torch.optim.Optimizer) -> None:
-        """Give the state of this rank's stages to an optimizer of the whole model."""
+        """Copy the optimizer state of this rank's stages to an optimizer of the whole model."""
         for optimizer in self.optimizers.values():
             whole.state.update(optimizer.state)
 

@@ -1,9 +1,9 @@
-"""`EmbeddingStageRunner`: one lookup per batch for the dense stages of a process, and one backward.
+"""`EmbeddingStageRunner`: one embedding lookup and one backward per batch, for the dense stages.
 
     X_EMBED    inputs ──embedding module──> values of all examples ──slices──> stages (labels to those with a loss)
     X_EMBED_GRAD  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
 
-A row's gradient is thus summed once per batch and in the plan's order, whatever the micro-batches are.
+A row's gradient is summed once per batch in the plan's order, so it does not depend on the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ __all__ = ["EmbeddingStageRunner"]
 
 
 class EmbeddingStageRunner:
-    """One embedding stage. Its actions come from one thread.
+    """Runs one embedding stage. One thread calls its actions.
 
     Args:
-        embedding: which.
-        module: ``module(dense, sparse)`` gives the values.
-        numbers: of the values, in the module's order.
-        labels: the number of the labels.
-        outputs, taken: pipe -> channels to the stages, and those on which gradients come back; ascending stages.
-        batches: of the process.
+        embedding: the embedding stage.
+        module: ``module(dense, sparse)`` returns the values.
+        numbers: numbers of the values, in the module's order.
+        labels: number of the labels.
+        outputs: pipe -> channels of values to the stages, by ascending stage.
+        output_grads: pipe -> channels of gradients from the stages, by ascending stage.
+        batches: batches of the process.
     """
 
     def __init__(
@@ -42,38 +43,38 @@ class EmbeddingStageRunner:
         numbers: tuple[int, ...],
         labels: int,
         outputs: Mapping[int, Sequence[Channel]],
-        taken: Mapping[int, Sequence[Channel]],
+        output_grads: Mapping[int, Sequence[Channel]],
         batches: Batches,
     ) -> None:
-        self._embedding_stage = embedding
+        self._stage = embedding
         self._module = module
         self._numbers = numbers
         self._labels = labels
         self._outputs = outputs
-        self._taken = taken
+        self._output_grads = output_grads
         self._batches = batches
-        self._graded = sorted({n for channels in taken.values() for channel in channels for n in channel.numbers})
+        self._grad_values = sorted({n for group in output_grads.values() for channel in group for n in channel.numbers})
         self._graphs: dict[int, dict[int, Tensor]] = {}
 
-    def pool(self, batch: int) -> None:
-        """Look up the batch's examples and give the stages what they take of them.
+    def embed(self, batch: int) -> None:
+        """Look up the batch's examples and send the values to the stages.
 
         Raises:
-            JobError: the batch has not the examples of the embedding stage's pipes.
+            JobError: the batch has another number of examples than the embedding stage's pipes.
         """
         given, shares = self._batches.get(batch)
-        counts = {pipe: shares.pipes[pipe + 1] - shares.pipes[pipe] for pipe in self._embedding_stage.pipes}
+        counts = {pipe: shares.pipes[pipe + 1] - shares.pipes[pipe] for pipe in self._stage.pipes}
         inputs = given.inputs
         num_read = 0 if inputs is None else inputs.labels.shape[0]
         if num_read != sum(counts.values()):
             raise JobError(
                 f"batch {batch}: expected {sum(counts.values())} examples of the replica's {given.num_examples} at "
-                f"process {self._embedding_stage.process}, got {num_read}"
+                f"process {self._stage.process}, got {num_read}"
             )
         if inputs is None or not num_read:
             return
         values = dict(zip(self._numbers, self._module(inputs.dense, inputs.sparse), strict=True))
-        self._graphs[batch] = {n: values[n] for n in self._graded if values[n].requires_grad}
+        self._graphs[batch] = {n: values[n] for n in self._grad_values if values[n].requires_grad}
         values[self._labels] = inputs.labels
         first = 0
         for pipe, count in counts.items():
@@ -88,8 +89,8 @@ class EmbeddingStageRunner:
                         channel.put(batch * channel.units + unit, parts, flow.users[unit])
             first += count
 
-    def unpool(self, batch: int) -> None:
-        """Give the rows the gradients of all micro-batches, and wait until what was sent in the batch has left."""
+    def embed_grad(self, batch: int) -> None:
+        """Run one backward into the rows, from the gradients of all micro-batches."""
         graph = self._graphs.pop(batch, None)
         if graph is not None:
             gradients = self._gradients(batch)
@@ -97,14 +98,14 @@ class EmbeddingStageRunner:
                 torch.autograd.backward(list(graph.values()), [gradients[n] for n in graph])
 
     def _gradients(self, batch: int) -> dict[int, Tensor]:
-        """Value -> gradient ``[num_examples, …]``: those of its consumers in their order, pipe after pipe."""
+        """Value -> gradient ``[num_examples, …]``: summed over consumers in order, concatenated over pipes."""
         shares = self._batches.get(batch)[1]
-        parts: dict[int, list[Tensor]] = {number: [] for number in self._graded}
-        for pipe in self._embedding_stage.pipes:
+        parts: dict[int, list[Tensor]] = {number: [] for number in self._grad_values}
+        for pipe in self._stage.pipes:
             if shares.pipes[pipe] == shares.pipes[pipe + 1]:
                 continue
             sums: dict[int, Tensor] = {}
-            for channel in self._taken[pipe]:
+            for channel in self._output_grads[pipe]:
                 made = shares.flows[channel.number].made[0]
                 for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
                     sums[number] = sums[number] + gradient if number in sums else gradient

@@ -1,11 +1,11 @@
-"""`StageRunner`: forwards and backwards of one stage instance, a stage in one pipe.
+"""`StageRunner`: forward and backward actions of one stage instance (a stage in one pipe).
 
     F    take inputs ──> leaves ──module──> outputs ──> put to consumers; loss of its heads
-    B    take gradients, sum those of several consumers ──> backward ──> put the leaves' gradients to producers
-    I W  the halves of B        REC   the forward again, after a forward that kept its inputs only
+    B    take gradients, sum over consumers ──> backward ──> put the leaves' gradients to producers
+    I W  the halves of B        REC   repeats the forward, after a forward that kept only its inputs
 
-Gradients of an output add up in the order of its consumers' numbers, those of parameters in the order of the row. What
-a micro-batch made lives from its F to its B, or W. An empty micro-batch does nothing.
+Gradients of an output are summed in the order of its consumers' numbers, gradients of parameters in schedule order.
+The state of a micro-batch lives from its F to its B or W. An empty micro-batch does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import Batches, Shares, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
-from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
+from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
@@ -31,30 +31,30 @@ __all__ = ["LossSum", "StageRunner", "Wiring"]
 
 T = TypeVar("T")
 
-#: (head, logits, labels) -> sum of the losses of the examples.
+#: (head, logits, labels) -> sum of the losses over examples.
 LossSum = Callable[[int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """The channels of a stage instance, by ascending number of the other end.
+    """Channels of a stage instance, by ascending number of the other end.
 
     Attributes:
-        inputs: from producers.
-        outputs: to consumers.
-        taken: gradients from consumers.
-        given: gradients to producers.
+        inputs: values from producers.
+        outputs: values to consumers.
+        output_grads: gradients from consumers.
+        input_grads: gradients to producers.
     """
 
     inputs: tuple[Channel, ...]
     outputs: tuple[Channel, ...]
-    taken: tuple[Channel, ...]
-    given: tuple[Channel, ...]
+    output_grads: tuple[Channel, ...]
+    input_grads: tuple[Channel, ...]
 
 
 @dataclass(slots=True, eq=False)
-class _Live:
-    """One micro-batch between its F and its B, or W: inputs by value, the graph, what W needs of I."""
+class _MicroBatch:
+    """A micro-batch between its F and its B or W: inputs by value number, graph, and state for W."""
 
     leaves: dict[int, Tensor]
     graph: Graph | None = None
@@ -62,25 +62,25 @@ class _Live:
 
 
 class StageRunner:
-    """One stage instance. Its actions come from one thread.
+    """Runs one stage instance. One thread calls its actions.
 
     Args:
-        instance: which.
+        instance: the stage instance.
         stage: its stage.
-        module: the stage's module, or a copy with gradients of its own.
+        module: the stage's module, or a copy with its own gradients.
         wiring: its channels.
-        units: its micro-batches per batch.
-        wanting: values that want a gradient.
-        labels: the number under which labels arrive.
-        keeps_inputs_only: forwards are followed by REC.
-        batches: of the process.
-        loss: of a head.
-        device, seed: of its random numbers.
-        loss_scale: what every gradient is multiplied by: where the backward of a loss begins.
+        units: micro-batches per batch.
+        needs_grad: numbers of the values that need a gradient.
+        labels: value number of the labels.
+        keeps_inputs_only: a REC follows each forward.
+        batches: batches of the process.
+        loss: loss of a head.
+        device, seed: device and seed of the random numbers.
+        loss_scale: multiplies the loss, and thereby every gradient.
 
     Attributes:
-        peak_live: most micro-batches between F and B, or W, at a time.
-        loss_sum: float64, sum over all examples so far, on the device.
+        peak_live: peak number of micro-batches between F and B or W.
+        loss_sum: float64 on the device; sum of the loss over all examples so far.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StageRunner:
         module: nn.Module,
         wiring: Wiring,
         units: int,
-        wanting: frozenset[int],
+        needs_grad: frozenset[int],
         labels: int,
         keeps_inputs_only: bool,
         batches: Batches,
@@ -107,7 +107,7 @@ class StageRunner:
         self._stage = stage
         self._wiring = wiring
         self._units = units
-        self._wanting = wanting
+        self._needs_grad = needs_grad
         self._labels = labels
         self._keeps_inputs_only = keeps_inputs_only
         self._batches = batches
@@ -115,12 +115,12 @@ class StageRunner:
         self._device = device
         self._seed = seed
         self._loss_scale = loss_scale
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _MicroBatch] = {}
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
-        self._graded = sorted({number for channel in wiring.taken for number in channel.numbers})
-        answering = {channel.sender for channel in wiring.taken}
-        self._answered = [channel for channel in wiring.outputs if channel.receiver in answering]
+        self._grad_values = sorted({number for channel in wiring.output_grads for number in channel.numbers})
+        replying = {channel.sender for channel in wiring.output_grads}
+        self._replied = [channel for channel in wiring.outputs if channel.receiver in replying]
 
     def forward(self, index: int) -> None:
         batch, unit = divmod(index, self._units)
@@ -128,8 +128,8 @@ class StageRunner:
         starts = shares.instances[self.instance.number]
         if starts[unit] == starts[unit + 1]:
             return
-        torch.get_num_threads()  # a new thread takes over torch.set_num_threads only when asked; MKL does not ask
-        live = self._live[index] = _Live(self._take_inputs(shares, batch, unit))
+        torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
+        live = self._live[index] = _MicroBatch(self._take_inputs(shares, batch, unit))
         self.peak_live = max(self.peak_live, len(self._live))
         with torch.set_grad_enabled(not self._keeps_inputs_only):
             outputs, total = self._run(live, given, shares, batch, unit)
@@ -147,7 +147,7 @@ class StageRunner:
         if live is not None:
             batch, unit = divmod(index, self._units)
             given, shares = self._batches.get(batch)
-            # The first forward has changed the buffers (running means) already: this one may have copies of them.
+            # The first forward has already updated the buffers (running means); this one updates copies.
             copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
             again = self._run(live, given, shares, batch, unit, copies)
             live.graph = self._graph(live, *again, given)
@@ -170,7 +170,7 @@ class StageRunner:
     def backward_weights(self, index: int) -> None:
         live = self._live.pop(index, None)
         if live is not None:
-            assert self._split is not None, "the schedule has been checked: I comes before W"
+            assert self._split is not None, "the schedule check ensures that I precedes W"
             self._split.weights(_present(live.kept))
 
     def _take_inputs(self, shares: Shares, batch: int, unit: int) -> dict[int, Tensor]:
@@ -178,28 +178,28 @@ class StageRunner:
         for channel in self._wiring.inputs:
             made = shares.flows[channel.number].made[unit]
             for number, tensor in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
-                # A leaf of its own: another stage may take the same tensor.
+                # A separate leaf: another stage can take the same tensor.
                 leaf = tensor.detach()
-                leaves[number] = leaf.requires_grad_() if number in self._wanting else leaf
+                leaves[number] = leaf.requires_grad_() if number in self._needs_grad else leaf
         return leaves
 
     def _run(
         self,
-        live: _Live,
+        live: _MicroBatch,
         given: StageBatch,
         shares: Shares,
         batch: int,
         unit: int,
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Outputs by value, and the sum of the examples' losses if there are heads; `buffers` replace the module's."""
+        """Outputs by value number, and the loss sum if there are heads. `buffers` replace those of the module."""
         stage, leaves = self._stage, live.leaves
         arguments = tuple(leaves[number] for number in stage.inputs)
         if stage.uses_random:
             first = (
                 given.first_example + shares.pipes[self.instance.pipe] + shares.instances[self.instance.number][unit]
             )
-            with seeded(mixed_seed(self._seed, batch, self.instance.stage, first), self._device):
+            with seeded(mix_seed(self._seed, batch, self.instance.stage, first), self._device):
                 results = self._call(arguments, buffers)
         else:
             results = self._call(arguments, buffers)
@@ -215,34 +215,34 @@ class StageRunner:
         results = functional_call(self.module, dict(buffers), arguments) if buffers else self.module(*arguments)
         return results
 
-    def _graph(self, live: _Live, outputs: dict[int, Tensor], total: Tensor | None, given: StageBatch) -> Graph:
-        roots = [outputs[number] for number in self._graded]
+    def _graph(self, live: _MicroBatch, outputs: dict[int, Tensor], total: Tensor | None, given: StageBatch) -> Graph:
+        roots = [outputs[number] for number in self._grad_values]
         if total is not None:
             roots.append(total / given.num_global_examples * self._loss_scale)
         return Graph([leaf for leaf in live.leaves.values() if leaf.requires_grad], roots)
 
     def _take_gradients(self, index: int) -> list[Tensor]:
-        """One per output that gets any."""
-        if not self._wiring.taken:
+        """One gradient per output that gets one."""
+        if not self._wiring.output_grads:
             return []
         batch, unit = divmod(index, self._units)
         shares = self._batches.get(batch)[1]
         sums: dict[int, Tensor] = {}
-        for channel in self._wiring.taken:
+        for channel in self._wiring.output_grads:
             made = shares.flows[channel.number].made[unit]
             for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
                 sums[number] = sums[number] + gradient if number in sums else gradient
-        for channel in self._answered:
-            channel.settle(index)
-        return [sums[number] for number in self._graded]
+        for channel in self._replied:
+            channel.wait_sent(index)
+        return [sums[number] for number in self._grad_values]
 
-    def _give_gradients(self, index: int, live: _Live) -> None:
-        """Contiguous, as a message must be: that of a concatenation's input is a slice."""
-        if not self._wiring.given:
+    def _give_gradients(self, index: int, live: _MicroBatch) -> None:
+        """Put gradients to producers. Messages must be contiguous; the gradient of a concatenated input is a slice."""
+        if not self._wiring.input_grads:
             return
         batch, unit = divmod(index, self._units)
         shares = self._batches.get(batch)[1]
-        for channel in self._wiring.given:
+        for channel in self._wiring.input_grads:
             gradients = []
             for number in channel.numbers:
                 leaf = live.leaves[number]
@@ -251,7 +251,11 @@ class StageRunner:
 
 
 def _present(kept: T | None) -> T:
-    """What an earlier action of the same micro-batch left."""
+    """The state that an earlier action of the same micro-batch kept.
+
+    Raises:
+        JobError: there is none.
+    """
     if kept is None:
         raise JobError("a backward came before its forward: the schedule was not checked")
     return kept

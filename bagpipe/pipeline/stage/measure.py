@@ -1,9 +1,9 @@
-"""`operator_graph`: measured costs of a model's operators: seconds of forward and backward, bytes kept and sent.
+"""`operator_graph`: measured costs of a model's operators: forward and backward seconds, activation and output bytes.
 
-    ModelParts ──every operator alone, in several sizes──> OperatorGraph: a straight line per operator
+    ModelParts ──each operator alone, at several sizes──> OperatorGraph: a linear fit per operator
 
-Costs are medians after warm-up, on random inputs. Modules are copied, so gradients and buffers of the model do not
-change; the state of the random generators is restored.
+Costs are medians after warm-up, on random inputs. Modules are copied, so the model's gradients and buffers do not
+change. The state of the random generators is restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bagpipe.split.trace import device_of
 
 __all__ = ["operator_graph"]
 
-#: Repeats before the measurement, in which allocators, thread pools and kernel choices settle.
+#: Warm-up repeats, for allocators, thread pools and kernel selection.
 WARM_REPEATS = 3
 
 
@@ -37,11 +37,11 @@ def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), re
 
     Args:
         parts: the model.
-        examples: at least two different sizes of a micro-batch, to fit a straight line to.
-        repeats: measurements per operator; their median counts.
+        examples: at least two different micro-batch sizes for the linear fit.
+        repeats: measurements per operator; the median is used.
 
     Raises:
-        InputError: fewer than two sizes, a number below 1, or a parameter that two operators share.
+        InputError: there are fewer than two sizes, a number is below 1, or two operators share a parameter.
     """
     if len(set(examples)) < 2:
         raise InputError(f"expected at least two sizes of a micro-batch to measure, got {list(examples)}")
@@ -73,7 +73,7 @@ def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), re
 
 
 def _time_operator(staged: StagedModel, number: int, examples: int, repeats: int) -> tuple[float, float, int]:
-    """Seconds of F and B, and bytes kept for the backward."""
+    """Seconds of forward and backward, and bytes kept for the backward."""
     bench = _Bench(staged, number, examples)
     with torch.enable_grad():
         measured = [bench.measure() for _ in range(WARM_REPEATS + repeats)][WARM_REPEATS:]
@@ -111,7 +111,7 @@ class _Bench:
         return Graph([leaf for leaf in leaves if leaf.requires_grad], roots)
 
     def measure(self) -> tuple[float, float]:
-        """Seconds of one F and one B."""
+        """Seconds of one forward and one backward."""
         start_s = _now_s(self.device)
         graph = self.forward()
         turn_s = _now_s(self.device)
@@ -119,7 +119,7 @@ class _Bench:
         return turn_s - start_s, _now_s(self.device) - turn_s
 
     def kept_bytes(self) -> int:
-        """Bytes of distinct storages kept for the backward or sent, without parameters and inputs."""
+        """Bytes of distinct storages kept for the backward or sent, excluding parameters and inputs."""
         held = {tensor.untyped_storage().data_ptr() for tensor in (*self.inputs, self.labels)}
         held |= {tensor.untyped_storage().data_ptr() for tensor in (*self.module.parameters(), *self.module.buffers())}
         kept: dict[int, int] = {}
@@ -138,9 +138,9 @@ class _Bench:
 
 
 def _scaled(seconds: Sequence[Sequence[float]], totals: Sequence[float]) -> list[list[float]]:
-    """Seconds by operator and size, scaled to sum up to the whole model's for every size.
+    """Seconds by operator and size, scaled so that their sum is the whole model's time at every size.
 
-    Measured alone, each operator pays for a call and an autograd pass, which the operators of a stage share.
+    An operator measured alone includes a call and an autograd pass, which the operators of a stage share.
     """
     sums = [sum(column) for column in zip(*seconds, strict=True)]
     return [[own * total / all_ for own, total, all_ in zip(row, totals, sums, strict=True)] for row in seconds]
@@ -151,13 +151,13 @@ def _param_bytes(module: nn.Module) -> int:
 
 
 def _output_bytes(staged: StagedModel, number: int) -> int:
-    """Bytes per example that other stages take."""
+    """Bytes per example sent to other stages."""
     sent = [staged.values[n] for n in staged.stages[number].outputs if staged.values[n].consumers]
     return sum(torch.Size(value.shape).numel() * value.dtype.itemsize for value in sent)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Cost:
-    """The line of least squares with both coefficients at least 0, whatever the noise."""
+    """Least-squares line with non-negative coefficients."""
     slope, start = statistics.linear_regression(sizes, seconds)
     if slope <= 0:
         return Cost(fixed_s=statistics.fmean(seconds))
@@ -183,7 +183,7 @@ def _random(value: StageValue, examples: int, device: torch.device) -> Tensor:
 
 
 def _now_s(device: torch.device) -> float:
-    """The clock after all work of the device is done."""
+    """The clock after synchronising the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

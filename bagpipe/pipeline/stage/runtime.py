@@ -1,10 +1,10 @@
 """`StageRuntime`: the dense stages of one process, as handlers of a program's actions.
 
-    StepProgram ──> stage instances and embedding stage of this process, a Channel per edge that begins or ends here
+    StepProgram ──> stage instances and embedding stage of this process, a Channel per edge with an end here
     X_EMBED, X_EMBED_GRAD ─> EmbeddingStageRunner    F B I W REC ─> StageRunner    SEND RECV ─> Channel
 
-The same handlers serve lanes in threads of one process (the runner), lanes in processes, and one thread that takes all
-actions in any order their dependencies allow (`interpret`): results are the same bits.
+The same handlers serve lanes in threads of one process (the runner), lanes in several processes, and one thread that
+runs all actions in a topological order (`interpret`). Results are bit-identical.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bagpipe.split.staged_model import StagedModel, StageValue
 
 __all__ = ["StageBatch", "StageRuntime"]
 
-_SEAT_ACTIONS: Mapping[str, Callable[[StageRunner], Handler]] = {
+_STAGE_ACTIONS: Mapping[str, Callable[[StageRunner], Handler]] = {
     "F": lambda instance: instance.forward,
     "B": lambda instance: instance.backward,
     "I": lambda instance: instance.backward_inputs,
@@ -45,23 +45,23 @@ _SEAT_ACTIONS: Mapping[str, Callable[[StageRunner], Handler]] = {
 
 
 class StageRuntime:
-    """Runs the stage instances and embedding stages of one process. Each lane's handlers are called by one thread.
+    """Runs the stage instances and embedding stages of one process. One thread calls the handlers of a lane.
 
     Args:
-        staged: the model. Its parameters may be changed in place between batches, not exchanged for others.
+        staged: the model. Its parameters can be modified in place between batches, but not replaced.
         step: the program of a batch.
         process: position of this process in its replica.
-        links: to the other processes; None if there is only one.
-        batch: number -> the batch; asked by all lanes until the batch's actions are over.
-        loss: of a head's logits and labels, both of one micro-batch.
-        dtype, label_shape: of the labels; the shape without the examples' dimension.
-        device: of all tensors.
-        seed: of the stages' random numbers.
-        loss_sums: by instance, what to go on counting from.
-        loss_scale: what every gradient is multiplied by.
+        links: links to the other processes; None for a single process.
+        batch: returns a batch by number. All lanes call it until the batch's actions are done.
+        loss: loss of a head's logits and labels of one micro-batch.
+        dtype, label_shape: of the labels; the shape excludes the example dimension.
+        device: device of all tensors.
+        seed: seed of the stages' random numbers.
+        loss_sums: initial loss sums by instance.
+        loss_scale: multiplies every gradient.
 
     Raises:
-        JobError: several processes and no links between them.
+        JobError: there are several processes but no links.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class StageRuntime:
                     module=self._module_of(instance),
                     wiring=self._wiring(instance.number),
                     units=self._micro[instance.number],
-                    wanting=frozenset(n for n, value in enumerate(self._values) if value.wants_grad),
+                    needs_grad=frozenset(n for n, value in enumerate(self._values) if value.wants_grad),
                     labels=self._labels,
                     keeps_inputs_only=instance.number in recomputed,
                     batches=self._batches,
@@ -139,65 +139,66 @@ class StageRuntime:
                 text = Template(op=atom.op, stage=atom.stage, peer=atom.peer).text
                 if text in found:
                     continue
-                if atom.op in _SEAT_ACTIONS:
-                    found[text] = _SEAT_ACTIONS[atom.op](self._runners[atom.stage])
+                if atom.op in _STAGE_ACTIONS:
+                    found[text] = _STAGE_ACTIONS[atom.op](self._runners[atom.stage])
                 elif OPS[atom.op].role in ("send", "recv"):
                     found[text] = self._transfer(atom)
         return found
 
-    def pool(self, number: int, batch: int) -> None:
-        """X_EMBED of an embedding stage: look up the batch's examples, whose rows are current, for the stages.
+    def embed(self, number: int, batch: int) -> None:
+        """X_EMBED of an embedding stage: look up the batch's examples for the stages. Their rows must be current.
 
         Raises:
-            JobError: the batch has not the examples of the embedding stage's pipes.
+            JobError: the batch has another number of examples than the embedding stage's pipes.
         """
-        self._embedding_runners[number].pool(batch)
+        self._embedding_runners[number].embed(batch)
 
-    def unpool(self, number: int, batch: int) -> None:
+    def embed_grad(self, number: int, batch: int) -> None:
         """X_EMBED_GRAD: the process's last action of a batch that moves tensors between processes.
 
-        The rows get their gradients. Then waits until everything that this process sent in the batch has left.
+        Computes the gradients of the rows. Then waits until all tensors that this process sent in the batch are sent.
         """
-        self._embedding_runners[number].unpool(batch)
+        self._embedding_runners[number].embed_grad(batch)
         for channel in self._channels.values():
             if channel.link is not None:
-                channel.settle_all()
+                channel.wait_all_sent()
 
     def parameters(self, stage: int) -> tuple[tuple[Parameter, ...], ...]:
-        """Of a stage that runs here, per pipe its trainable parameters, in the order of `StagedModel.parameters_of`.
+        """Trainable parameters of a local stage, per pipe, in the order of `StagedModel.parameters_of`.
 
-        The first pipe's are the model's own. Those of others share their values, but have gradients of their own.
+        The first pipe has the model's parameters. Other pipes share their values but have separate gradients.
         """
         return tuple(self._parameters[stage])
 
     def sum_pipes(self, stage: int) -> None:
-        """Add the gradients of a stage's further pipes to the model's, in the order of the pipes, and drop them."""
+        """Add the gradients of a stage's other pipes to the model's gradients, in pipe order, and clear them."""
         own, *others = self._parameters[stage]
         for other in others:
             for parameter, twin in zip(own, other, strict=True):
                 if twin.grad is not None:
-                    # Of another lane, which does not wait for this one. And not given to the lane that makes the step.
+                    # The tensor belongs to another lane, which does not wait for this one. It is cloned below, because
+                    # the lane of the optimizer step must not use it either.
                     keep_for_current_stream(twin.grad)
                     parameter.grad = twin.grad.clone() if parameter.grad is None else parameter.grad.add_(twin.grad)
                     twin.grad = None
 
     def loss_sums(self) -> Mapping[int, Tensor]:
-        """Stage instance -> float64, on the device: sum of the losses of all examples whose heads ran there."""
+        """Stage instance -> loss sum over the examples whose heads ran there; float64 on the device."""
         return {number: runner.loss_sum for number, runner in self._runners.items()}
 
     def loss_sum(self) -> Tensor:
-        """float64, on the device: sum of the losses of all examples whose heads ran here, in instance order."""
+        """Loss sum over the examples whose heads ran in this process, in instance order; float64 on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for runner in self._runners.values():
             total += runner.loss_sum
         return total
 
     def peak_live(self) -> Mapping[int, int]:
-        """Stage instance -> most micro-batches that were between their F and their B, or W, at a time."""
+        """Stage instance -> peak number of micro-batches between F and B or W."""
         return {number: runner.peak_live for number, runner in self._runners.items()}
 
     def _make_channels(self, links: StageLinks | None) -> Iterator[Channel]:
-        """One per edge and direction with an end in this process, numbered as they come."""
+        """Channels of all edges and directions with an end in this process, in order of their numbers."""
         processes = {instance.number: instance.process for instance in self._step.instances}
         processes |= {embedding.number: embedding.process for embedding in self._step.embedding_stages}
         embedding_stages = {embedding.number for embedding in self._step.embedding_stages}
@@ -210,7 +211,7 @@ class StageRuntime:
             if ends[0] != ends[1]:
                 assert links is not None, "checked above"
                 link = Link(links, ends[ends[0] == self._process], sender * len(processes) + receiver)
-            # A batch as a whole, of which takers copy their shares: values that stay here, and labels, which are small.
+            # Sent as one unit per batch, from which receivers copy their shares: local values, and labels (small).
             whole = sender in embedding_stages and (link is None or numbers == (self._labels,))
             yield Channel(
                 number=number,
@@ -228,7 +229,7 @@ class StageRuntime:
             number += 1
 
     def _edges(self) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
-        """(sender, receiver) -> pipe and the values, or those whose gradients, pass."""
+        """(sender, receiver) -> pipe, and the numbers of the values (or of their gradients) on the edge."""
         found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
         num_stages = len(self._staged.stages)
         for instance in self._step.instances:
@@ -248,7 +249,7 @@ class StageRuntime:
         return found
 
     def _module_of(self, instance: StageInstance) -> nn.Module:
-        """The stage's module; for its second instance here a copy that shares parameter values and buffers."""
+        """The stage's module. A second local instance gets a copy that shares parameter values and buffers."""
         module = self._staged.stages[instance.stage].module
         own = tuple(parameter for _, parameter in self._staged.parameters_of(instance.stage))
         known = self._parameters.setdefault(instance.stage, [])
@@ -262,7 +263,7 @@ class StageRuntime:
         return copy.deepcopy(module, {**twins, **{id(buffer): buffer for buffer in module.buffers()}})
 
     def _is_forward(self, sender: int, receiver: int) -> bool:
-        """Whether the channel carries values; otherwise gradients."""
+        """Whether the channel carries values, not gradients."""
         place = self._instances.get(sender)
         taker = self._instances.get(receiver)
         if place is None or taker is None:
@@ -275,8 +276,8 @@ class StageRuntime:
         return Wiring(
             inputs=tuple(c for c in into if self._is_forward(c.sender, number)),
             outputs=tuple(c for c in out if self._is_forward(number, c.receiver)),
-            taken=tuple(c for c in into if not self._is_forward(c.sender, number)),
-            given=tuple(c for c in out if not self._is_forward(number, c.receiver)),
+            output_grads=tuple(c for c in into if not self._is_forward(c.sender, number)),
+            input_grads=tuple(c for c in out if not self._is_forward(number, c.receiver)),
         )
 
     def _embedding_runner(self, number: int) -> EmbeddingStageRunner:
@@ -288,12 +289,14 @@ class StageRuntime:
             numbers=self._staged.embedding_values,
             labels=self._labels,
             outputs={p: [c for (sender, _), c in own if sender == number and c.pipe == p] for p in embedding.pipes},
-            taken={p: [c for (_, receiver), c in own if receiver == number and c.pipe == p] for p in embedding.pipes},
+            output_grads={
+                p: [c for (_, receiver), c in own if receiver == number and c.pipe == p] for p in embedding.pipes
+            },
             batches=self._batches,
         )
 
     def _transfer(self, atom: Action) -> Handler:
-        """SEND or RECV; does nothing on an edge without values, or inside the process."""
+        """Handler of SEND or RECV. A no-op on an edge without values or inside the process."""
         if OPS[atom.op].role == "send":
             ends = (atom.stage, partner(atom).stage)
         else:
@@ -315,11 +318,11 @@ class StageRuntime:
 
 
 def _first(transfer: Handler, units: int, index: int) -> None:
-    """With the first of a batch's micro-batches, all of them."""
+    """Transfer the whole batch with its first micro-batch."""
     batch, unit = divmod(index, units)
     if not unit:
         transfer(batch)
 
 
 def _nothing(index: int) -> None:
-    """For an action that moves no tensor."""
+    """Handler of an action without a transfer."""

@@ -1,7 +1,7 @@
-"""Random numbers of a stage's forward: a function of seed, batch, stage and example, not of who ran what before.
+"""Seeds of a stage's forward: a function of seed, batch, stage and first example, independent of execution order.
 
-A recomputed forward draws the same numbers, and so does the same micro-batch on another rank or in another thread. The
-generator belongs to the whole process, so only one seeded forward runs at a time, and leaves it as it was.
+A recomputed forward draws the same random numbers. So does the same micro-batch on another rank or in another thread.
+torch's default generator is process-wide, so seeded forwards run one at a time and restore its state.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["mixed_seed", "seeded"]
+__all__ = ["mix_seed", "seeded"]
 
 _GENERATOR = threading.Lock()
 _MASK = (1 << 64) - 1
 
 
-def mixed_seed(*numbers: int) -> int:
-    """63 bits from the numbers, in which each of theirs counts (splitmix64's finaliser, Steele et al. 2014)."""
+def mix_seed(*numbers: int) -> int:
+    """63-bit hash of the numbers (splitmix64 finaliser, Steele et al. 2014)."""
     state = 0
     for number in numbers:
         state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
@@ -31,7 +31,7 @@ def mixed_seed(*numbers: int) -> int:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, the default generator of the device starts from `seed`; afterwards it goes on as if nothing happened."""
+    """Seed the device's default generator inside the block, and restore its state afterwards."""
     with _GENERATOR:
         if device.type == "cuda":
             kept = torch.cuda.get_rng_state(device)

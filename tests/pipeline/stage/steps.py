@@ -23,8 +23,8 @@ from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.distributed.interface import Peers
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
+from bagpipe.pipeline.stage.batches import bounds
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
-from bagpipe.pipeline.stage.shares import bounds
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
@@ -225,10 +225,10 @@ class Worker:
 
     def _pool(self, batch: int) -> None:
         self.staged.embedding.zero_grad()
-        self.runtime.pool(self._embedding_stage.number, batch)
+        self.runtime.embed(self._embedding_stage.number, batch)
 
     def _unpool(self, batch: int) -> None:
-        self.runtime.unpool(self._embedding_stage.number, batch)
+        self.runtime.embed_grad(self._embedding_stage.number, batch)
         rows = next(self.staged.embedding.parameters())
         graded = any(self.staged.values[n].wants_grad for n in self.staged.embedding_values)
         if graded and self._peers is not None:  # every rank's part to every rank, added up in their order

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
-from bagpipe.pipeline.stage.channel import Channel, Link, owned
-from bagpipe.pipeline.stage.shares import Piece, bounds, pieces
+from bagpipe.pipeline.stage.batches import bounds, pieces
+from bagpipe.pipeline.stage.channel import Channel, Link, Piece, owned
 from bagpipe.split.staged_model import StageValue
 
 
@@ -108,9 +108,9 @@ def test_sending_waits_only_when_settled() -> None:
     edge.send(0)
     edge.send(1)  # an empty micro-batch: nothing was put
     assert pile.log == ["send [4, 3] to 2, tag 5", "send [4, 1] to 2, tag 5"]
-    edge.settle(1)
-    edge.settle(0)
-    edge.settle_all()
+    edge.wait_sent(1)
+    edge.wait_sent(0)
+    edge.wait_all_sent()
     assert pile.log[2:] == ["waited, sent"] * 2
 
 

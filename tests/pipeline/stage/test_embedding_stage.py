@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel
+from bagpipe.pipeline.stage.channel import Channel, Piece
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
-from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.ir.step_program import EmbeddingStage
 from bagpipe.split.staged_model import StageValue
 from bagpipe.types.model_inputs import ModelInputs
@@ -58,7 +57,7 @@ class Bench:
     def __init__(self, num_read: int | None = SIZE) -> None:
         self.module = Lookup()
         self.outputs = [channel(0, 2, 0, (POOLED, DENSE), 1, MICRO), channel(1, 2, 1, (POOLED, LABELS), 1, 1)]
-        self.taken = [channel(2, 0, 2, (POOLED,), MICRO, 1), channel(3, 1, 2, (POOLED,), 1, 1)]
+        self.output_grads = [channel(2, 0, 2, (POOLED,), MICRO, 1), channel(3, 1, 2, (POOLED,), 1, 1)]
         self.inputs = None
         if num_read is not None:
             self.inputs = ModelInputs(
@@ -71,19 +70,19 @@ class Bench:
             numbers=(POOLED, DENSE),
             labels=LABELS,
             outputs={0: self.outputs},
-            taken={0: self.taken},
+            output_grads={0: self.output_grads},
             batches=Batches(
                 lambda number: given,
                 num_pipes=1,
                 units={0: (0, MICRO), 1: (0, 1)},
-                channels=[*self.outputs, *self.taken],
+                channels=[*self.outputs, *self.output_grads],
             ),
         )
 
 
 def test_stages_get_their_share_of_what_they_take() -> None:
     bench = Bench()
-    bench.runner.pool(4)
+    bench.runner.embed(4)
     assert bench.inputs is not None
     first = bench.outputs[0].take(4, [Piece(0, 0, 2, False)])
     second = bench.outputs[0].take(4, [Piece(0, 2, 5, False)])
@@ -96,11 +95,11 @@ def test_stages_get_their_share_of_what_they_take() -> None:
 
 def test_one_backward_takes_the_gradients_of_all() -> None:
     bench = Bench()
-    bench.runner.pool(0)
-    bench.taken[0].put(0, [torch.full((2, WIDTH), 1.0)], 1)
-    bench.taken[0].put(1, [torch.full((3, WIDTH), 2.0)], 1)
-    bench.taken[1].put(0, [torch.full((SIZE, WIDTH), 10.0)], 1)
-    bench.runner.unpool(0)
+    bench.runner.embed(0)
+    bench.output_grads[0].put(0, [torch.full((2, WIDTH), 1.0)], 1)
+    bench.output_grads[0].put(1, [torch.full((3, WIDTH), 2.0)], 1)
+    bench.output_grads[1].put(0, [torch.full((SIZE, WIDTH), 10.0)], 1)
+    bench.runner.embed_grad(0)
     gradient = bench.module.rows.weight.grad
     assert gradient is not None
     assert gradient[:, 0].tolist() == [11 + 12, 11, 12, 12]
@@ -110,7 +109,7 @@ def test_one_backward_takes_the_gradients_of_all() -> None:
 @pytest.mark.parametrize("num_read", [None, 4])
 def test_a_batch_without_the_sources_examples_is_an_error(num_read: int | None) -> None:
     with pytest.raises(JobError, match=rf"batch 3: expected 5 examples of the replica's 5 .* got {num_read or 0}"):
-        Bench(num_read).runner.pool(3)
+        Bench(num_read).runner.embed(3)
 
 
 def test_no_examples_no_work() -> None:
@@ -121,8 +120,8 @@ def test_no_examples_no_work() -> None:
         numbers=(POOLED, DENSE),
         labels=LABELS,
         outputs={},
-        taken={},
+        output_grads={},
         batches=Batches(lambda number: given, num_pipes=1, units={}, channels=[]),
     )
-    runner.pool(0)
-    runner.unpool(0)
+    runner.embed(0)
+    runner.embed_grad(0)

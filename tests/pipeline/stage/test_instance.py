@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel, Link
+from bagpipe.pipeline.stage.channel import Channel, Link, Piece
 from bagpipe.pipeline.stage.instance import StageRunner, Wiring
-from bagpipe.pipeline.stage.shares import Piece
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule, StageValue
 from tests.pipeline.stage.test_channel import Pile
@@ -33,9 +32,9 @@ class Bench:
         self.module = Node(2 * WIDTH, 1, dropout).double()
         self.inputs = [self.channel(0, sender, 1, value) for value, sender in ((0, 0), (1, 3))]
         self.outputs = [self.channel(0, 1, receiver, 2) for receiver in (2, 4)]
-        self.taken = [self.channel(0, sender, 1, 2) for sender in (2, 4)]
-        self.given = [self.channel(0, 1, 0, 0, Link(self.pile, 1, 9)), self.channel(0, 1, 3, 1)]
-        channels = [*self.inputs, *self.outputs, *self.taken, *self.given]
+        self.output_grads = [self.channel(0, sender, 1, 2) for sender in (2, 4)]
+        self.input_grads = [self.channel(0, 1, 0, 0, Link(self.pile, 1, 9)), self.channel(0, 1, 3, 1)]
+        channels = [*self.inputs, *self.outputs, *self.output_grads, *self.input_grads]
         for number, channel in enumerate(channels):
             channel.number = number
         self.runner = StageRunner(
@@ -45,11 +44,11 @@ class Bench:
             wiring=Wiring(
                 inputs=tuple(self.inputs),
                 outputs=tuple(self.outputs),
-                taken=tuple(self.taken),
-                given=tuple(self.given),
+                output_grads=tuple(self.output_grads),
+                input_grads=tuple(self.input_grads),
             ),
             units=MICRO,
-            wanting=frozenset({0, 1, 2}),
+            needs_grad=frozenset({0, 1, 2}),
             labels=3,
             keeps_inputs_only=keeps_inputs_only,
             batches=Batches(
@@ -91,7 +90,7 @@ class Bench:
         return first, second
 
     def give(self, index: int, *factors: float) -> None:
-        for channel, factor in zip(self.taken, factors, strict=True):
+        for channel, factor in zip(self.output_grads, factors, strict=True):
             channel.put(index, [torch.full((3, WIDTH), factor, dtype=torch.float64)], 1)
 
     def weight_grad(self) -> Tensor:
@@ -108,7 +107,7 @@ def test_gradients_of_consumers_add_up() -> None:
         bench.give(0, *factors)
         bench.runner.backward(0)
     assert torch.equal(once.weight_grad(), twice.weight_grad())
-    assert torch.equal(once.given[1].take(0, WHOLE)[0], twice.given[1].take(0, WHOLE)[0])
+    assert torch.equal(once.input_grads[1].take(0, WHOLE)[0], twice.input_grads[1].take(0, WHOLE)[0])
 
 
 def test_a_gradient_that_is_a_slice_is_sent_contiguous() -> None:
@@ -117,12 +116,12 @@ def test_a_gradient_that_is_a_slice_is_sent_contiguous() -> None:
     bench.forward(0)
     bench.give(0, 1.0, 1.0)
     bench.runner.backward(0)
-    sent = bench.given[0]._outbox[0][0]
+    sent = bench.input_grads[0]._outbox[0][0]
     assert sent.is_contiguous()
     assert sent.storage_offset() == 0
-    bench.given[0].send(0)
+    bench.input_grads[0].send(0)
     assert bench.pile.log == [f"send [3, {WIDTH}] to 1, tag 9"]
-    assert bench.given[1].take(0, WHOLE)[0].is_contiguous()
+    assert bench.input_grads[1].take(0, WHOLE)[0].is_contiguous()
 
 
 def test_recomputing_draws_the_same_numbers() -> None:

@@ -4,16 +4,16 @@ import threading
 
 import torch
 
-from bagpipe.pipeline.stage.seeding import mixed_seed, seeded
+from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 
 CPU = torch.device("cpu")
 
 
 def test_every_number_counts() -> None:
-    seeds = {mixed_seed(a, b, c) for a in range(4) for b in range(4) for c in range(4)}
+    seeds = {mix_seed(a, b, c) for a in range(4) for b in range(4) for c in range(4)}
     assert len(seeds) == 64
     assert all(0 <= seed < 1 << 63 for seed in seeds)
-    assert mixed_seed(1, 2) == mixed_seed(1, 2)
+    assert mix_seed(1, 2) == mix_seed(1, 2)
 
 
 def test_numbers_are_those_of_the_seed_and_the_generator_goes_on() -> None:
