@@ -1,12 +1,12 @@
-"""Walking a schedule: the runner, and what it needs from threads, streams and signals.
+"""Execution of schedules: the runner, its lanes, streams and signal handling.
 
 schedule.loop.Loop, handlers ──compile──> steps ──> runner.Runner.run() ──> report.Report
-                                                      │  one lane.Lane per thread, born and joined inside run()
-                                                      ├── board   how far every op is, who waits, the end, the error
+                                                      │  one lane.Lane per thread, started and joined inside run()
+                                                      ├── board   progress of ops, waiting lanes, end, error
                                                       ├── stream  lane -> stream; events order device lanes
                                                       │           (cuda_stream: CUDA's)
                                                       ├── trace   spans of actions and waits ──> Perfetto
-                                                      └── device_times  when a device did them, for the trace
+                                                      └── device_times  device times of actions, for the trace
 signals: SIGINT, SIGTERM ──> Runner.request_stop()
-interpret: the same handlers, one action after the other; the reference the runner is compared with
+interpret: runs the same handlers sequentially; the reference for the runner
 """

@@ -1,14 +1,14 @@
-"""`Board`: what the lanes know of each other: how far every op is, who waits for what, the end of the data, the error.
+"""`Board`: shared progress of the lanes: units done per op, waiting lanes, end of the data, first error.
 
     lane: wait(op, need) ──blocks while done[op] < need──> True, or False if the data ends before the lane's batch
-    lane: advance(op)    ──done[op] += 1──> wakes exactly the lanes that now may go on
-    anyone: fail(error)  ──> every waiting lane raises Aborted; the first error is kept
+    lane: advance(op)    ──done[op] += 1──> wakes exactly the lanes that can now continue
+    any: fail(error)     ──> every waiting lane raises Aborted; the first error is kept
 
-Each op belongs to one lane and finishes its units in order, so one number per op says everything. A lane that must wait
-registers what it needs under the lock and sleeps on a gate of its own; whoever makes the need true takes the
-registration out, under the same lock, and opens the gate. So no wake-up is lost (need and registration are checked
-under one lock), no lane wakes in vain, and at any moment the registered lanes are exactly those that cannot go on:
-when all living lanes are registered, none ever will, and the board calls the deadlock instead of hanging.
+Each op belongs to one lane and finishes its units in order, so one number per op describes its progress. A lane that
+must wait registers its need under the lock and sleeps on its own gate. The thread that satisfies the need removes the
+registration under the same lock and opens the gate. There are therefore no lost or spurious wake-ups, and the
+registered lanes are exactly those that cannot continue. When all running lanes are registered, the board reports a
+deadlock.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bagpipe.errors import JobError
 
 __all__ = ["NO_END", "Aborted", "Board"]
 
-#: Batch number of the end while nobody knows it.
+#: End of the data while it is unknown.
 NO_END = sys.maxsize
 
 
 class Aborted(BaseException):
-    """Tells a lane to stop because of an error elsewhere. Never leaves the pipeline package."""
+    """Stops a lane because of an error in another lane. Never leaves the pipeline package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class Board:
     """Progress of one run.
 
     Args:
-        op_names: per op number, for messages.
-        lane_names: per lane number, for messages.
-        end: number of the first batch that does not exist, `NO_END` if unknown.
-        done: per op, units finished before the start; default: none.
+        op_names: names by op number, for messages.
+        lane_names: names by lane number, for messages.
+        end: number of the first batch that does not exist; `NO_END` if unknown.
+        done: per op, units finished before the start; default: 0.
 
     Attributes:
-        done: per op, units finished, those before the start included. Read freely: it only grows, so what is seen is
-            at worst old.
-        end: batches >= end do not exist. Read freely: it only shrinks.
+        done: per op, units finished, including those before the start. Readable without the lock: it only grows, so a
+            read value is at worst stale.
+        end: batches >= end do not exist. Readable without the lock: it only shrinks.
         error: the first error, if any.
-        peak_waiting: lanes waiting at once, at most.
+        peak_waiting: peak number of lanes waiting at the same time.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Board:
         """Block lane until `need` units of `op` are done.
 
         Returns:
-            False if `batch`, the one the lane is about to work on, lies at or behind the end instead.
+            False if `batch`, the lane's next batch, is at or after the end.
 
         Raises:
-            Aborted: something failed, here or elsewhere; also if no lane can ever go on.
+            Aborted: a lane failed, or the lanes are deadlocked.
         """
         with self._lock:
             if self.error is not None:
@@ -106,7 +106,7 @@ class Board:
         return batch < self.end
 
     def finish(self, end: int) -> None:
-        """There are only `end` batches: lanes waiting to work on a later one return."""
+        """Set the number of batches to `end`. Lanes that wait for a later batch return."""
         with self._lock:
             self.end = min(self.end, end)
             for op, waiting in enumerate(self._waiting):
@@ -119,7 +119,7 @@ class Board:
             self._call_deadlock()
 
     def fail(self, error: BaseException) -> bool:
-        """Keep the first error and wake everyone. True if this was the first."""
+        """Keep the first error and wake all lanes. True if this is the first error."""
         with self._lock:
             return self._fail(error)
 

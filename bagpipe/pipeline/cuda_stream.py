@@ -1,10 +1,10 @@
-"""CUDA's streams, events and pinned memory. The only place of the engine that knows of CUDA streams.
+"""CUDA streams, events and pinned memory. The only module of the engine that uses CUDA streams.
 
-    lane on the device   its stream; events that device lanes wait for on the device, host lanes on the host
-    host lane            a stream for its uploads; events that nobody waits for on the host
+    device lane   its stream; device lanes wait for its events on the device, host lanes on the host
+    host lane     a stream for its uploads; no thread waits for its events on the host
 
-Host threads sleep in events (`cudaEventBlockingSync`) rather than spin: they share the cores with the store's client,
-the data and the planner. Nothing here synchronises a stream but `synchronize`, which the runner calls when all is done.
+Host threads block in events (`cudaEventBlockingSync`) instead of spinning, because they share the cores with the store
+client, data loading and planner. Only `synchronize` synchronises a stream; the runner calls it at the end of a run.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""`DeviceTimes`: when a lane's actions ran on the device, as spans of the trace beside the host's.
+"""`DeviceTimes`: device times of a lane's actions, as trace spans beside the host's.
 
     action ──begin()──> mark   enqueued work   mark <──note(name, index)──     after the run: resolve() ──> spans
 
-The host's span of an action is the time to enqueue it; its wait for another lane's event is the stream's, and not seen
-there at all. Here an action's span begins when the stream has done everything before it and has waited for what the
-action needs, and ends when the action's own work is done: gaps between spans are waits. Times are placed on the
-trace's clock by one point of which both are known, and carried on from mark to mark, so that a long run loses nothing
-to the resolution of a difference.
+The host span of an action covers only its enqueueing and excludes the stream's waits for events. The device span begins
+when the stream has finished earlier work and its waits for the action, and ends when the action's work is done. Gaps
+between device spans are waits. One origin with both times places the marks on the trace's clock. Marks are measured
+from a recent mark, so that the float resolution of time differences does not degrade in a long run.
 """
 
 from __future__ import annotations
@@ -16,26 +15,13 @@ from dataclasses import dataclass
 from bagpipe.pipeline.stream import Mark, Origin, Stream
 from bagpipe.pipeline.trace import Trace, device_lane
 
-__all__ = ["DeviceTimes", "NoTimes"]
+__all__ = ["DeviceTimes"]
 
-#: Actions of a lane whose times are kept: each holds two events until the run is over.
+#: Actions recorded per lane. Each holds two events until the end of the run.
 _CAPACITY = 20_000
 
-#: Marks from one that others are placed by to the next.
+#: Actions between two reference marks.
 _STRIDE = 256
-
-
-class NoTimes:
-    """In the place of `DeviceTimes` where nobody asks."""
-
-    def begin(self) -> None:
-        """An action begins."""
-
-    def note(self, name: str, index: int) -> None:
-        """It has been enqueued."""
-
-    def resolve(self) -> None:
-        """The run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +32,15 @@ class _Timed:
     end: Mark
 
 
-class DeviceTimes(NoTimes):
-    """One lane's. All calls from the lane's thread, but `resolve`, which comes when its stream is done.
+class DeviceTimes:
+    """Device times of one lane. The lane's thread calls `begin` and `note`; `resolve` follows when its stream is done.
 
     Args:
-        trace: gets the spans, in a lane of their own: ``compute (device)``.
+        trace: receives the spans in a separate row: ``compute (device)``.
         lane: the lane's name.
         stream: its stream.
-        origin: what places the marks.
-        capacity: actions kept; later ones are only those of the host.
+        origin: a mark with its host time.
+        capacity: actions recorded; later actions have only host spans.
     """
 
     def __init__(self, trace: Trace, lane: str, stream: Stream, origin: Origin, capacity: int = _CAPACITY) -> None:
@@ -67,14 +53,17 @@ class DeviceTimes(NoTimes):
         self._timed: list[_Timed] = []
 
     def begin(self) -> None:
+        """Mark the start of an action."""
         self._start = self._stream.mark() if len(self._timed) < self._capacity else None
 
     def note(self, name: str, index: int) -> None:
+        """Mark the end of the action, after it is enqueued."""
         end = self._stream.mark() if self._start is not None else None
         if self._start is not None and end is not None:
             self._timed.append(_Timed(name, index, self._start, end))
 
     def resolve(self) -> None:
+        """Add the spans to the trace, at the end of the run."""
         base, base_ns = self._origin.mark, float(self._origin.at_ns)
         for number, timed in enumerate(self._timed):
             start_ns = base_ns + timed.start.after_s(base) * 1e9

@@ -1,4 +1,4 @@
-"""The sequential interpreter: one action after the other, in a topological order. What the runner must equal."""
+"""Sequential interpreter: runs actions in a topological order. The reference for the runner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bagpipe.schedule.ir.program import Hazards, Program
 
 __all__ = ["Handler", "find_handler", "interpret"]
 
-#: Does one action: gets its index, a batch or a micro-batch number as the op's unit says.
+#: Runs one action. Its argument is the action's index: a batch or micro-batch number, depending on the op's unit.
 Handler = Callable[[int], None]
 
 

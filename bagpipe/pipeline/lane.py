@@ -1,11 +1,10 @@
-"""`Lane`: the thread of one lane. It walks its steps for batch after batch, waits, acts, and says how far it is.
+"""`Lane`: the thread of one lane. Runs its steps for each batch: wait, call the handler, publish progress.
 
 per step:  requirements, hazards ──Board.wait──> events ──Stream.wait──> handler(index) ──> event, trace, Board.advance
 
-Two things say that an action is done. The board: its handler has returned, and left on the host what it leaves there.
-Its event, where there are streams: so has the device. A lane waits for both, each in its own way (`pipeline.stream`): a
-lane of the device only has its stream wait for the event, so what it waits for here is little, and a trace shows the
-stream's own waits as gaps (`pipeline.device_times`).
+The completion of an action has two parts. The board says that its handler has returned and its host results are ready.
+With streams, its event says that its device work is done. A lane waits for both (`pipeline.stream`). On a device lane
+only the stream waits for the event, and a trace shows this wait as a gap (`pipeline.device_times`).
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from collections.abc import Callable
 from bagpipe.errors import JobError
 from bagpipe.pipeline.board import Aborted, Board
 from bagpipe.pipeline.compile import LanePlan, Step
-from bagpipe.pipeline.device_times import NoTimes
+from bagpipe.pipeline.device_times import DeviceTimes
 from bagpipe.pipeline.report import LaneReport, StepTimes
 from bagpipe.pipeline.stream import Event, Stream
 from bagpipe.pipeline.trace import Trace
 
 __all__ = ["EndOfBatches", "EventRing", "Lane"]
 
-#: Batches whose events are kept per op. A hazard that reaches further back waits for the oldest event kept, which is
-#: later on the same stream and so implies it; with the loop's read-ahead bound that event has long happened.
+#: Batches whose events are kept per op. A hazard that reaches further back waits for the oldest kept event, which is
+#: later on the same stream and therefore implies it. With the loop's read-ahead bound it completed long before.
 _EVENT_BATCHES = 64
 
 
 class EndOfBatches(Exception):
-    """Raised by the source's handler: the batch it was asked for does not exist."""
+    """Raised by the source's handler: the requested batch does not exist."""
 
 
 class EventRing:
-    """The latest events of one op: that of its action n is at ``n % size``. Written by the op's lane, read by any.
+    """Latest events of one op; the event of action n is at ``n % size``. Written by the op's lane, read by all lanes.
 
-    Empty where an action is done when it returns: on a CPU.
+    Empty on a CPU, where an action is done when its handler returns.
     """
 
     def __init__(self, actions_per_batch: int) -> None:
@@ -45,13 +44,13 @@ class EventRing:
         self._events[action % len(self._events)] = event
 
     def get(self, action: int, done: int) -> Event | None:
-        """The event of `action`, or a later one of the same stream, which implies it. `done` have been put."""
+        """The event of `action`, or a later one of the same stream, which implies it. `done`: number of events put."""
         size = len(self._events)
         return self._events[max(action, done - size) % size]
 
 
 class Lane:
-    """One lane's thread: everything it touches by itself, so nothing here needs a lock."""
+    """State and body of one lane's thread. Only this thread modifies it, so it needs no lock."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Lane:
         stream: Stream,
         rings: list[EventRing],
         trace: Trace | None,
-        times: NoTimes,
+        times: DeviceTimes | None,
         steps: StepTimes,
         on_batch: Callable[[int], None] | None,
         must_stop: Callable[[], bool],
@@ -101,7 +100,7 @@ class Lane:
                     for step in steps:
                         batch = turn + step.offset
                         if self._first_batch <= batch < board.end and self._ready(step, batch):
-                            # Asked after the wait: a request made meanwhile still keeps the batch from being read.
+                            # Checked after the wait, so that a request during the wait still skips the batch.
                             if step.is_source and self._must_stop():
                                 board.finish(batch)
                             else:
@@ -116,9 +115,10 @@ class Lane:
             self._left(self._number)
 
     def finish(self) -> None:
-        """All lanes have ended: wait for the stream."""
+        """Wait for the stream, after all lanes have ended."""
         self.stream.synchronize()
-        self._times.resolve()
+        if self._times is not None:
+            self._times.resolve()
 
     def report(self, op_names: tuple[str, ...]) -> LaneReport:
         waits_s = {name: ns / 1e9 for name, ns in zip(op_names, self._waits_ns, strict=True) if ns}
@@ -127,7 +127,7 @@ class Lane:
         )
 
     def _ready(self, step: Step, batch: int) -> bool:
-        """Wait for everything the step needs. False if the data ends before the batch."""
+        """Wait for the step's requirements and hazards. False if the data ends before the batch."""
         self._at, self._index = step.text, batch * step.units + step.unit
         for r in step.requirements:
             if batch >= r.delay and not self._await(r.op, (batch - r.delay) * r.actions + r.position, batch):
@@ -153,7 +153,7 @@ class Lane:
         event = self._rings[op].get(need - 1, board.done[op])
         if event is not None:
             start_ns = time.monotonic_ns()
-            self.stream.wait(event)  # blocks a host lane until a lane of the device is there
+            self.stream.wait(event)  # blocks the thread of a host lane until the device work is done
             self._waited(op, need - 1, start_ns)
         return True
 
@@ -165,7 +165,8 @@ class Lane:
 
     def _act(self, step: Step, batch: int) -> None:
         index = batch * step.units + step.unit
-        self._times.begin()
+        if self._times is not None:
+            self._times.begin()
         start_ns = time.monotonic_ns()
         try:
             step.handler(index)
@@ -174,7 +175,8 @@ class Lane:
                 raise
             self._board.finish(batch)
             return
-        self._times.note(step.text, index)
+        if self._times is not None:
+            self._times.note(step.text, index)
         event = self.stream.record() if self.stream.records else None
         end_ns = time.monotonic_ns()
         if event is not None:

@@ -1,16 +1,16 @@
-"""`Runner`: walks a loop, one thread per lane, for as many batches as the source has.
+"""`Runner`: runs a loop with one thread per lane until the source has no more batches.
 
     lane thread, turn t:  for each step: wait until its requirements are done ──> handler(index) ──> board.advance(op)
 
-* **End.** The source's handler raises `EndOfBatches` for batch b: every lane finishes the batches before b and returns.
-* **Stop.** `request_stop()` makes the source take no further batch; what was read is finished. A second request aborts.
-* **Error.** The first one wins. The other lanes stop at their next action; `run` joins them and raises it, with its own
-  traceback and a note naming lane and action.
-* **Hang.** A thread inside a handler cannot be stopped from outside, so handlers that talk to the world have their own
-  deadlines. After an error `run` waits `grace_s` for the lanes, then raises all the same and names those still inside.
-* **Deadlock.** If all lanes wait for each other (a wrong hazard can do that), the board says so; nothing hangs.
+* **End.** The source's handler raises `EndOfBatches` for batch b. Every lane finishes the batches before b and returns.
+* **Stop.** After `request_stop()` the source reads no more batches; batches already read finish. A second call aborts.
+* **Error.** The first error wins. The other lanes stop at their next action. `run` joins them and raises the error with
+  its own traceback and a note with lane and action.
+* **Hang.** A thread inside a handler cannot be stopped from outside, so handlers with I/O have their own deadlines.
+  After an error `run` waits `grace_s` for the lanes, then raises the error and names the lanes still in a handler.
+* **Deadlock.** If all lanes wait for each other (for example because of a wrong hazard), the board raises a JobError.
 
-Thread-local settings (such as torch's grad mode) are those of a new thread; handlers that need others set them.
+Thread-local settings (such as torch's grad mode) have their defaults; handlers that need other values set them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from bagpipe.errors import JobError, ScheduleError
 from bagpipe.pipeline.board import NO_END, Board
 from bagpipe.pipeline.compile import CompiledLoop, LanePlan, compile_loop
-from bagpipe.pipeline.device_times import DeviceTimes, NoTimes
+from bagpipe.pipeline.device_times import DeviceTimes
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.lane import EndOfBatches, EventRing, Lane
 from bagpipe.pipeline.report import Report, StepTimes
@@ -35,13 +35,13 @@ from bagpipe.schedule.ir.program import Hazards
 __all__ = ["EndOfBatches", "Interrupted", "Runner"]
 
 
-#: How long the calling thread sleeps at most: a signal that comes as it falls asleep would not wake it, and Python's
-#: handlers run in the main thread only.
+#: Longest sleep of the calling thread. A signal that arrives just before the sleep does not wake it, and Python runs
+#: signal handlers only in the main thread.
 _WAKE_S = 0.5
 
 
 class Interrupted(JobError):
-    """The run was aborted by a second request to stop."""
+    """A second stop request aborted the run."""
 
 
 class Runner:
@@ -51,22 +51,21 @@ class Runner:
         loop: the loop; checked here.
         handlers: ``1F`` or ``F`` -> function of the action's index (a batch, or a micro-batch counted over all
             batches).
-        hazards: hazard name -> function of a batch giving the batch to wait for, -1 for none. Called in the waiting
-            lane,
+        hazards: hazard name -> function of a batch that returns the batch to wait for, or -1. The waiting lane calls it
             after the step's other requirements are met, so the source has read the batch.
         streams: streams of the lanes; default: host lanes only.
-        trace: records every action and wait; on a device also when it did the actions.
+        trace: records every action and wait, and the device times of actions on a device.
         on_batch: called with the batch number after a batch's sink, in the sink's lane.
-        agree: with several ranks: this rank's wish to stop -> what all ranks do. Called in the source's lane, once
-            before each batch, so that no rank reads a batch that another does not.
-        on_error: called once with the run's first error, at once and in the thread where it happened, while other
-            lanes may still be inside their handlers. Not for errors given to `abort`, nor for a deadlock. Must not
+        agree: with several ranks: maps this rank's stop request to the decision of all ranks. The source's lane calls
+            it once before each batch, so that all ranks read the same batches.
+        on_error: called once with the run's first error, immediately and in the thread where it occurred. Other lanes
+            can still be inside their handlers. Not called for errors passed to `abort` or for a deadlock. Must not
             raise.
-        wake: called once when the run has its first error, wherever from: ends the wait of a handler, or of `agree`,
-            that has no deadline. Must not raise or wait.
-        grace_s: how long `run` waits for the lanes after an error; longer than the longest deadline of a handler.
-        first_batch: number of the first batch. All that the batches before had to do is done, so that nobody waits for
-            it; handlers get the numbers of actions as if these batches had been run.
+        wake: called once on the run's first error from any source, to end waits without a deadline in a handler or in
+            `agree`. Must not raise or block.
+        grace_s: time `run` waits for the lanes after an error; longer than the longest deadline of a handler.
+        first_batch: number of the first batch. Earlier batches count as done; handlers get indices as if these batches
+            had been run.
 
     Raises:
         ScheduleError: the first batch is negative, the loop is invalid, or a handler or hazard is missing or unknown.
@@ -104,23 +103,23 @@ class Runner:
         self._board = Board(self._compiled.op_names, lane_names, done=self._done_before)
         self._lanes: list[Lane] = []
         self._steps = StepTimes()
-        # Both queues are bounded by nature: one message per lane and per request to stop.
+        # Both queues are bounded: one message per lane and per stop request.
         self._stop_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._start_ns: int | None = None
         self._end_ns: int | None = None
 
     def request_stop(self) -> None:
-        """Stop reading batches and finish those read; the second call aborts. From any thread or signal handler.
+        """Stop reading batches and finish those read; the second call aborts. Safe in any thread and signal handler.
 
-        A signal handler runs in the midst of whatever the main thread is doing, so it may take no lock that the main
-        thread may hold; SimpleQueue.put is made for that.
+        A signal handler interrupts the main thread, so it must not take a lock that the main thread can hold.
+        SimpleQueue.put is reentrant.
         """
         self._stop_requests.put(None)
         self._inbox.put(None)
 
     def _fail(self, error: BaseException, note: str = "") -> None:
-        """The error of the calling thread; kept and told if it is the first."""
+        """Record an error of the calling thread; call `on_error` and `wake` if it is the first."""
         if self._board.fail(error):
             if note:
                 error.add_note(note)
@@ -130,39 +129,37 @@ class Runner:
                 self._wake()
 
     def abort(self, error: BaseException) -> None:
-        """End the run with this error, unless it has one already. From any thread."""
+        """End the run with this error, unless it has already failed. Thread-safe."""
         if self._board.fail(error) and self._wake is not None:
             self._wake()
         self._inbox.put(None)
 
     @property
     def stop_requested(self) -> bool:
-        """A stop was asked for here, or agreed on."""
+        """Whether a stop was requested here or agreed on by all ranks."""
         return self._agreed_to_stop or not self._stop_requests.empty()
 
     def lost(self) -> BaseException | None:
-        """The first error, if there is one: for a handler that waits, and for a caller whose work goes on after `run`.
+        """The first error, if any. For a handler that waits, and for a caller that continues after `run`.
 
-        A second request to stop is one, though nobody takes messages any more when the lanes have left.
+        Includes a second stop request that arrives after the lanes have ended.
         """
         self._heed_requests()
         return self._board.error
 
     def _must_stop(self) -> bool:
-        """Asked by the source's lane, once before each batch."""
+        """Whether the source must stop. Its lane calls this once before each batch."""
         stop = not self._stop_requests.empty()
         if self._agree is not None:
             stop = self._agreed_to_stop = self._agree(stop)
         return stop
 
     def run(self, num_batches: int | None = None) -> Report:
-        """Run to the end of the data, or for `num_batches` at most. Only once per runner.
-
-        The error that a handler raised first is raised here.
+        """Run to the end of the data, or at most `num_batches`. Only once per runner. Raises a handler's first error.
 
         Raises:
-            JobError: the lanes are in a deadlock.
-            Interrupted: stopping was requested a second time.
+            JobError: the lanes are deadlocked.
+            Interrupted: a stop was requested twice.
         """
         if self._start_ns is not None:
             raise RuntimeError("a Runner runs once; make a new one")
@@ -184,7 +181,7 @@ class Runner:
         return self.snapshot()
 
     def snapshot(self) -> Report:
-        """The report so far; any thread may ask while the run goes on, and after it failed."""
+        """The report so far. Thread-safe during the run and after a failure."""
         board, compiled = self._board, self._compiled
         end_ns = self._end_ns or time.monotonic_ns()
         done = [now - before for now, before in zip(board.done, self._done_before, strict=True)]
@@ -209,9 +206,7 @@ class Runner:
             stream=stream,
             rings=rings,
             trace=trace,
-            times=NoTimes()
-            if trace is None or origin is None
-            else DeviceTimes(trace, plan.resource.name, stream, origin),
+            times=None if trace is None or origin is None else DeviceTimes(trace, plan.resource.name, stream, origin),
             steps=self._steps,
             on_batch=self._on_batch,
             must_stop=self._must_stop,
@@ -220,7 +215,7 @@ class Runner:
         )
 
     def _live(self, threads: list[threading.Thread]) -> None:
-        """Start the threads and see them out. On return they have ended, or had `grace_s` to after an error."""
+        """Start the threads and wait for them. After an error, wait at most `grace_s`."""
         inside: set[int] = set()
         try:
             for number, thread in enumerate(threads):
@@ -230,7 +225,7 @@ class Runner:
                 self._take_message(inside, _WAKE_S)
                 if self._board.error is not None:
                     break
-        except BaseException as error:  # the caller's own: Ctrl-C without our signal handlers, no memory for a thread
+        except BaseException as error:  # of the calling thread: KeyboardInterrupt, or a thread cannot start
             self._fail(error)
         deadline = time.monotonic() + self._grace_s
         while inside and (left_s := deadline - time.monotonic()) > 0:
@@ -243,7 +238,7 @@ class Runner:
                 thread.join()
 
     def _take_message(self, inside: set[int], timeout_s: float) -> None:
-        """One message: the number of a lane that has left, or None: somebody asked to stop."""
+        """Handle one message: the number of a lane that has ended, or None for a stop request."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM as requests to stop.
+"""Stop requests from SIGINT and SIGTERM.
 
-1st signal ──> request_stop(): finish what was read      2nd ──> request_stop(): abort      3rd: as without us
+1st signal ──> request_stop(): finish batches read      2nd ──> request_stop(): abort      3rd: previous handler
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StopOnSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(signal.Signals(number))
         if len(self.received) == 2:
-            self._restore()  # whoever asks a third time wants the process gone, whatever hangs
+            self._restore()  # the third signal ends the process, even if it hangs
         self._request_stop()
 
     def _restore(self) -> None:

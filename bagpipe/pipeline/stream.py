@@ -1,4 +1,4 @@
-"""Streams, events and staging memory, and the null object for machines without a device.
+"""Interfaces of streams, events and staging memory, and `NullStreams` for machines without a device.
 
     lane A (device)  handler enqueues work ──> record() -> Event ─┐
     lane B (device)  wait(Event): B's later work waits, the thread does not
@@ -6,14 +6,13 @@
     lane D (host)    what it enqueues (uploads) goes to a stream of its own; record() -> Event, for device lanes:
                      a host lane that waits for D has what D left on the host, and its own stream waits, not its thread
 
-So waiting is transitive: whoever waits for a lane, through whichever lanes, waits for that lane's uploads too. No
-stream is ever waited for as a whole before the end of a run. On a CPU every lane is a host lane, an action is done when
-its handler returns, and there are no events. Handlers run with their lane's stream current. What a handler allocates
-on one stream and another lane's handler uses must be kept alive by the handlers until the edges between them say it is
-free, or be given to `keep_for_current_stream`.
+Waiting is transitive: a wait for a lane, direct or through other lanes, includes that lane's uploads. No stream is
+synchronised before the end of a run. On a CPU every lane is a host lane, an action is done when its handler returns,
+and there are no events. Handlers run with their lane's stream current. Memory allocated on one stream and used by
+another lane must be kept alive until the edges between the lanes release it, or be passed to `keep_for_current_stream`.
 
-CUDA's are in `bagpipe.pipeline.cuda_stream`. All lanes have the same priority: the exchange and the row kernels of one
-batch compete with the dense step of another, and which of them to prefer is a question for measurements on a device.
+CUDA streams are in `bagpipe.pipeline.cuda_stream`. All lanes have the same priority: the exchange and row kernels of
+one batch compete with the dense step of another, and only measurements on a device can decide which to prefer.
 """
 
 from __future__ import annotations
@@ -99,10 +98,10 @@ class Stream(Protocol):
 
 
 class Streams(Protocol):
-    """One device's. Gives every lane its stream.
+    """Streams of one device, one per lane.
 
     Attributes:
-        is_async: work is enqueued, not done, when a call returns: host memory that it reads or writes is staged
+        is_async: work is only enqueued when a call returns, so host memory that it accesses is staged
             (`bagpipe.cache.staging`).
     """
 
@@ -117,9 +116,9 @@ class Streams(Protocol):
         ...
 
     def memory(self, num_bytes: int) -> Any:
-        """Host memory that the device can copy from and to by itself: a uint8 tensor ``[num_bytes]``.
+        """Pinned host memory for asynchronous copies: a uint8 tensor ``[num_bytes]``.
 
-        It is given to somebody else only when nobody holds it and the copies that were enqueued are done.
+        It is reused only after its tensor is freed and its enqueued copies are done.
         """
         ...
 
@@ -181,7 +180,7 @@ _KEEP: dict[str, Callable[[Any], None]] = {"cuda": _keep_on_cuda}
 
 
 def keep_for_current_stream(tensor: Any) -> None:
-    """The calling lane uses a tensor of another lane's stream: its memory is not given away before that is done."""
+    """Keep a tensor of another lane's stream alive until the current stream has finished its enqueued work."""
     keep = _KEEP.get(tensor.device.type)
     if keep is not None:
         keep(tensor)

@@ -1,10 +1,10 @@
-"""`Trace`: a bounded record of what ran when, written as a file Perfetto (ui.perfetto.dev) and chrome://tracing read.
+"""`Trace`: a bounded record of spans, written as a trace file for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-    lanes ──note(lane, op, index, start, end)──> tuples in a list, nothing else while the run goes on
+    lanes ──note(lane, op, index, start, end)──> tuples in a list, no other work during the run
     other processes ──add(Span)──>                                        write(path) ──> names, microseconds, JSON
 
-When the bound is reached later spans are counted, not kept: the beginning of a run shows its pattern, and the file
-says how much is missing. Times are `time.monotonic_ns`, one clock for all processes of a Linux machine.
+After the bound is reached, spans are only counted: the start of a run shows its pattern, and the file names the number
+of dropped spans. Times are `time.monotonic_ns`, a clock common to all processes of a Linux machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Note = tuple[str, str, int, int, int, str]
 
 
 def device_lane(lane: str) -> str:
-    """The row of what a device did for a lane."""
+    """Name of the trace row with a lane's device times."""
     return f"{lane} (device)"
 
 
@@ -44,7 +44,7 @@ class Trace:
 
     @property
     def dropped(self) -> int:
-        """Spans that came after the trace was full."""
+        """Number of spans added after the trace was full."""
         return self._dropped[0]
 
     def note(self, lane: str, name: str, index: int, start_ns: int, end_ns: int, category: str = "action") -> None:
