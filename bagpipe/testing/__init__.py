@@ -1,7 +1,7 @@
-"""Shipped test tools for whoever implements one of the interfaces.
+"""Test tools for implementers of the interfaces.
 
-store_conformance.check_store(make_store)   every promise of `bagpipe.store.interface.Store`
-slow_store.SlowStore(store)                 a store whose exchanges wait at a gate the test opens
+store_conformance.check_store(make_store)   conformance checks of `bagpipe.store.interface.Store`
+slow_store.SlowStore(store)                 a store whose reads and writes wait at gates
 proxy.FaultyProxy(url)                      a connection on which answers are lost, cut, late, or never come
 disk.SmallDisk(folder, num_bytes=…)         a disk that fills up
 clock.ClockJump(folder)                     a wall clock that jumps

@@ -1,4 +1,4 @@
-"""What every embedding store must do about fences: who may write, and what is known of who wrote what.
+"""Conformance checks of fencing: which writers can write, and what the ledger records of their writes.
 
 Part of `bagpipe.testing.store_conformance`, which runs these checks with its own.
 """

@@ -1,4 +1,4 @@
-"""Jobs played in conformance checks: a token that acquires a namespace, a fenced store per writer, what they leave."""
+"""Simulated jobs of the conformance checks: a token that acquires a namespace, and a fenced store per writer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Job:
 def play_job(
     make_store: MakeStore, name: str, generation: int, *, checkpoint_id: str = "m:0", writers: int = 1
 ) -> Iterator[Job]:
-    """A job that has taken the namespace over; its writers have begun."""
+    """A job that has taken over the namespace, with its writers fenced."""
     token = new_token(generation)
     with ExitStack() as stack:
         stores = tuple(stack.enter_context(make_store(SCHEMA, name)) for _ in range(writers))
@@ -69,7 +69,7 @@ def play_job(
 
 
 def take_over(store: Store, *, generation: int = 1, writer: int = 0, num_writers: int = 1) -> Fence:
-    """Fence an open store as the trainer does: one writer of a job that has just acquired the namespace, in epoch 1."""
+    """Fence an open store as the trainer does: one writer of a job that has just acquired the namespace, epoch 1."""
     fence = Fence(token=new_token(generation), writer=writer, epoch=1)
     with store.ledger() as ledger:
         ledger.acquire(fence.token)
@@ -98,7 +98,7 @@ def ids_of(*spans: tuple[int, int]) -> NDArray[np.int64]:
 
 
 def rows_of(table: int, ids: NDArray[np.int64], value: float) -> Rows:
-    """Rows that tell their id, and `value`."""
+    """Rows that encode their id (first column) and `value`."""
     rows = np.full((len(ids), SCHEMA.row_width(table)), value, np.float32)
     rows[:, 0] = ids % 1009
     return rows

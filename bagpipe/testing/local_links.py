@@ -1,4 +1,4 @@
-"""`Mail`: tensors between ranks that are threads. A transfer is done when both sides have begun it, as with gloo.
+"""`Mail`: tensor transfers between ranks in threads. A transfer is done when both sides have started it, as in gloo.
 
 send    ─> waiting receive? filled : queued      by (sender, receiver, tag), in the order of the calls
 receive ─> queued tensor?   taken  : queued      the copy is made by whichever side comes second
@@ -42,7 +42,7 @@ class Mail:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        # Of each (sender, receiver, tag) one of the two is empty. Bounded by what a schedule has under way.
+        # One of the two is empty for each (sender, receiver, tag). Bounded by the transfers a schedule has in flight.
         self._sent: dict[tuple[int, int, int], deque[_Transfer]] = defaultdict(deque)
         self._wanted: dict[tuple[int, int, int], deque[_Transfer]] = defaultdict(deque)
         self._is_closed = False
@@ -86,7 +86,7 @@ class Mail:
                     raise PeerError(f"links: waited for {words}, at most {self._timeout_s:g} s")
 
     def close(self) -> None:
-        """A rank is gone: waits for what did not come end."""
+        """End all waits with PeerError, because a rank has failed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -103,9 +103,9 @@ class LocalLinks:
     """`bagpipe.distributed.interface.StageLinks` of one rank.
 
     Args:
-        mail: the job's.
-        rank: this one.
-        first_rank: of its replica.
+        mail: transfers of the job.
+        rank: this rank.
+        first_rank: first rank of its replica.
     """
 
     def __init__(self, mail: Mail, rank: int, first_rank: int) -> None:

@@ -1,8 +1,8 @@
-"""A whole training job in this process, without torchrec, servers or a cacher: oracle, engine, DLRM, and a store.
+"""A complete training job in one process, without torchrec, servers or a cacher: oracle, engine, DLRM and a store.
 
     batches ──plan_rank_batches──> rank batches ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
 
-For tests and measurements on machines where little is installed. Everything but the model is what the trainer uses.
+For tests and measurements on machines with few packages. All parts except the model are those of the trainer.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["PlainJob", "PlainSettings", "plan_rank_batches"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSettings:
-    """What is trained, and how.
+    """Settings of a job.
 
     Attributes:
-        schema: of the data.
-        device: as torch names it.
+        schema: data schema.
+        device: torch device name.
         cache_rows: 0: direct mode.
         lookahead, prefetch_depth, read_ahead: batches.
         dim: weights of a row, where a table names no dimension.
@@ -76,7 +76,7 @@ class PlainSettings:
 
 
 def plan_rank_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[RankBatch]:
-    """Batches of one rank, planned as they are asked for; `spec.lookahead` batches are read ahead.
+    """Batches of one rank, planned lazily; `spec.lookahead` batches are read ahead.
 
     Raises:
         CapacityError: a batch does not fit the cache.
@@ -89,14 +89,14 @@ class PlainJob:
     """A model, its cache and its engine. Use as a context manager: the store is opened and closed with it.
 
     Args:
-        settings: what is trained.
-        make_store: opens a store for the rows' schema; default: memory of this process.
+        settings: settings of the job.
+        make_store: opens a store for the row schema; default: in memory.
         trace: records every action.
         on_batch: see `Engine.train`.
 
     Attributes:
-        spec: what the batches must be planned for.
-        rows: the rows' schema.
+        spec: oracle spec for planning the batches.
+        rows: row schema.
         store, cache, model: its parts.
         engine: trains it; another one of `make_engine` can take its place before `train`.
     """
@@ -194,7 +194,7 @@ class PlainJob:
         self.store.__exit__(kind, error, trace)
 
     def train(self, batches: Iterable[Batch]) -> RunResult:
-        """Plan and train the batches; at the end all rows are in the store."""
+        """Plan and train the batches. Afterwards all rows are in the store."""
         return self.engine.train(plan_rank_batches(batches, self.spec), on_batch=self._on_batch)
 
     def score(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,13 @@ __all__ = ["RecordingStreams"]
 
 
 class RecordingStreams:
-    """Device streams for tests, without a device: every call is logged as (lane, what, event name).
+    """Device streams for tests, without a device. Every call is logged as (lane, call, event name).
 
-    Work is done at once, as on a CPU, but everything that treats a device otherwise takes these for one.
+    Work is done immediately, as on a CPU, but the engine treats these streams as those of a device.
 
     Attributes:
         log: list of ``(lane, "record" | "wait" | "host-wait" | "synchronize", event)`` in the order of the calls;
-            events are named ``lane#n``. A thread that is no lane is called ``main``.
+            events are named ``lane#n``. Threads outside lanes are named ``main``.
     """
 
     is_async = True
@@ -58,7 +58,7 @@ class RecordingStreams:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedEvent:
-    """Stands for work that is always done."""
+    """An event whose work is always done."""
 
     name: str
     holds_threads: bool
@@ -107,7 +107,7 @@ class _RecordingStream:
 
 
 class _Here:
-    """A recording stream as whoever enqueues on it sees it, whatever lane it belongs to."""
+    """A recording stream as the current stream of a thread: waits never block the thread."""
 
     records = True
 

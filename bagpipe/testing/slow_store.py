@@ -1,10 +1,10 @@
-"""`SlowStore`: any store behind gates that a test opens and closes. No clock and no sleep is involved.
+"""`SlowStore`: a store behind gates that a test opens and closes. Uses no clock and no sleep.
 
 with SlowStore(store, read_gate=gate) as slow:
     gate.hold()
     ... start a read in a thread ...
-    gate.wait_arrived(1)     the read stands at the gate
-    gate.release()           now it goes on
+    gate.wait_arrived(1)     the read waits at the gate
+    gate.release()           the read continues
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["Gate", "SlowStore"]
 
-#: A gate nobody opens is a bug of the test; better an error than a test that never ends.
+#: Timeout of a gate. A gate that stays closed is a bug of the test.
 _PATIENCE_S = 60.0
 
 
 class Gate:
-    """A gate that calls pass one after the other. Open at first."""
+    """A gate that calls pass one at a time. Initially open."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -41,7 +41,7 @@ class Gate:
             self._passes = 0
 
     def release(self) -> None:
-        """Open the gate for all who wait and all who come."""
+        """Open the gate for waiting and future calls."""
         with self._changed:
             self._passes = None
             self._changed.notify_all()
@@ -85,10 +85,10 @@ class Gate:
 
 
 class SlowStore:
-    """A store whose reads and writes pass a gate first, and may be made to fail. The rest goes straight through.
+    """A store whose reads and writes pass a gate first and can be made to fail. Other calls are forwarded.
 
     Args:
-        store: what does the work; entered and left with this one.
+        store: the wrapped store; entered and exited with this one.
         read_gate: passed by every `read_many` before it is sent.
         write_gate: passed by every `write_many` before it is sent.
     """

@@ -1,4 +1,4 @@
-"""What every embedding store must do, as functions that need no test framework.
+"""Conformance checks of embedding stores, independent of a test framework.
 
     check_store(make_store)              all checks
     for check in CHECKS: check(make)     one by one, for a test per check
@@ -38,7 +38,7 @@ def check_store(make_store: MakeStore) -> None:
     """Run every check.
 
     Raises:
-        AssertionError: the store does not do what it must; the traceback names the check.
+        AssertionError: the store violates the interface; the traceback names the check.
     """
     for check in CHECKS:
         check(make_store)
@@ -53,7 +53,7 @@ def _open(make_store: MakeStore, schema: RowSchema = _SCHEMA) -> Store:
 
 
 def _rows(schema: RowSchema, table: int, ids: NDArray[np.int64], salt: int = 0) -> Rows:
-    """Rows that differ in every element, with the special values of floating point among them."""
+    """Rows that differ in every element and include special floating-point values."""
     rng = np.random.default_rng([salt, table, len(ids)])
     shape = (len(ids), schema.row_width(table))
     if schema.row_type.is_half:
