@@ -1,4 +1,4 @@
-"""Dense optimizers by name. Row optimizers are in `bagpipe.kernels.optimizer`."""
+"""Dense optimizers by name. Row optimizers are in `bagpipe.kernels.row_optimizer`."""
 
 from __future__ import annotations
 

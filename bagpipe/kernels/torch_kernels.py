@@ -10,8 +10,8 @@ from torch import Tensor
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import InitialWeights
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
-from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.row_format import open_row_format
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.torch_sums import sum_segments, total_gradient
 from bagpipe.types.schema import RowSchema

@@ -32,8 +32,8 @@ from bagpipe.errors import JobError
 from bagpipe.kernels import triton_rows, triton_sums
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, step_key
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
-from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.rounding import StochasticRounding
+from bagpipe.kernels.row_optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.torch_kernels import require_gradients
 from bagpipe.kernels.torch_sums import add_in_order

@@ -135,7 +135,7 @@ def update_kernel(
     """One optimizer step for each row with at most `max_terms` terms, in its slot.
 
     Row r of the sums is row ``row_map[r]`` of the slots; without a map, row r. Without starts, its gradient is vector
-    r. The optimizers are those of `bagpipe.kernels.optimizer`, operation by operation. Half weights are rounded to
+    r. The optimizers are those of `bagpipe.kernels.row_optimizer`, operation by operation. Half weights are rounded to
     nearest, or stochastically if there are keys.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

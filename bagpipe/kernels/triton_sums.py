@@ -6,7 +6,7 @@
 Rules of this file and of `triton_rows`, which make results depend only on the plan and the numbers:
 
 * One program sums a row, from its first to its last term. No atomics, no order left to the hardware.
-* Every operation rounds once and correctly, as in `bagpipe.kernels.optimizer`: divisions and roots are the ``_rn``
+* Every operation rounds once and correctly, as in `bagpipe.kernels.row_optimizer`: divisions and roots are the ``_rn``
   variants, and `enable_fp_fusion=False` prevents fused multiply-adds.
 * Scalars are passed as the bits of a double (`lr_bits`): Triton converts Python floats to float32.
 * Addresses have 64 bits: slots times width can exceed 2**31.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from bagpipe.errors import InputError
-from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from benchmarks.peers.sample import Minibatch
 from benchmarks.peers.shared_model import Peer, Untyped
 

@@ -22,8 +22,8 @@ from bagpipe.errors import JobError
 from bagpipe.kernels import torch_kernels
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.interface import RowNames, RowStep
-from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.row_format import host_words, open_row_format
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.oracle.plan import FeatureRef, OwnerPlan
 from bagpipe.store.interface import ReadResult
 from bagpipe.types.batch import Batch

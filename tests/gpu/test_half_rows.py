@@ -7,9 +7,9 @@ import torch
 
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.interface import RowNames
-from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.rounding import open_rounding
 from bagpipe.kernels.row_format import host_words, open_row_format
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.types.schema import ROUNDINGS, RowSchema, RowTable
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.kernels.optimizer import ADAM_BETAS, adam_rate
+from bagpipe.kernels.row_optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.segment_sum import HostSegmentSum
 
 __all__ = ["Array", "optimizer_step", "row_sums", "segment_sum"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bagpipe.kernels.optimizer import ROW_OPTIMIZERS
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
 
 with warnings.catch_warnings():
