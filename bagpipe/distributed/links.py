@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from bagpipe.distributed.collectives import LaneGroup
 from bagpipe.distributed.interface import Pending
-from bagpipe.distributed.lane_group import LaneGroup
 
 __all__ = ["TorchLinks"]
 

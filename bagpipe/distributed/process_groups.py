@@ -26,11 +26,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from bagpipe.distributed.collectives import LaneGroup
 from bagpipe.distributed.control_channel import ControlChannel
 from bagpipe.distributed.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
 from bagpipe.distributed.interface import ExchangeLane, StepVote
 from bagpipe.distributed.keystore import KeyStore
-from bagpipe.distributed.lane_group import LaneGroup
 from bagpipe.distributed.links import TorchLinks
 from bagpipe.distributed.membership import Membership, interface_of, local_address
 from bagpipe.errors import JobError, PeerError, StoreError

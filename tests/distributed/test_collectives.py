@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagpipe.distributed.lane_group import _first_sentence
+from bagpipe.distributed.collectives import _first_sentence
 from bagpipe.distributed.process_groups import TorchPeers
 from tests.distributed.processes import run_peers
 
