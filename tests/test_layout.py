@@ -63,6 +63,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
     "bagpipe/testing/recording_streams.py": "tests/pipeline/test_stream.py",
     "bagpipe/pipeline/devices.py": "tests/pipeline/test_stream.py",
+    "bagpipe/testing/repeated_calls.py": "tests/dense/test_cuda_graph.py",
     "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
     "bagpipe/client/cacher_pb2.py": "tests/tools/test_make_protos.py",
     "bagpipe/client/cacher_pb2_grpc.py": "tests/tools/test_make_protos.py",

@@ -197,7 +197,6 @@ def build_engine(
         store: open store.
         cache, dense: from `build_cache` and `build_dense`; default: for a job of one rank.
         parts: from `build_parts`.
-        parts: of `build_parts`.
         trace, peers, claim, recorder, known, wake: see `Engine`.
     """
     config = built.config

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bagpipe.errors import JobError
 
-__all__ = ["CudaGraphs", "Graphs", "Recording", "RepeatedCalls", "open_graphs"]
+__all__ = ["CudaGraphs", "Graphs", "Recording", "open_graphs"]
 
 #: Warm-up calls before a capture: libraries choose algorithms and allocate workspaces, compilers compile. The number is
 #: that of torch.cuda.make_graphed_callables.
@@ -94,26 +94,6 @@ class _CudaRecording:
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-class RepeatedCalls:
-    """The same on any device, without a gain: calls the function again and writes into the outputs of the first call.
-
-    For tests of what is built on recordings: buffers, and who may use them for how long, are as on a GPU.
-    """
-
-    def record(self, work: Work) -> Recording:
-        return _RepeatedCall(work)
-
-
-class _RepeatedCall:
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self.outputs = tuple(torch.full_like(output, float("nan")) for output in work())
-
-    def replay(self) -> None:
-        for output, made in zip(self.outputs, self._work(), strict=True):
-            output.copy_(made)
 
 
 def open_graphs(device: torch.device) -> Graphs:

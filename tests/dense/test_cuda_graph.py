@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import EagerExecutor
-from bagpipe.dense.graphs import Recording, RepeatedCalls, Work
+from bagpipe.dense.graphs import Recording, Work
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
+from bagpipe.testing.repeated_calls import RepeatedCalls
 from tests.dense.small import BFLOAT16, SIZES, inputs_of, model_of, train, whole
 
 

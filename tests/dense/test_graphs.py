@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bagpipe.dense.graphs import RepeatedCalls
+from bagpipe.testing.repeated_calls import RepeatedCalls
 
 
 def test_a_replay_writes_the_same_memory_from_what_the_inputs_hold_then() -> None:

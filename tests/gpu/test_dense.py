@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from bagpipe.dense import compiler as compiled
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
-from bagpipe.dense.graphs import CudaGraphs, Graphs, RepeatedCalls
+from bagpipe.dense.graphs import CudaGraphs, Graphs
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
+from bagpipe.testing.repeated_calls import RepeatedCalls
 from tests.gpu.jobs import NUM_EXAMPLES, SHAPES, batches_of, schema_of, smallest_cache
 
 pytestmark = pytest.mark.gpu

@@ -12,9 +12,9 @@ import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.dense import compiler as compiled
-from bagpipe.dense.graphs import RepeatedCalls
 from bagpipe.errors import JobError
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.testing.repeated_calls import RepeatedCalls
 from tests.system import programs
 from tests.system.jobs import change, run_job
 from tests.system.programs import run_forked
