@@ -35,7 +35,6 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/errors.py": "tests/util/test_program.py",
     "bagpipe/training/checkpointing.py": "tests/system/test_recorder.py",
     "bagpipe/training/dense.py": "tests/system/test_dense_part.py",
-    "bagpipe/training/engine.py": "tests/system",
     "bagpipe/training/reading.py": "tests/system/test_engine_phases.py",
     "bagpipe/training/row_exchange.py": "tests/system/test_rank_threads.py",
     "bagpipe/training/rows.py": "tests/system/test_engine_phases.py",

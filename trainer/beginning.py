@@ -45,6 +45,7 @@ _FREE = frozenset(
         "data.schema",
         "data.workers",
         "data.epochs",
+        "optim.ema_evaluate",
         "run.steps",
         "run.peer_timeout_s",
         "run.trace",

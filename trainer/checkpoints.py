@@ -103,8 +103,8 @@ class Checkpoints:
         self.recorder = self._make_recorder(cache)
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self.recorder)
         self._restore()
+        self._stack.enter_context(self.recorder)
         return self
 
     def __exit__(

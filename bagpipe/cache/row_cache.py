@@ -272,12 +272,15 @@ class RowCache:
             if group.local is not None:
                 self.slots.check(group.local.rows, group.local.slots)
 
-    def begin(self, context: BatchContext, weights: Sequence[Tensor] | None = None) -> None:
+    def begin(self, context: BatchContext, weights: Sequence[Tensor] | None = None) -> tuple[ActiveTableGroup, ...]:
         """Make the batch the one that embedding modules look up.
 
         Args:
             context: the batch.
             weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are in this cache.
+
+        Returns:
+            Its table groups, which gradients reach in the backward.
 
         Raises:
             JobError: the batch was planned for several ranks and has no weights.
@@ -294,6 +297,7 @@ class RowCache:
             for group, rows in zip(context.groups, views, strict=True)
         )
         self.current = ActiveBatch(context=context, groups=groups)
+        return groups
 
     def _own_rows(self, group: GroupContext) -> RowView:
         local, dim = group.local, group.tables.dim

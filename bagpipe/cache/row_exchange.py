@@ -88,9 +88,9 @@ class RowExchange:
 
     # ---- lane compute --------------------------------------------------------------------------------------------
 
-    def begin(self, context: BatchContext) -> None:
-        """Make the batch, whose rows have arrived, the one that embedding modules look up."""
-        self._cache.begin(context, [self._weights(context, group) for group in context.groups])
+    def begin(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
+        """Make the batch, whose rows have arrived, the one that embedding modules look up; returns its table groups."""
+        return self._cache.begin(context, [self._weights(context, group) for group in context.groups])
 
     def arrived(self) -> Sequence[Tensor]:
         """Row gradients ``[n, dim]`` of each group from the last `push`."""

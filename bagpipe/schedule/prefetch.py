@@ -90,9 +90,17 @@ def declare_rows(loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, di
     loop.edge("X_EVICT", "X_WRITEBACK")
 
 
-def declare_update(loop: LoopBuilder) -> None:
-    """One update per row and batch, where all rows are in this rank's cache."""
-    loop.insert("X_UPDATE", after=Point.GRADIENTS)
+def declare_update(loop: LoopBuilder, *, after_steps: bool = False) -> None:
+    """One update per row and batch, where all rows are in this rank's cache.
+
+    Args:
+        loop: the loop.
+        after_steps: rows wait for the dense steps of their lane, before which gradients of stages are examined.
+    """
+    if after_steps:
+        loop.append("X_UPDATE")
+    else:
+        loop.insert("X_UPDATE", after=Point.GRADIENTS)
     loop.provide(Point.UPDATE, "X_UPDATE")
     loop.edge(Point.GRADIENTS, "X_UPDATE")
 
@@ -246,7 +254,7 @@ def prefetch(
     if ranks > 1:
         declare_exchange(loop, skips=skips)
     else:
-        declare_update(loop)
+        declare_update(loop, after_steps=step is not None)
     if step is None:
         declare_dense(loop, microbatches=microbatches)
     else:

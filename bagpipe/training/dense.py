@@ -72,6 +72,7 @@ class DensePart(LoopPart):
         precision: what is computed in which dtype, and the loss scale of the first batch.
         loss_scale: of the batch that is computed.
         pieces: by name.
+        parameters: all that are trained, on whatever rank, by their names in the whole model.
         gradient_points: where gradients of parameters are complete, for the check that they are finite.
         is_staged: the pieces are stages, of which other ranks hold others.
     """
@@ -86,6 +87,7 @@ class DensePart(LoopPart):
         self.precision = precision
         self.loss_scale: LossScale = precision.loss_scale
         self.pieces: Mapping[str, DensePiece] = {}
+        self.parameters: Mapping[str, nn.Parameter] = {}
         self._run: LoopRun
 
     @property
@@ -147,6 +149,7 @@ class WholeDense(DensePart):
         if self.loss_scale.growth_interval and not skips:
             raise InputError("a loss scale that grows needs batches that can be left out")
         parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        self.parameters = dict(parameters)
         self.pieces = {"model": DensePiece(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
         self._executor = executor
         self._skips = skips

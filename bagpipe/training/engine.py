@@ -8,6 +8,7 @@ parts ──declare──> one checked Loop ──Runner──> one thread per l
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -177,7 +178,7 @@ class Engine:
         known = list(self._known)
         update: LoopPart
         if peers is None:
-            update = LocalUpdate(cache, self._row_step)
+            update = LocalUpdate(cache, self._row_step, after_steps=self.dense.is_staged)
         else:
             update = exchanged = ExchangedRows(cache, peers, row_step=self._row_step, guard=guard)
             if self.recorder is not None:
@@ -199,7 +200,9 @@ class Engine:
         )
         with self._running(run, reading, totals, on_batch) as runner:
             runner.run()
-            return self._end(run, reading, totals)
+            result = self._end(run, reading, totals)
+        stall_s = 0.0 if self.recorder is None else self.recorder.stall_s
+        return dataclasses.replace(result, checkpoint_stall_s=stall_s)
 
     def evaluate(
         self, batches: Iterator[RankBatch], on_scores: OnScores, *, on_batch: OnBatch | None = None
@@ -280,6 +283,9 @@ class Engine:
                 yield runner
         finally:
             self._run = None
+            # Parts live on: they must not keep batches, their areas on the device and the lanes alive.
+            run.in_flight.clear()
+            run.parts, run.batches, run.runner = (), iter(()), None
 
     def _end(self, run: LoopRun, reading: Reading, totals: Totals) -> RunResult:
         """All lanes have ended: write back what is dirty, end the parts, and agree with the other ranks on the end."""
@@ -292,7 +298,6 @@ class Engine:
             progress=totals.progress(),
             report=report,
             input_error=reading.input_error,
-            checkpoint_stall_s=0.0 if self.recorder is None else self.recorder.stall_s,
         )
 
 

@@ -62,10 +62,7 @@ class EvaluationExchange(LoopPart):
         self._exchange.pull(context)
 
     def _begin(self, key: OpKey, b: int) -> None:
-        batch = self._run.in_flight[b]
-        self._exchange.begin(batch.context)
-        assert self._cache.current is not None, "just begun"
-        batch.groups = self._cache.current.groups
+        self._exchange.begin(self._run.in_flight[b].context)
 
 
 class ExchangedRows(EvaluationExchange):
@@ -97,10 +94,14 @@ class ExchangedRows(EvaluationExchange):
             "X_PULL": lambda b: self._exchange.pull(self._run.in_flight[b].context),
             "X_PUSH": self.push,
             "X_UPDATE": self.update,
-            "X_PUSH_LATE": lambda b: self._exchange.push_late(self._run.in_flight[b].groups),
+            "X_PUSH_LATE": self.push_late,
             "X_UPDATE_LATE": self.update_late,
             "X_ACK": lambda b: self._peers.acknowledge(),
         }
+
+    def _begin(self, key: OpKey, b: int) -> None:
+        batch = self._run.in_flight[b]
+        batch.groups = self._exchange.begin(batch.context)
 
     def push(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -111,6 +112,11 @@ class ExchangedRows(EvaluationExchange):
         if not batch.is_skipped:
             self._guard.watch(b, self._exchange.arrived())
             self._exchange.update(batch.context, self._row_step(b))
+
+    def push_late(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        self._exchange.push_late(batch.groups)
+        batch.groups = ()
 
     def update_late(self, b: int) -> None:
         batch = self._run.in_flight[b]

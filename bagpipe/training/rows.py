@@ -197,16 +197,18 @@ class LocalUpdate(LoopPart):
     Args:
         cache: the rows.
         row_step: settings of a batch's updates; None: evaluation, nothing is updated.
+        after_steps: see `declare_update`.
     """
 
-    def __init__(self, cache: RowCache, row_step: RowStepOfBatch | None = None) -> None:
+    def __init__(self, cache: RowCache, row_step: RowStepOfBatch | None = None, *, after_steps: bool = False) -> None:
         self._cache = cache
+        self._after_steps = after_steps
         self._row_step = row_step
         self._run: LoopRun
 
     def declare(self, loop: LoopBuilder) -> None:
         if self._row_step is not None:
-            declare_update(loop)
+            declare_update(loop, after_steps=self._after_steps)
 
     def handlers(self) -> Mapping[str, Handler]:
         return {} if self._row_step is None else {"X_UPDATE": self.update}
@@ -224,12 +226,13 @@ class LocalUpdate(LoopPart):
             drop_gradients(self._cache.end(batch.context))
         else:
             self._cache.update(batch.context, self._row_step(b))
+        batch.groups = ()  # they hold the gradients, and records that the cache may have outgrown
 
     def _begin(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
-        self._cache.begin(batch.context)
-        assert self._cache.current is not None, "just begun"
-        batch.groups = self._cache.current.groups
+        groups = self._cache.begin(batch.context)
+        if self._row_step is not None:
+            batch.groups = groups
 
 
 def drop_gradients(groups: Sequence[ActiveTableGroup]) -> None:

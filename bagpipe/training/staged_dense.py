@@ -22,6 +22,7 @@ from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
+from bagpipe.schedule.lowering.stage_lanes import lane_templates
 from bagpipe.schedule.prefetch import declare_stages
 from bagpipe.training.dense import DensePart, DensePiece
 from bagpipe.training.part import Hook, LoopRun
@@ -65,6 +66,16 @@ class StagedDense(DensePart):
         self._embedding = step.embedding_stages[process].number
         self._stage_of = {instance.number: instance.stage for instance in step.instances}
         self._units = step.program.micro_per_batch
+        #: Micro-batch of a batch's first forward, by instance: a table may take them in any order.
+        self._first_units = {
+            template.stage: template.unit
+            for templates in reversed([lane_templates(step, lane) for lane in step.lanes_of(process)])
+            for template in reversed(templates)
+            if template.op == "F"
+        }
+        self.parameters = {
+            name: p for stage in range(len(pipeline.staged.stages)) for name, p in pipeline.staged.parameters_of(stage)
+        }
         self._read_ahead = read_ahead
         self._batches: dict[int, StageBatch] = {}
         self._runtime: StageRuntime
@@ -134,7 +145,7 @@ class StagedDense(DensePart):
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
         number = key[0]
         b, unit = divmod(index, self._units[number])
-        return None if unit else (str(self._stage_of[number]), str(number), b)
+        return (str(self._stage_of[number]), str(number), b) if unit == self._first_units[number] else None
 
     def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return () if point is Point.GRADIENTS else self.pieces[str(self._stage_of[key[0]])].parameters

@@ -44,7 +44,7 @@ class WeightAverage(LoopPart):
         self._dense = dense
         self._decay = decay
         self._evaluates = evaluates
-        self._weights = {name: p for name, p in dense.model.named_parameters() if p.requires_grad}
+        self._weights = dict(dense.parameters)
         self.averages: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self._weights.items()}
         self._run: LoopRun
 

@@ -12,7 +12,7 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.models.torchrec_models import embedding_bags, num_dense_inputs
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["dropping", "mixing", "normalising", "sequences", "tied", "two_heads", "untraceable"]
+__all__ = ["dropping", "mixing", "normalising", "sequences", "spare", "tied", "two_heads", "untraceable"]
 
 _WIDTH = 6
 
@@ -104,6 +104,13 @@ class Sequences(nn.Module):
 def dropping(schema: DataSchema, config: ModelConfig) -> nn.Module:
     """Leaves out a third of its hidden values."""
     return Trunk(schema, config, nn.Dropout(0.3))
+
+
+def spare(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """With a layer that no stage uses."""
+    model = Trunk(schema, config, nn.Tanh())
+    model.spare = nn.Linear(2, 2)
+    return model
 
 
 def two_heads(schema: DataSchema, config: ModelConfig) -> nn.Module:

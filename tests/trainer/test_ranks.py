@@ -31,7 +31,8 @@ def test_one_rank_has_its_own_word() -> None:
         assert ranks.gather(5) == [5]
         assert ranks.share("x") == "x"
         assert ranks.collect(torch.arange(3)).tolist() == [0, 1, 2]
-        ranks.report(ValueError())
+        with pytest.raises(ValueError, match="kept"), ranks.reporting():
+            raise ValueError("kept")
         ranks.listen(lambda error: None)
 
 

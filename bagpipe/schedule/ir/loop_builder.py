@@ -249,5 +249,5 @@ def _position(lane: str) -> tuple[int, int]:
     for place, (name, _) in enumerate(_LANE_ORDER):
         number = lane.removeprefix(name)
         if lane.startswith(name) and (not number or number.isdecimal()):
-            return place, int(number or 0)
+            return place, int(number) if number else 1 << 30  # the whole model behind the stages
     raise ScheduleError(f"no lane {lane!r}; expected one of {', '.join(name for name, _ in _LANE_ORDER)}")

@@ -54,7 +54,7 @@ def test_a_process_without_examples_exchanges_rows_all_the_same() -> None:
 def test_reading_waits_for_every_lane_that_uses_a_batch() -> None:
     loop = loop_of("1f1b", ranks=1)
     assert edges_of(loop, "X_READ") >= {
-        "0X_READ(b) <- 0OPT(b-5) capacity",
+        "0X_READ(b) <- 0X_UPDATE(b-5) capacity",
         "0X_READ(b) <- 1OPT(b-5) capacity",
         "0X_READ(b) <- 2OPT(b-5) capacity",
         "0X_READ(b) <- 3OPT(b-5) capacity",

@@ -1,0 +1,157 @@
+"""Promises of the composed loops: what a bad batch changes, what a run leaves alive, where checkpoints begin."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bagpipe.config.sections import Config
+from bagpipe.errors import InputError, JobError
+from bagpipe.schedule.ir.loop_builder import Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.memory.store import MemoryStore
+from bagpipe.training import reading
+from bagpipe.training.engine import Engine
+from bagpipe.training.nonfinite import NonfiniteGuard
+from bagpipe.training.part import InFlightBatch
+from cacher.planning import PlannedData
+from tests.system.jobs import change
+from tests.system.recording import Crash, recorded
+from tests.system.staging import staged
+from tests.trainer.test_beginning import FACTS, ROWS
+from tests.trainer.test_checkpoints import trained
+from trainer.assembly import build_engine, build_training_model
+from trainer.checkpoints import Checkpoints
+from trainer.ranks import Ranks
+
+MakeConfig = Callable[..., Config]
+
+BAD_BATCH = 7
+
+
+def written_rows(config: Config, num_batches: int, spoil: Callable[[Engine], None]) -> set[tuple[int, int, bytes]]:
+    """Every version of every row that a job writes until its data or a bad batch ends it."""
+    data = PlannedData(config.data, config.run.seed)
+    built = build_training_model(config, data.schema)
+    written: set[tuple[int, int, bytes]] = set()
+    with MemoryStore(built.rows, num_buckets=8) as store:
+        write_many = store.write_many
+
+        def noted(requests: Sequence[WriteRequest]) -> None:
+            for request in requests:
+                pairs = zip(request.ids.tolist(), request.rows, strict=True)
+                written.update((request.table, row_id, row.tobytes()) for row_id, row in pairs)
+            write_many(requests)
+
+        store.write_many = noted  # type: ignore[method-assign]
+        engine = build_engine(built, store)
+        spoil(engine)
+        with suppress(JobError):
+            engine.train(itertools.islice(data.batches("train", built.spec), num_batches))
+    return written
+
+
+def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In direct mode every row of a batch is written: none may be before its stage's gradients are examined."""
+    config = staged(change(clicks(), cache__rows=0), "1f1b", 2)
+    good = written_rows(config, BAD_BATCH, lambda engine: None)
+    examine = NonfiniteGuard._examine
+    blocked = threading.Event()
+
+    def slow(guard: NonfiniteGuard, point: Point, key: OpKey, b: int) -> None:
+        if point is Point.STEP and b == BAD_BATCH and key[0] == 0:
+            blocked.wait(0.3)  # time for the other lanes to write what they should not
+        examine(guard, point, key, b)
+
+    def spoil(engine: Engine) -> None:
+        _, parameter = engine.dense.pieces["0"].parameters[0]
+        units = engine.dense.pipeline.step.program.micro_per_batch[0]  # type: ignore[attr-defined]
+        gradients = itertools.count(1)
+
+        def poison(leaf: object) -> None:
+            if next(gradients) > BAD_BATCH * units:
+                assert parameter.grad is not None
+                parameter.grad.fill_(float("inf"))
+
+        parameter.register_post_accumulate_grad_hook(poison)
+
+    monkeypatch.setattr(NonfiniteGuard, "_examine", slow)
+    assert not written_rows(config, 26, spoil) - good
+
+
+@pytest.mark.parametrize("order", ["0,1,2,3", "1,0,3,2"])
+def test_a_checkpoint_begins_with_the_first_forward_of_a_table(clicks: MakeConfig, tmp_path: Path, order: str) -> None:
+    """Whichever micro-batch that is."""
+    units = order.split(",")
+    rows = [
+        ",".join([*(f"0F{m}" for m in units), "", "", *(f"0B{m}" for m in units)]),
+        ",".join(["", *(f"1F{m}" for m in units), *(f"1B{m}" for m in units)]),
+    ]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(rows) + "\n")
+    stages = {"pipeline__schedule": str(table), "pipeline__stages": 2, "pipeline__microbatches": 4}
+    config = change(clicks(), **stages)
+    whole = recorded(config, tmp_path, every=3).run()
+    job = recorded(config, tmp_path, every=3)
+    with pytest.raises(Crash):
+        job.run(crash_at=14)
+    again = job.run()
+    assert again.digests == whole.digests
+    assert again.totals == whole.totals
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_averages_with_a_parameter_that_no_stage_uses(clicks: MakeConfig, tmp_path: Path, world_size: int) -> None:
+    stages = {"pipeline__schedule": "1f1b", "pipeline__stages": 2, "pipeline__microbatches": 4}
+    factory = "tests.system.staged_models:spare"
+    config = change(clicks(), model__factory=factory, optim__ema_decay=0.9, **stages)
+    job = recorded(config, tmp_path, every=3, world_size=world_size)
+    job.spoil = lambda rank, batches: itertools.islice(batches, 8)
+    job.run()
+    job.spoil = lambda rank, batches: batches
+    assert job.run().first_batch == 8
+
+
+class Tracked(InFlightBatch):
+    """A batch that can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_a_run_that_is_over_keeps_no_batch_alive(
+    clicks: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[weakref.ref[Tracked]] = []
+
+    def make(**fields: object) -> Tracked:
+        batch = Tracked(**fields)  # type: ignore[arg-type]
+        batches.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(reading, "InFlightBatch", make)
+    engines: list[Engine] = []
+    recorded(clicks(), tmp_path, every=3, prepare=engines.append).run()
+    gc.collect()
+    assert batches
+    assert not [batch for batch in batches if batch() is not None]
+    assert engines
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> None:
+    def refuse(checkpoints: Checkpoints) -> None:
+        raise InputError("another model")
+
+    monkeypatch.setattr(Checkpoints, "_restore", refuse)
+    with MemoryStore(ROWS, name=uuid.uuid4().hex) as store:
+        checkpoints = Checkpoints(Config(), Ranks(), FACTS, store, **trained())
+        with pytest.raises(InputError, match="another model"), checkpoints:
+            pass
