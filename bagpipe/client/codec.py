@@ -144,7 +144,7 @@ def encode_rank_batch(rank_batch: RankBatch, *, omit_values: bool = False) -> li
     """The frame of a rank batch as pieces of bytes to join. Arrays are not copied."""
     omitted = {"values"} if omit_values else set()
     lengths = rank_batch.batch.lengths
-    if lengths.size == rank_batch.batch.values.size and lengths.size and int(lengths.min()) == 1:
+    if lengths.size == rank_batch.batch.values.size and lengths.size and bool((lengths == 1).all()):
         omitted.add("lengths")
     arrays: list[NDArray[Any]] = []
     header = json.dumps(_describe(rank_batch, arrays, omitted)).encode()
