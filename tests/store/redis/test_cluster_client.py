@@ -385,7 +385,8 @@ def test_a_replica_that_lagged_takes_over(own_cluster: ClusterNodes, namespace: 
         take_over(store)
         store.write(0, IDS, rows_of(0))
         await_true(lambda: is_in_step(first), "the replica to have every row")
-        first.client.execute_command("ACL", "SETUSER", "default", "-psync")
+        # A replica that is refused PSYNC tries SYNC.
+        first.client.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
         first.client.client_kill_filter(_type="replica")
         await_true(lambda: first.client.info("replication")["connected_slaves"] == 0, "the replica to lag")
         store.write(0, IDS, rows_of(1))
