@@ -15,6 +15,7 @@ import pytest
 
 from bagpipe.checkpoint import codec
 from bagpipe.store.server.embedded import EmbeddedServer
+from tests.store.nodes import await_true
 from tests.system.programs import Program, await_gone, run_forked
 from tests.system.resumed import JOB, Resumed, digests
 from tests.system.writes import Writes, client_of
@@ -326,6 +327,7 @@ def test_a_lost_row_invalidates_the_store(
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
     with Program(job.line("--checkpoint.every", "40"), forked=tmp_path) as program:
         writes.wait(200)
+        await_true(lambda: len([*job.checkpoints.glob("*/step-*/manifest.json")]) > 1, "a checkpoint after the first")
         delete_rows(server, job)
         done = program.finish()
     assert done.code == 1
