@@ -159,12 +159,7 @@ def build_dense(
         links=links,
         reduce=reduce,
     )
-    return StagedDense(
-        pipeline=pipeline,
-        optimizer=optimizer,
-        precision=built.dense.precision,
-        read_ahead=config.cache.read_ahead,
-    )
+    return StagedDense(pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision)
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:

@@ -27,6 +27,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import Runner
+from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.schedule.ir.loop_builder import Composition, LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import ReadResult, WriteRequest
@@ -48,6 +49,7 @@ class InFlightBatch:
         epoch: of the logs that its write-back belongs to.
         groups: its table groups, from the first lookup on; with their gradients after the backward.
         dense_pass: between forward and backward of a whole model.
+        stage_batch: as the stages of a model divide it; None for a whole model.
         loss: scalar without history, the mean over the global batch of these examples; None without examples.
         loss_sum: scalar, the sum over these examples, until it is counted.
         is_skipped: its loss or gradients are not finite, on some rank, so it changes nothing.
@@ -62,6 +64,7 @@ class InFlightBatch:
     epoch: int = 0
     groups: tuple[ActiveTableGroup, ...] = ()
     dense_pass: DensePass | None = None
+    stage_batch: StageBatch | None = None
     loss: Tensor | None = None
     loss_sum: Tensor | None = None
     is_skipped: bool = False

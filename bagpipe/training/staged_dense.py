@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bagpipe.cache.row_transfer import WRITE_DEPTH
 from bagpipe.dense.loss import summed_loss
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
@@ -37,7 +36,6 @@ class StagedDense(DensePart):
         pipeline: what this process runs, with its optimizers.
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
-        read_ahead: batches read and not yet trained, at most.
 
     Raises:
         InputError: the loss scale grows.
@@ -46,9 +44,7 @@ class StagedDense(DensePart):
     gradient_points = (Point.GRADIENTS, Point.STEP)
     is_staged = True
 
-    def __init__(
-        self, *, pipeline: DensePipeline, optimizer: torch.optim.Optimizer, precision: Precision, read_ahead: int
-    ) -> None:
+    def __init__(self, *, pipeline: DensePipeline, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
         super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision)
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
@@ -76,8 +72,6 @@ class StagedDense(DensePart):
         self.parameters = {
             name: p for stage in range(len(pipeline.staged.stages)) for name, p in pipeline.staged.parameters_of(stage)
         }
-        self._read_ahead = read_ahead
-        self._batches: dict[int, StageBatch] = {}
         self._runtime: StageRuntime
         self._loss_before: float = 0.0
 
@@ -108,13 +102,12 @@ class StagedDense(DensePart):
 
     def start(self, run: LoopRun) -> None:
         super().start(run)
-        self._batches = {}
         sums = {int(number): value for number, value in run.carried.get("loss_sums", {}).items() if number.isdecimal()}
         # The stages go on with their own sums where the checkpoint's job had the same ones, else rank 0 has them all.
         is_same = sums.keys() == set(self.pipeline.instances)
         self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
         self._runtime = self.pipeline.runtime(
-            self._batches.__getitem__,
+            self._stage_batch,
             _head_loss,
             loss_sums=sums if is_same else {},
             loss_scale=self.loss_scale.value,
@@ -157,9 +150,13 @@ class StagedDense(DensePart):
         self.pipeline.adopt(self.optimizer)
 
     def _read(self, key: OpKey, b: int) -> None:
-        self._batches.pop(b - self._read_ahead - WRITE_DEPTH - 1, None)
         batch = self._run.in_flight[b]
-        self._batches[b] = self.pipeline.batch(batch.inputs, batch.rank_batch.num_global_examples)
+        batch.stage_batch = self.pipeline.batch(batch.inputs, batch.rank_batch.num_global_examples)
+
+    def _stage_batch(self, b: int) -> StageBatch:
+        batch = self._run.in_flight[b].stage_batch
+        assert batch is not None, "read before"
+        return batch
 
 
 def _head_loss(head: int, logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
@@ -127,19 +128,22 @@ class Tracked(InFlightBatch):
     __slots__ = ("__weakref__",)
 
 
+@pytest.mark.parametrize("schedule", ["none", "1f1b"])
 def test_a_run_that_is_over_keeps_no_batch_alive(
-    clicks: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str
 ) -> None:
-    batches: list[weakref.ref[Tracked]] = []
+    batches: list[weakref.ref[Tracked] | weakref.ref[Tensor]] = []
 
     def make(**fields: object) -> Tracked:
         batch = Tracked(**fields)  # type: ignore[arg-type]
-        batches.append(weakref.ref(batch))
+        assert batch.inputs is not None
+        batches.extend((weakref.ref(batch), weakref.ref(batch.inputs.dense)))
         return batch
 
     monkeypatch.setattr(reading, "InFlightBatch", make)
     engines: list[Engine] = []
-    recorded(clicks(), tmp_path, every=3, prepare=engines.append).run()
+    config = change(clicks(), pipeline__schedule=schedule, pipeline__stages=2 if schedule != "none" else 1)
+    recorded(config, tmp_path, every=3, prepare=engines.append).run()
     gc.collect()
     assert batches
     assert not [batch for batch in batches if batch() is not None]
