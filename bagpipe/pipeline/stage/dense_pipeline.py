@@ -114,6 +114,7 @@ class DensePipeline:
         seed: seed of dropout.
 
     Attributes:
+        stages: the stages of this rank, ascending.
         optimizers: optimizer per local stage.
     """
 
@@ -134,6 +135,7 @@ class DensePipeline:
         self.mesh = mesh
         self.step = mesh.step
         self.replica, self.process = mesh.place(rank)
+        self.stages = mesh.stages_of(rank)
         self.links = links
         self.reduce = reduce
         self._dtype = dtype
@@ -141,7 +143,7 @@ class DensePipeline:
         self._seed = seed
         self.optimizers: Mapping[int, torch.optim.Optimizer] = {
             stage: make_optimizer(parameters)
-            for stage in mesh.stages_of(rank)
+            for stage in self.stages
             if (parameters := [parameter for _, parameter in staged.parameters_of(stage)])
         }
 
@@ -156,11 +158,6 @@ class DensePipeline:
         return StageBatch(
             inputs=inputs, num_examples=end - first, num_global_examples=num_global_examples, first_example=first
         )
-
-    @cached_property
-    def stages(self) -> tuple[int, ...]:
-        """The stages of this rank, ascending."""
-        return tuple(sorted({instance.stage for instance in self.step.instances if instance.process == self.process}))
 
     @cached_property
     def instances(self) -> tuple[int, ...]:
