@@ -168,7 +168,7 @@ class Checkpoints:
 
     @property
     def known(self) -> IsWritten | None:
-        """Which rows the checkpoint has, and the store therefore must have; None for initial values."""
+        """Test for rows that the checkpoint has, and the store therefore must have; None for initial values."""
         return self._contains if self.beginning.parts else None
 
     def _restore(self) -> None:

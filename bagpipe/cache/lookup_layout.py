@@ -25,7 +25,7 @@ Pooling = Literal["sum", "mean", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLookup:
-    """How one table is read.
+    """Lookup of one table.
 
     Attributes:
         collection: number of the embedding collection that holds the table.

@@ -16,7 +16,7 @@ _MAX_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a cacher listens.
+    """Address of a cacher's listener.
 
     Attributes:
         path: of a unix socket; empty for TCP.

@@ -47,7 +47,7 @@ class LinkLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What authenticates a trainer. All empty: nothing.
+    """Credentials of a trainer. All empty: none.
 
     Attributes:
         secret: shared with the cacher.

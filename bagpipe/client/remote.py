@@ -142,7 +142,7 @@ class RemoteBatches:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What the cacher's batches depend on besides the settings. Available once entered."""
+        """Identity of the data that the cacher's batches depend on besides the settings. Available once entered."""
         return self._receiver.identity
 
     def skipped_rows(self) -> int:

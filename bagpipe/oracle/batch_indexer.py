@@ -19,7 +19,7 @@ __all__ = ["BatchIndexer", "IndexedBatch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IndexedBatch:
-    """What the planner keeps of a batch until it is planned.
+    """Index of a batch between its reading and its planning.
 
     Attributes:
         batch_index: the batch.

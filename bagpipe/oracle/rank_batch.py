@@ -17,7 +17,7 @@ Phase = Literal["train", "eval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSpan:
-    """When the cacher read and planned a batch, in nanoseconds of the machine's monotonic clock; for the trace."""
+    """Times at which the cacher read and planned a batch, in nanoseconds of the monotonic clock, for the trace."""
 
     read_start_ns: int
     plan_start_ns: int
@@ -62,7 +62,7 @@ class RankBatch:
 
 
 class BatchSource(Protocol):
-    """Where a trainer gets its batches."""
+    """Source of a trainer's batches."""
 
     schema: DataSchema
 

@@ -31,7 +31,7 @@ SPARED_PART = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotState:
-    """What the planner knows about each slot of one or more ranks.
+    """The planner's state of each slot of one or more ranks.
 
     Attributes:
         handle: int64, the row in the slot, -1 if it is free.

@@ -191,7 +191,7 @@ class CostModel:
 
 
 def in_flight_units(microbatches: int, below: Iterable[tuple[int, int]], whole: int) -> int:
-    """What a stage has in flight, in units of ``1 / whole`` of a batch.
+    """Examples of a stage in flight, in units of ``1 / whole`` of a batch.
 
     Args:
         microbatches: micro-batches per batch of the stage; divides `whole`.

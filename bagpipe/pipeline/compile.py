@@ -167,7 +167,7 @@ class _Compiler:
         return self._need(number)[0] == self._positions[number]
 
     def requirements(self, number: int, earlier: list[Step]) -> tuple[Requirement, ...]:
-        """What template `number` needs besides its lane's order and what `earlier` steps of the lane waited for."""
+        """Requirements of template `number` besides its lane's order and those of `earlier` steps of the lane."""
         lane, template = self._templates[number]
         found: list[Requirement] = []
         for edge, src in self._into.get(number, ()):

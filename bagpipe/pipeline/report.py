@@ -72,7 +72,7 @@ class Report:
     peak_waiting: int
 
     def wait_s(self, lane: str, op: str) -> float:
-        """How long `lane` waited for `op`; ``wait_s("compute", "0X_INSERT")`` is the exposed embedding time."""
+        """Time that `lane` waited for `op`; ``wait_s("compute", "0X_INSERT")`` is the exposed embedding time."""
         return self.lanes[lane].waits_s.get(op, 0.0)
 
 
@@ -110,7 +110,7 @@ class StepTimes:
         self._last_ns = now_ns
 
     def report(self) -> StepTimesReport:
-        """What has been collected so far; any thread may ask."""
+        """The report so far; any thread may ask."""
         return StepTimesReport(
             count=self._count,
             total_s=self._total_ns / 1e9,

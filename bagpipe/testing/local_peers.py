@@ -26,7 +26,7 @@ __all__ = ["LocalPeers", "local_peers"]
 
 
 class _Place:
-    """Where the calls of one lane meet."""
+    """Meeting point of the calls of one lane."""
 
     def __init__(self, num_ranks: int, timeout_s: float | None) -> None:
         self._barrier = threading.Barrier(num_ranks, timeout=timeout_s)
@@ -48,7 +48,7 @@ class _Place:
 
 
 class _Job:
-    """What the ranks of a job share."""
+    """State shared by the ranks of a job."""
 
     def __init__(self, timeout_s: float) -> None:
         self.mail = Mail(timeout_s)

@@ -33,7 +33,7 @@ __all__ = ["DensePart", "DensePiece", "GradientSum", "WholeDense"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DensePiece:
-    """What one optimizer steps.
+    """Part of the model that one optimizer steps.
 
     Attributes:
         name: ``model``, or the stage's number.

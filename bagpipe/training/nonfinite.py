@@ -52,7 +52,7 @@ _TOTALS: Mapping[str, Callable[[list[Tensor]], Tensor]] = {"cpu": _sums, "cuda":
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """What is looked at: its name, its terms, one at least."""
+    """Values to be examined: their name, and at least one term."""
 
     what: str
     terms: Tensor

@@ -125,7 +125,7 @@ class ExchangedRows(EvaluationExchange):
             self._exchange.update_late(batch.context, self._row_step(b))
 
     def was_written(self, batch: InFlightBatch, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows were written, maybe by another rank: the plan tells, where it knows exactly what came before.
+        """Whether each row was written, maybe by another rank: the plan tells, where it knows exactly what came before.
 
         A row that is planned is updated, so it is written when it leaves, unless its batch is skipped.
         """

@@ -34,7 +34,7 @@ __all__ = [
 Pooling = Literal["sum", "mean", "none"]
 RowOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 RowDtype = Literal["float32", "float64", "float16", "bfloat16"]
-#: How an updated weight is rounded to a half type: `bagpipe.kernels.rounding`.
+#: Rounding of an updated weight to a half type: `bagpipe.kernels.rounding`.
 Rounding = Literal["nearest", "stochastic"]
 
 #: Optimizer-state elements stored beside the `dim` weights of one row.

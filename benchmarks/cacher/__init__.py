@@ -1,4 +1,4 @@
-"""How fast does one cacher on one core feed N trainers? See README.md.
+"""Throughput of one cacher on one core that feeds N trainers. See README.md.
 
 .arrow file ──daemon pinned to a core: read, plan for N ranks, cut, serialise──> gRPC ──> N real clients on other cores
                                                     (`plan` measures up to here, without a network)

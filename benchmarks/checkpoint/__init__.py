@@ -1,1 +1,1 @@
-"""What do checkpoints cost? See README.md."""
+"""Cost of checkpoints. See README.md."""

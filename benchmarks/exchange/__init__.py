@@ -1,4 +1,4 @@
-"""How many bytes do the ranks of a job exchange per batch, and how many of them must a step wait for?
+"""Bytes that the ranks of a job exchange per batch, and those of them that a step must wait for.
 
 accounting   plans and batches -> rows per batch of each way to exchange them
 workload     named data sets, window and cache sizes

@@ -1,4 +1,4 @@
-"""What does the cache cost on a GPU, and how fast are its kernels?
+"""Cost of the cache on a GPU, and throughput of its kernels.
 
 settings ─┬─ kernels   rows pooled and updated: our kernels, torch's, FBGEMM's         against the copy bandwidth
           ├─ steps     a whole DLRM step: cached, over 1, 2, 4 servers                  against all rows in memory

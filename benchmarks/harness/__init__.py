@@ -1,4 +1,4 @@
-"""What all benchmarks share: command line, interleaving, results, tables, plots.
+"""Code shared by all benchmarks: command line, interleaving, results, tables, plots.
 
 benchmark   flags ──> parts ──measure──> results ──> report       one `Benchmark` record per folder, `run_benchmark`
 rounds      contestants take turns; medians, spreads, ratios paired by round

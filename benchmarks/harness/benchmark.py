@@ -127,7 +127,7 @@ def run_benchmark(benchmark: Benchmark, argv: Sequence[str] | None = None) -> in
 
 
 def found_of(values: Values, part: str) -> Any:
-    """What a part has found. None: nothing."""
+    """Findings of a part; None if there are none."""
     return values["parts"].get(part, {}).get("found")
 
 

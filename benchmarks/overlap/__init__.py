@@ -1,4 +1,4 @@
-"""Is embedding access hidden behind computation when the store is at the far end of a 1 Gbit/s link?
+"""Embedding access behind computation, with the store at the far end of a 1 Gbit/s link.
 
 workload   named models and data; their configurations
 resident   compute only: the same batches, every row in device memory, no threads

@@ -1,1 +1,1 @@
-"""How long does the partitioner search, and how good is the partition it finds? See README.md."""
+"""Search time of the partitioner and quality of its partitions. See README.md."""

@@ -1,4 +1,4 @@
-"""How fast is training from a remote store beside other ways to train the same model on the same batches?
+"""Training from a remote store beside other ways to train the same model on the same batches.
 
 main ──Task as JSON──> trial: one fresh process per contender and repeat (two for two ranks) ──Outcome──> report
           │                 ├─ ours           cached, direct: the trainer's parts, cacher process, RedisStore

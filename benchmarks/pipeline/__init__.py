@@ -1,4 +1,4 @@
-"""Does our runner cost more than PyTorch's for the same pipeline, and does the simulator predict a step's time?
+"""Cost of our runner against PyTorch's for the same pipeline, and step times that the simulator predicts.
 
 workload   a chain of two stages, its batches, and the loop of one process around a step program
 runners    the same stages, schedule and batches run by torch and by ours, interleaved, over one process group

@@ -1,1 +1,1 @@
-"""How fast does the oracle plan? See README.md."""
+"""Throughput of the oracle. See README.md."""

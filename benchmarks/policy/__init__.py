@@ -1,1 +1,1 @@
-"""How close to the offline optimum is the oracle? See README.md."""
+"""Re-fetches of the oracle against the offline optimum. See README.md."""

@@ -1,1 +1,1 @@
-"""How fast does a log go through the oracle? See README.md."""
+"""Throughput of a log replay. See README.md."""

@@ -1,1 +1,1 @@
-"""What grows with what? See README.md."""
+"""Scaling curves of planning and training. See README.md."""

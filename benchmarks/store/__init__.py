@@ -1,1 +1,1 @@
-"""How close is the store to the server's own limit? See README.md."""
+"""Throughput of the store against the server's own limit. See README.md."""

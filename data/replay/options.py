@@ -123,7 +123,7 @@ def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Swe
 
 
 def policy_problem(name: str) -> str | None:
-    """Why a policy cannot be replayed; None if it can."""
+    """The reason why a policy cannot be replayed; None if it can."""
     return None if name in KNOWN_POLICIES else _unknown_policy(name)
 
 

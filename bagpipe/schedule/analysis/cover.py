@@ -103,7 +103,7 @@ def _edges(cover: Cover) -> Iterator[str]:
 
 
 def _produced(cover: Cover) -> Iterator[str]:
-    """What an edge carries is made where it comes from."""
+    """Tensors of an edge that its producing stage does not make."""
     for (producer, consumer), names in cover.tensors.items():
         if (producer, consumer) not in cover.graph.edges:
             yield f"stage {consumer} takes {', '.join(sorted(names))} of stage {producer}; there is no such edge"

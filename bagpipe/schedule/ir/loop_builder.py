@@ -245,7 +245,7 @@ def _last(lanes: Mapping[str, list[Template]], key: OpKey) -> tuple[str, int]:
 
 
 def _position(lane: str) -> tuple[int, int]:
-    """Where a lane stands among the lanes."""
+    """Position of a lane among the lanes, for sorting."""
     for place, (name, _) in enumerate(_LANE_ORDER):
         number = lane.removeprefix(name)
         if lane.startswith(name) and (not number or number.isdecimal()):

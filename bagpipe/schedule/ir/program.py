@@ -46,7 +46,7 @@ Hazards = Mapping[str, Callable[[int], int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What a lane runs on. It executes one action at a time.
+    """Resource of a lane. It executes one action at a time.
 
     Attributes:
         name: the lane's name.

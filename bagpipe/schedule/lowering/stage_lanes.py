@@ -25,7 +25,7 @@ _RECEIVES_AHEAD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLanes:
-    """What a process does for every batch.
+    """Lanes of one process, with the actions of one batch.
 
     Attributes:
         lanes: ``compute<k>`` of its pipeline ranks, ``reduce<p>`` where stages are held more than once.

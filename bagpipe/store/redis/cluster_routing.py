@@ -54,7 +54,7 @@ class Address(NamedTuple):
 
 
 class RedirectKind(Enum):
-    """How to go on with a command that a node did not serve."""
+    """Kinds of redirection of a command that a node did not serve."""
 
     MOVED = auto()
     ASK = auto()

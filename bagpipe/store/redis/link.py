@@ -43,7 +43,7 @@ class LinkLost(StoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How far requests run ahead of replies.
+    """Bounds on the requests sent ahead of their replies.
 
     Attributes:
         promised_bytes: bound on the bytes of outstanding replies.
