@@ -33,21 +33,21 @@ ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
 	@pure=$$(mktemp); \
-	nice -n 19 $(PYTEST) -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
-	trap 'kill $$pid 2> /dev/null; rm -f $$pure' EXIT; \
+	nice -n 19 $(PYTEST) $(ON_ALL_CORES) -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
+	trap 'kill $$pid 2> /dev/null; cat $$pure; rm $$pure' EXIT; \
 	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS); codes=$$?; \
-	wait $$pid; codes="$$codes $$?"; cat $$pure; \
+	wait $$pid; codes="$$codes $$?"; cat $$pure; : > $$pure; \
 	$(PYTEST) $(ON_ALL_CORES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS); codes="$$codes $$?"; \
 	for code in $$codes; do [ $$code = 0 ] || [ $$code = 5 ] || exit $$code; done
 
 test-full: test ## all tests: `make test`, then those marked slow, the full products of settings among them
-	$(PYTEST) $(ON_ALL_CORES) --timeout 3600 -m "slow and not gpu" $(ARGS) || [ $$? = 5 ]
+	$(PYTEST) $(ON_ALL_CORES) --timeout 3600 -o faulthandler_timeout=3900 -m "slow and not gpu" $(ARGS) || [ $$? = 5 ]
 
 browser: setup ## a headless browser for the report's test, where the machine has none and npm can fetch one
 	@$(PY) -m tools.make_browser
 
 search: setup ## property tests on new random examples, ten times as many
-	$(PY) -m pytest --hypothesis-profile search --timeout 0 $(ARGS)
+	$(PY) -m pytest --hypothesis-profile search --timeout 0 -o faulthandler_timeout=0 $(ARGS)
 
 chaos: setup ## kill, rob and fool small jobs, and compare how they end (ARGS="--runs 20 --seed 7")
 	$(PY) -m tests.harness.chaos $(if $(ARGS),$(ARGS),--runs 200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from tests.store.nodes import ClusterNodes, start_cluster
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("suite")
+
+# Shells start background jobs with SIGINT ignored, and processes inherit that. Tests send SIGINT.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 #: How the expressions of `make suite` begin: marks of which a file has one, and marks that its `pytestmark` has not.
