@@ -41,7 +41,7 @@ def test_a_lane_that_is_late_makes_no_second_one(job: Recorded) -> None:
 
         def wait_first(b: int, *, drains: bool = True) -> None:
             if b == 4 and not drains and rank_of(engine) == 1:
-                recorder._wait_for(lambda: recorder._at(4) is None)
+                recorder._wait_for(lambda: recorder._find(4) is None)
                 late.append(b)
             before_update(b, drains=drains)
 

@@ -333,9 +333,9 @@ def test_the_context_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = RowCache.begin
     before: list[Any] = []
 
-    def late(cache: RowCache, context: Any, weights: Any = None) -> None:
+    def late(cache: RowCache, context: Any, weights: Any = None) -> Any:
         before.append(context)
-        begin(cache, before[max(0, len(before) - 2)], weights)
+        return begin(cache, before[max(0, len(before) - 2)], weights)
 
     monkeypatch.setattr(RowCache, "begin", late)
     keeps_all = settings(cache_rows=200)
