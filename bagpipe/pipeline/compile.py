@@ -1,11 +1,11 @@
-"""Compiling a loop for the runner: every edge becomes a number to compare, once, before anything runs.
+"""Compiles a checked loop into lane plans: every edge becomes one comparison of counters.
 
     Loop, handlers, hazards ──compile_loop──> LanePlan per lane: steps, each with its handler and requirements
 
-An op finishes its actions in lane order, so "this one of batch b is done" is ``done[op] >= b * actions + position``:
-one comparison per requirement and action. (Actions, not micro-batches: a schedule may do some of them as B, others as I
-and W, in any order.) Left out are requirements that the lane's own order meets, and those an earlier step of the same
-turn already waited for.
+An op finishes its actions in lane order, so "action of batch b is done" is ``done[op] >= b * actions + position``: one
+comparison per requirement and action. The unit is the action, not the micro-batch: a schedule can run some backwards as
+B and others as I and W, in any order. Requirements implied by the lane's own order or by an earlier step of the same
+turn are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Requirement:
     position: int
 
     def covers(self, other: Requirement) -> bool:
-        """Whether whoever waited for this need not wait for `other`."""
+        """Whether this requirement implies `other`."""
         return self.op == other.op and (self.delay, -self.position) <= (other.delay, -other.position)
 
 
@@ -50,16 +50,16 @@ class _HazardRequirement:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One template, ready to run.
+    """One template of a lane, ready to run.
 
     Attributes:
-        text: stage and op, ``0X_FETCH``, and the peer where there is one.
+        text: stage and op, ``0X_FETCH``, and the peer if there is one.
         op: op number.
         units, unit, offset: index of turn t is ``(t + offset) * units + unit``.
-        handler: what to call with the index.
-        requirements, hazards: what must be done first.
-        is_source: the step that takes batches from outside.
-        ends_batch: the last unit of the sink.
+        handler: called with the index.
+        requirements, hazards: actions that must be done first.
+        is_source: the step takes batches from outside.
+        ends_batch: the step is the last unit of the sink.
     """
 
     text: str
@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LanePlan:
-    """One lane's steps, in order."""
+    """Steps of one lane, in order."""
 
     resource: Resource
     steps: tuple[Step, ...]
@@ -84,7 +84,7 @@ class LanePlan:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLoop:
-    """All lanes; op number -> text and actions per batch; the first turn (ramps begin before 0)."""
+    """All lane plans; op number -> text and actions per batch; the first turn (ramps begin before 0)."""
 
     lanes: tuple[LanePlan, ...]
     op_names: tuple[str, ...]
@@ -94,10 +94,10 @@ class CompiledLoop:
 
 
 def compile_loop(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) -> CompiledLoop:
-    """Check the loop and resolve all its names.
+    """Check the loop and resolve all names in it.
 
     Raises:
-        ScheduleError: the loop is invalid; a handler or hazard is missing, or given and not in the loop.
+        ScheduleError: the loop is invalid, a handler or hazard is missing, or one is given that is not in the loop.
     """
     check_loop(loop, RUNNER_RULES)
     _check_names(loop, handlers, hazards)
@@ -138,10 +138,10 @@ def _check_names(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) 
 
 
 class _Compiler:
-    """Resolves names.
+    """Resolves the names of a loop.
 
     Attributes:
-        actions: op text -> its actions per batch, in the order of the ops' numbers.
+        actions: op text -> actions per batch, in the order of the op numbers.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -159,19 +159,19 @@ class _Compiler:
                 self._into.setdefault(dst, []).append((edge, src))
 
     def op(self, number: int) -> int:
-        """The op number of template `number`."""
+        """Op number of template `number`."""
         return self._numbers[self._templates[number][1].text]
 
     def is_last(self, number: int) -> bool:
-        """Whether template `number` is its op's last of a batch."""
+        """Whether template `number` is the last of its op in a batch."""
         return self._need(number)[0] == self._positions[number]
 
     def requirements(self, number: int, earlier: list[Step]) -> tuple[Requirement, ...]:
-        """Requirements of template `number` besides its lane's order and those of `earlier` steps of the lane."""
+        """Requirements of template `number` that neither lane order nor the `earlier` steps of the lane imply."""
         lane, template = self._templates[number]
         found: list[Requirement] = []
         for edge, src in self._into.get(number, ()):
-            # A dependency inside a lane holds by the lane's order: the loop has been checked to be live.
+            # Dependencies inside a lane hold by lane order: the loop has been checked for deadlock.
             if edge.kind != "hazard" and self._templates[src][0] != lane:
                 assert edge.delay is not None, "only a hazard has no delay"
                 found.append(Requirement(self.op(src), edge.delay, *self._need(src)))
@@ -183,7 +183,7 @@ class _Compiler:
         return tuple(kept)
 
     def hazards(self, number: int, hazards: Hazards) -> tuple[_HazardRequirement, ...]:
-        """One requirement per hazard and source op: all source units the template's own unit overlaps."""
+        """One requirement per hazard and source op, on all source units that overlap the template's own unit."""
         found: dict[tuple[str, int], _HazardRequirement] = {}
         for edge, src in self._into.get(number, ()):
             if edge.kind == "hazard":

@@ -1,4 +1,4 @@
-"""`open_streams`: the streams of a device, by its kind."""
+"""`open_streams`: the streams of a device, by device type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _open_cuda(device: str) -> Streams:
     return CudaStreams(device)
 
 
-#: Kind of device -> function of its name, giving its streams.
+#: Device type -> function of the device name that returns its streams.
 STREAMS: dict[str, Callable[[str], Streams]] = {
     "cpu": lambda device: NullStreams(),
     "cuda": _open_cuda,
@@ -24,10 +24,10 @@ STREAMS: dict[str, Callable[[str], Streams]] = {
 
 
 def open_streams(device: str) -> Streams:
-    """The streams of a device named as torch does: cpu, cuda or cuda:N.
+    """The streams of a device, named as in torch: cpu, cuda or cuda:N.
 
     Raises:
-        InputError: no such kind of device.
+        InputError: unknown device type.
     """
     kind, _, _ = device.partition(":")
     if kind not in STREAMS:

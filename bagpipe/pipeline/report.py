@@ -1,4 +1,4 @@
-"""`Report`: where the time of a run went. Frozen records; times in seconds unless the name says otherwise."""
+"""`Report`: times of a run per lane and per batch. Frozen records; seconds unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["LaneReport", "Report", "StepTimes", "StepTimesReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
-    """One lane's time.
+    """Times of one lane.
 
     Attributes:
-        busy_s: inside handlers. On a device lane that is the time to enqueue, not the device's.
-        wait_s: waiting for other lanes. A lane of a device waits on the device, which is not counted: a trace shows it.
-        waits_s: `wait_s` by what was waited for (``0X_INSERT``), in the order the waits came.
-        actions: handlers called.
+        busy_s: time inside handlers. On a device lane, the time to enqueue, not the device's.
+        wait_s: time waiting for other lanes. Waits of a device stream are not counted; a trace shows them.
+        waits_s: `wait_s` by the op waited for (``0X_INSERT``), in order of first wait.
+        actions: number of handler calls.
     """
 
     busy_s: float
@@ -28,12 +28,12 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimesReport:
-    """Times between the ends of consecutive batches; on a device lane a batch ends when its last action is enqueued.
+    """Times between the ends of consecutive batches. On a device lane, a batch ends when its last action is enqueued.
 
     Attributes:
-        count: steps measured; the first batch has none, as nothing ended before it.
-        total_s, max_s: over all of them.
-        sample_ns: int64 nanoseconds, every `stride`-th step, in order.
+        count: number of times; the first batch has none.
+        total_s, max_s: over all times.
+        sample_ns: int64 nanoseconds, every `stride`-th time, in order.
         stride: 1 until the sample is full, then doubled each time it fills up again.
     """
 
@@ -44,23 +44,23 @@ class StepTimesReport:
     stride: int
 
     def quantile_s(self, q: float) -> float:
-        """The nearest-rank quantile of the sample (q in [0, 1]); 0 if there was no step."""
+        """Nearest-rank quantile of the sample (q in [0, 1]); 0 if the sample is empty."""
         ordered = sorted(self.sample_ns)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))] / 1e9 if ordered else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One run, finished or so far.
+    """Times and counts of a run, finished or in progress.
 
     Attributes:
         batches: batches whose sink is done.
-        wall_s: since the run began.
-        stopped: a stop was asked for, and the batches read by then are all finished.
+        wall_s: time since the run began.
+        stopped: a stop was requested, and all batches read before it are finished.
         lanes: per lane.
         steps: step times.
-        done: per op (``0X_FETCH``), units finished.
-        peak_waiting: lanes that waited at the same time, at most.
+        done: finished units per op (``0X_FETCH``).
+        peak_waiting: largest number of lanes that waited at the same time.
     """
 
     batches: int
@@ -72,12 +72,13 @@ class Report:
     peak_waiting: int
 
     def wait_s(self, lane: str, op: str) -> float:
-        """Time that `lane` waited for `op`; ``wait_s("compute", "0X_INSERT")`` is the exposed embedding time."""
+        """Time `lane` waited for `op`; ``wait_s("compute", "0X_INSERT")`` is the exposed embedding time."""
         return self.lanes[lane].waits_s.get(op, 0.0)
 
 
 class StepTimes:
-    """Collects step times in bounded memory: when the sample is full, every other entry goes and the stride doubles.
+    """Collects step times in bounded memory: when the sample is full, it drops every other entry and doubles the
+    stride.
 
     Args:
         capacity: entries kept; 65,536 of 8 bytes give any quantile of a run to 0.4 % of its rank.
@@ -95,7 +96,7 @@ class StepTimes:
         self._last_ns: int | None = None
 
     def mark(self, now_ns: int) -> None:
-        """A batch has ended."""
+        """Record the end of a batch."""
         if self._last_ns is not None:
             step_ns = now_ns - self._last_ns
             if self._count % self._stride == 0:
@@ -110,7 +111,7 @@ class StepTimes:
         self._last_ns = now_ns
 
     def report(self) -> StepTimesReport:
-        """The report so far; any thread may ask."""
+        """Report of the batches so far. Thread-safe."""
         return StepTimesReport(
             count=self._count,
             total_s=self._total_ns / 1e9,

@@ -3,8 +3,8 @@
     lane A (device)  handler enqueues work ──> record() -> Event ─┐
     lane B (device)  wait(Event): B's later work waits, the thread does not
     lane C (host)    wait(Event): the thread waits until A's work is done
-    lane D (host)    what it enqueues (uploads) goes to a stream of its own; record() -> Event, for device lanes:
-                     a host lane that waits for D has what D left on the host, and its own stream waits, not its thread
+    lane D (host)    enqueues uploads on a stream of its own; record() -> Event, for device lanes: a host lane that
+                     waits for D uses D's host results, and its own stream waits, not its thread
 
 Waiting is transitive: a wait for a lane, direct or through other lanes, includes that lane's uploads. No stream is
 synchronised before the end of a run. On a CPU every lane is a host lane, an action is done when its handler returns,
@@ -12,7 +12,7 @@ and there are no events. Handlers run with their lane's stream current. Memory a
 another lane must be kept alive until the edges between the lanes release it, or be passed to `keep_for_current_stream`.
 
 CUDA streams are in `bagpipe.pipeline.cuda_stream`. All lanes have the same priority: the exchange and row kernels of
-one batch compete with the dense step of another, and only measurements on a device can decide which to prefer.
+one batch compete with the dense step of another, and which should win is left to measurements on a device.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Event(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether it is done."""
+        """Whether the work before the point is done."""
         ...
 
 
 class Mark(Protocol):
-    """A point in a stream's work that knows its time, once the work before it is done."""
+    """A point in a stream's work with a device time, known once the work before it is done."""
 
     def after_s(self, earlier: Mark) -> float:
-        """Seconds since another mark of the same device; both are done."""
+        """Seconds since another mark of the same device; both must be done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A mark, and when it was by the machine's monotonic clock."""
+    """A mark and the monotonic host time at which it was made."""
 
     mark: Mark
     at_ns: int
@@ -68,32 +68,32 @@ class Stream(Protocol):
 
     @property
     def key(self) -> object:
-        """The same for all objects that stand for one stream."""
+        """Identifies the stream: equal for all objects of one stream."""
         ...
 
     @property
     def records(self) -> bool:
-        """Whether `record` gives events: the lane's actions may return before their work is done."""
+        """Whether `record` returns events: actions of the lane can return before their work is done."""
         ...
 
     def current(self) -> AbstractContextManager[Any]:
-        """Makes the stream current in the calling thread."""
+        """Make the stream current in the calling thread."""
         ...
 
     def record(self) -> Event | None:
-        """A point after everything enqueued so far; None when there is nothing to wait for."""
+        """An event after all work enqueued so far; None if there is nothing to wait for."""
         ...
 
     def mark(self) -> Mark | None:
-        """The same with its time; None where actions are done when they return."""
+        """A mark after all work enqueued so far; None if actions are done when they return."""
         ...
 
     def wait(self, event: Event) -> None:
-        """The lane's later work starts after the event; see the module for what the thread does."""
+        """Make the lane's later work wait for the event; see the module for the thread's behaviour."""
         ...
 
     def synchronize(self) -> None:
-        """Block the calling thread until everything enqueued is done."""
+        """Block the calling thread until all enqueued work is done."""
         ...
 
 
@@ -101,18 +101,19 @@ class Streams(Protocol):
     """Streams of one device, one per lane.
 
     Attributes:
-        is_async: work is only enqueued when a call returns, so host memory that it accesses is staged
-            (`bagpipe.cache.staging`).
+        is_async: calls only enqueue work, so host memory that they access must be staged (`bagpipe.cache.staging`).
     """
 
     is_async: bool
 
     def stream(self, resource: Resource) -> Stream:
-        """Called once per lane by the thread that starts the run; the stream follows that thread's current work."""
+        """The stream of a lane. Called once per lane by the thread that starts the run; it follows that thread's
+        current work.
+        """
         ...
 
     def here(self) -> Stream:
-        """The stream that is current in the calling thread. Waiting for an event, the thread goes on."""
+        """The stream current in the calling thread. Waiting for an event does not block the thread."""
         ...
 
     def memory(self, num_bytes: int) -> Any:
@@ -123,7 +124,7 @@ class Streams(Protocol):
         ...
 
     def origin(self) -> Origin | None:
-        """A mark of now, to place others by; None where there are none. Waits for the calling thread's stream."""
+        """A mark of the current time, a reference for others; None on a CPU. Waits for the calling thread's stream."""
         ...
 
 
@@ -175,7 +176,7 @@ def _keep_on_cuda(tensor: Any) -> None:
     tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-#: Kind of device -> how memory is kept for the current stream.
+#: Device type -> function that keeps memory alive for the current stream.
 _KEEP: dict[str, Callable[[Any], None]] = {"cuda": _keep_on_cuda}
 
 

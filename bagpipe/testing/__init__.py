@@ -1,12 +1,10 @@
-"""Test tools for implementers of the interfaces.
+"""Test tools: conformance suites of the interfaces, fakes, and ranks in threads.
 
-store_conformance.check_store(make_store)   conformance checks of `bagpipe.store.interface.Store`
-slow_store.SlowStore(store)                 a store whose reads and writes wait at gates
-proxy.FaultyProxy(url)                      a connection on which answers are lost, cut, late, or never come
-disk.SmallDisk(folder, num_bytes=…)         a disk that fills up
-clock.ClockJump(folder)                     a wall clock that jumps
-zygote.Zygote(modules, folder)              forks programs from one process that has imported them
-races.watch()                               races between streams, found without a device
-faults.FaultSchedule(seed=…)                which faults, when: pure
-chaos, soak                                 whole jobs under faults; one job for hours
+store_conformance.check_store(make_store)   conformance checks of `bagpipe.store.interface.Store` fence_conformance
+conformance checks of fencing, part of the above fence_jobs                                  simulated jobs used by
+these checks slow_store.SlowStore(store)                 store whose reads and writes wait at gates
+local_peers.local_peers(world_size)         ranks of a job as threads of one process local_links.LocalLinks
+tensor transfers between these ranks plain_job.PlainJob(settings)                training job in one process, without
+torchrec or servers recording_streams.RecordingStreams          device streams that log every call
+repeated_calls.RepeatedCalls                fake of CUDA graphs that calls the function again
 """

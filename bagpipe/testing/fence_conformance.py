@@ -1,4 +1,4 @@
-"""Conformance checks of fencing: which writers can write, and what the ledger records of their writes.
+"""Conformance checks of fencing: rejected writers, touched rows, epochs and checkpoints in the ledger.
 
 Part of `bagpipe.testing.store_conformance`, which runs these checks with its own.
 """
@@ -21,13 +21,13 @@ from bagpipe.testing.fence_jobs import (
     drop_all,
     holds,
     ids_of,
-    look_at,
     new_name,
     new_token,
-    play_job,
     raises,
     rows_of,
+    simulated_job,
     touched_ids,
+    unfenced,
 )
 
 __all__ = ["FENCE_CHECKS"]
@@ -37,7 +37,7 @@ _INT64 = np.iinfo(np.int64)
 
 def check_fenced_rows_are_like_others(make_store: MakeStore) -> None:
     name, ids = new_name(), np.unique(np.random.default_rng(1).integers(_INT64.min, _INT64.max, 5_000))
-    with play_job(make_store, name, 1) as job:
+    with simulated_job(make_store, name, 1) as job:
         job.write(ids, 1.0)
         job.stores[0].write_many([WriteRequest(table, ids[:7], rows_of(table, ids[:7], 2.0)) for table in (1, 0)])
         job.stores[0].write_many([])
@@ -49,12 +49,12 @@ def check_fenced_rows_are_like_others(make_store: MakeStore) -> None:
         assert (store.ids(0) == ids).all()
 
 
-def check_a_zombie_changes_nothing(make_store: MakeStore) -> None:
-    """Neither rows, nor buckets that did not exist, nor logs; whatever it tries, and however often."""
+def check_a_fenced_off_writer_changes_nothing(make_store: MakeStore) -> None:
+    """A fenced-off writer changes neither rows nor logs and creates no bucket, however often it tries."""
     name, old, new = new_name(), ids_of((0, 40)), ids_of((1_000, 1_400))
-    with play_job(make_store, name, 1) as zombie:
+    with simulated_job(make_store, name, 1) as zombie:
         zombie.write(old, 1.0)
-        with play_job(make_store, name, 2, checkpoint_id="m:1") as job:
+        with simulated_job(make_store, name, 2, checkpoint_id="m:1") as job:
             before = job.ledger.state()
             for _ in range(2):
                 raises(FencedError, lambda: zombie.write(old, 9.0))
@@ -73,11 +73,11 @@ def check_a_zombie_changes_nothing(make_store: MakeStore) -> None:
             assert holds(job.stores[0], old[3:], 1.0)
 
 
-def check_a_zombie_may_not_administer(make_store: MakeStore) -> None:
+def check_a_fenced_off_job_cannot_administer(make_store: MakeStore) -> None:
     name, ids = new_name(), ids_of((0, 40))
-    with play_job(make_store, name, 1) as zombie:
+    with simulated_job(make_store, name, 1) as zombie:
         zombie.write(ids, 1.0)
-        with play_job(make_store, name, 2, checkpoint_id="m:1") as job:
+        with simulated_job(make_store, name, 2, checkpoint_id="m:1") as job:
             job.write(ids[:5], 2.0)
             before = job.ledger.state()
             raises(FencedError, lambda: zombie.ledger.commit("m:9", 5))
@@ -90,11 +90,11 @@ def check_a_zombie_may_not_administer(make_store: MakeStore) -> None:
             job.ledger.inspect()
 
 
-def check_a_ledger_that_acquired_nothing(make_store: MakeStore) -> None:
-    """It may look, and acts for its store's writer if that has a fence."""
+def check_a_ledger_without_a_token(make_store: MakeStore) -> None:
+    """A ledger without a token can be read. It acts for its store's writer if the store has a fence."""
     name = new_name()
-    with play_job(make_store, name, 1, writers=2) as job:
-        with look_at(make_store, name) as (_, ledger):
+    with simulated_job(make_store, name, 1, writers=2) as job:
+        with unfenced(make_store, name) as (_, ledger):
             raises(StoreError, lambda: ledger.invalidate("x"))
             raises(StoreError, lambda: ledger.commit("m:1", 1))
             ledger.inspect()
@@ -105,9 +105,9 @@ def check_a_ledger_that_acquired_nothing(make_store: MakeStore) -> None:
         assert {state.checkpoint_id for state in job.ledger.state()} == {"x"}
 
 
-def check_the_state_tells_and_changes_nothing(make_store: MakeStore) -> None:
+def check_state_is_read_only(make_store: MakeStore) -> None:
     name = new_name()
-    with look_at(make_store, name) as (store, ledger):
+    with unfenced(make_store, name) as (store, ledger):
         for _ in range(2):
             states = ledger.state()
             assert len(states) == ledger.num_buckets
@@ -116,11 +116,11 @@ def check_the_state_tells_and_changes_nothing(make_store: MakeStore) -> None:
             }
         assert len(touched_ids(ledger)) == 0
         assert store.check() is False
-    with play_job(make_store, name, 7, checkpoint_id="m:3", writers=2) as job:
+    with simulated_job(make_store, name, 7, checkpoint_id="m:3", writers=2) as job:
         ids = ids_of((0, 300))
         job.write(ids, 1.0)
         job.write(ids, 1.0, table=1, writer=1)
-        with look_at(make_store, name) as (_, ledger):
+        with unfenced(make_store, name) as (_, ledger):
             states = ledger.state()
             assert states == ledger.state() == job.ledger.state()
         assert {(state.owner, state.checkpoint_id) for state in states} == {(job.token, "m:3")}
@@ -135,7 +135,7 @@ def check_the_state_tells_and_changes_nothing(make_store: MakeStore) -> None:
 
 def check_rotation_counts_the_groups_of_each_log(make_store: MakeStore) -> None:
     name = new_name()
-    with play_job(make_store, name, 1, writers=2) as job:
+    with simulated_job(make_store, name, 1, writers=2) as job:
         job.write(ids_of((0, 30)), 1.0)
         job.write(ids_of((5, 6)), 2.0)
         job.write(ids_of((100, 105)), 1.0, writer=1)
@@ -159,9 +159,9 @@ def check_rotation_counts_the_groups_of_each_log(make_store: MakeStore) -> None:
 
 
 def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) -> None:
-    """The story of a job that is killed, and taken over by two more, of which the first is killed in recovery."""
+    """Sequence: a job is killed; the second job takes over and is killed during recovery; the third takes over."""
     name = new_name()
-    with play_job(make_store, name, 1) as job:
+    with simulated_job(make_store, name, 1) as job:
         job.write(ids_of((0, 100)), 1.0)
         assert (touched_ids(job.ledger) == ids_of((0, 100))).all()
         job.rotate()
@@ -172,7 +172,7 @@ def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) ->
         job.rotate()
         job.write(ids_of((110, 130)), 3.0)
         job.write(ids_of((7, 8)), 3.0, table=1)
-    with look_at(make_store, name) as (store, ledger):
+    with unfenced(make_store, name) as (store, ledger):
         ledger.acquire(new_token(2))
         assert (touched_ids(ledger) == ids_of((90, 130))).all()
         token = ledger.state()[0].owner
@@ -181,7 +181,7 @@ def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) ->
         store.write(0, ids_of((500, 510)), rows_of(0, ids_of((500, 510)), 1.0))
         assert (touched_ids(ledger) == ids_of((90, 130), (500, 510))).all()
     token = new_token(3)
-    with look_at(make_store, name) as (store, ledger):
+    with unfenced(make_store, name) as (store, ledger):
         ledger.acquire(token)
         assert (touched_ids(ledger) == ids_of((90, 130), (500, 510))).all()
         assert (touched_ids(ledger, table=1) == [7]).all()
@@ -194,14 +194,14 @@ def check_touched_rows_are_those_of_uncommitted_epochs(make_store: MakeStore) ->
 
 
 def check_logs_of_another_job_keep_their_length(make_store: MakeStore) -> None:
-    """By which recovery knows whether the interval that ended at a checkpoint is complete."""
+    """Recovery uses the log length to tell whether the interval that ended at a checkpoint is complete."""
     name, token = new_name(), new_token(2)
-    with play_job(make_store, name, 1, writers=2) as job:
+    with simulated_job(make_store, name, 1, writers=2) as job:
         job.write(ids_of((0, 100)), 1.0)
         job.write(ids_of((200, 210)), 1.0, writer=1)
         counts = job.rotate()
         old = job.token
-    with look_at(make_store, name) as (_, ledger):
+    with unfenced(make_store, name) as (_, ledger):
         before = ledger.state()
         for _ in range(2):
             ledger.acquire(token)
@@ -219,7 +219,7 @@ def check_logs_of_another_job_keep_their_length(make_store: MakeStore) -> None:
 
 def check_a_commit_leaves_later_epochs_and_other_jobs(make_store: MakeStore) -> None:
     name = new_name()
-    with play_job(make_store, name, 1) as job:
+    with simulated_job(make_store, name, 1) as job:
         job.write(ids_of((0, 10)), 1.0)
         job.rotate()
         job.write(ids_of((10, 20)), 1.0)
@@ -237,7 +237,7 @@ def check_a_commit_leaves_later_epochs_and_other_jobs(make_store: MakeStore) -> 
 
 def check_calls_may_be_repeated(make_store: MakeStore) -> None:
     name, token, ids = new_name(), new_token(3), ids_of((0, 50))
-    with look_at(make_store, name) as (store, ledger):
+    with unfenced(make_store, name) as (store, ledger):
         for _ in range(2):
             ledger.acquire(token)
         store.fence(Fence(token=token, writer=0, epoch=0))
@@ -259,10 +259,10 @@ def check_calls_may_be_repeated(make_store: MakeStore) -> None:
         assert (store.ids(0) == ids[3:]).all()
 
 
-def check_a_beginning_that_does_not_tally(make_store: MakeStore) -> None:
-    """With what was written since the namespace was taken over, or with the rows that there must be."""
+def check_begin_rejects_wrong_counts(make_store: MakeStore) -> None:
+    """A starting job is rejected if the written rows or the expected rows do not match the ledger."""
     name, token, ids = new_name(), new_token(3), ids_of((0, 50))
-    with look_at(make_store, name) as (store, ledger):
+    with unfenced(make_store, name) as (store, ledger):
         ledger.acquire(token)
         store.fence(Fence(token=token, writer=0, epoch=0))
         store.write(0, ids, rows_of(0, ids, 1.0))
@@ -278,10 +278,10 @@ def check_a_beginning_that_does_not_tally(make_store: MakeStore) -> None:
         assert {state.checkpoint_id for state in ledger.state()} == {"m:1"}
 
 
-def check_a_commit_vouches_for_what_is_there(make_store: MakeStore) -> None:
-    """Each writer's groups of the epoch, no fewer; and a second commit of the same finds nothing to compare."""
+def check_commit_rejects_missing_groups(make_store: MakeStore) -> None:
+    """A commit is rejected if a writer's groups of the epoch are missing. A repeated commit compares nothing."""
     name = new_name()
-    with play_job(make_store, name, 1, writers=2) as job:
+    with simulated_job(make_store, name, 1, writers=2) as job:
         job.write(ids_of((0, 100)), 1.0)
         job.write(ids_of((200, 300)), 1.0, writer=1)
         counts = [groups.tolist() for groups in job.rotate()]
@@ -294,10 +294,10 @@ def check_a_commit_vouches_for_what_is_there(make_store: MakeStore) -> None:
         raises(RolledBackError, lambda: job.ledger.commit("m:2", 1, counts))
 
 
-def check_what_is_invalidated_stays_so(make_store: MakeStore) -> None:
-    """A checkpoint may still be on its way when a rank finds that rows are lost."""
+def check_invalidation_is_permanent(make_store: MakeStore) -> None:
+    """An invalidated namespace stays invalid even if a checkpoint in progress commits afterwards."""
     name = new_name()
-    with play_job(make_store, name, 1) as job:
+    with simulated_job(make_store, name, 1) as job:
         job.write(ids_of((0, 100)), 1.0)
         counts = [groups.tolist() for groups in job.rotate()]
         job.ledger.invalidate(invalidated("m:0"))
@@ -307,7 +307,7 @@ def check_what_is_invalidated_stays_so(make_store: MakeStore) -> None:
 
 def check_deleting_and_dropping(make_store: MakeStore) -> None:
     name, ids = new_name(), ids_of((0, 12_000))
-    with play_job(make_store, name, 1) as job:
+    with simulated_job(make_store, name, 1) as job:
         for table in (0, 1):
             job.write(ids, 1.0, table=table)
         gone = np.random.default_rng(2).permutation(ids)[:10_000]
@@ -330,7 +330,7 @@ def check_two_writers_of_one_job(make_store: MakeStore) -> None:
     name = new_name()
     shares = [ids_of((writer * 1_000, writer * 1_000 + 500)) for writer in (0, 1)]
     errors: list[BaseException] = []
-    with play_job(make_store, name, 1, writers=2) as job:
+    with simulated_job(make_store, name, 1, writers=2) as job:
         start = threading.Barrier(2)
 
         def write(writer: int) -> None:
@@ -352,20 +352,20 @@ def check_two_writers_of_one_job(make_store: MakeStore) -> None:
         assert holds(job.stores[0], np.concatenate(shares), 1.0)
 
 
-def check_a_writer_that_was_never_let_in(make_store: MakeStore) -> None:
+def check_a_writer_without_an_acquired_token(make_store: MakeStore) -> None:
     name, ids = new_name(), ids_of((0, 10))
     with make_store(SCHEMA, name) as store:
         store.fence(Fence(token=new_token(1), writer=0, epoch=1))
         raises(StoreError, lambda: store.write(0, ids, rows_of(0, ids, 1.0)))
         assert not store.read(0, ids).found.any()
-    with play_job(make_store, name, 1, writers=1) as job, make_store(SCHEMA, name) as store:
+    with simulated_job(make_store, name, 1, writers=1) as job, make_store(SCHEMA, name) as store:
         store.fence(Fence(token=job.token, writer=1, epoch=1))
         raises(StoreError, lambda: store.write(0, ids, rows_of(0, ids, 1.0)))
         assert not store.read(0, ids).found.any()
 
 
-def check_what_no_job_is_called(make_store: MakeStore) -> None:
-    with look_at(make_store, new_name()) as (store, ledger):
+def check_invalid_tokens_and_checkpoint_ids(make_store: MakeStore) -> None:
+    with unfenced(make_store, new_name()) as (store, ledger):
         raises(ValueError, store.rotate)
         for token in ("", "1", "1-xyz", f"-{'0' * 32}", f"1-{'0' * 32} "):
             raises(ValueError, partial(ledger.acquire, token))
@@ -375,7 +375,7 @@ def check_what_no_job_is_called(make_store: MakeStore) -> None:
 
 
 def check_a_namespace_without_owner(make_store: MakeStore) -> None:
-    """As after a loss of all data: nothing is administered in a namespace that has forgotten its job."""
+    """A namespace that has lost its owner (as after loss of all data) rejects every ledger operation except `state`."""
     name = new_name()
     with make_store(SCHEMA, name) as store:
         store.fence(Fence(token=new_token(1), writer=0, epoch=1))
@@ -387,7 +387,7 @@ def check_a_namespace_without_owner(make_store: MakeStore) -> None:
             assert {(state.owner, state.checkpoint_id) for state in ledger.state()} == {("", "")}
 
 
-#: Every check, in the order of this file.
+#: All checks, in the order of this file.
 FENCE_CHECKS: tuple[Callable[[MakeStore], None], ...] = tuple(
     value for name, value in list(globals().items()) if name.startswith("check_")
 )

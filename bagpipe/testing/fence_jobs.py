@@ -1,4 +1,4 @@
-"""Simulated jobs of the conformance checks: a token that acquires a namespace, and a fenced store per writer."""
+"""Simulated jobs for the fencing checks: a fencing token and one fenced store per writer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
     "drop_all",
     "holds",
     "ids_of",
-    "look_at",
     "new_name",
     "new_token",
-    "play_job",
     "raises",
     "rows_of",
+    "simulated_job",
     "take_over",
     "touched_ids",
+    "unfenced",
 ]
 
 MakeStore = Callable[[RowSchema, str], Store]
@@ -39,7 +39,7 @@ SCHEMA = RowSchema(tables=(RowTable(name="small", dim=3), RowTable(name="wide", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One life of a job: a store per writer, all fenced, and the ledger."""
+    """One start of a job: its ledger and a fenced store per writer."""
 
     token: str
     ledger: Ledger
@@ -53,10 +53,10 @@ class Job:
 
 
 @contextmanager
-def play_job(
+def simulated_job(
     make_store: MakeStore, name: str, generation: int, *, checkpoint_id: str = "m:0", writers: int = 1
 ) -> Iterator[Job]:
-    """A job that has taken over the namespace, with its writers fenced."""
+    """A job that has acquired the namespace and fenced its writers."""
     token = new_token(generation)
     with ExitStack() as stack:
         stores = tuple(stack.enter_context(make_store(SCHEMA, name)) for _ in range(writers))
@@ -79,8 +79,8 @@ def take_over(store: Store, *, generation: int = 1, writer: int = 0, num_writers
 
 
 @contextmanager
-def look_at(make_store: MakeStore, name: str) -> Iterator[tuple[Store, Ledger]]:
-    """A store without a fence, and a ledger that has acquired nothing."""
+def unfenced(make_store: MakeStore, name: str) -> Iterator[tuple[Store, Ledger]]:
+    """A store without a fence and a ledger without a token."""
     with make_store(SCHEMA, name) as store, store.ledger() as ledger:
         yield store, ledger
 
@@ -110,7 +110,7 @@ def holds(store: Store, ids: NDArray[np.int64], value: float, table: int = 0) ->
 
 
 def touched_ids(ledger: Ledger, table: int = 0) -> NDArray[np.int64]:
-    """Ids of one table named in any log; each bucket names only its own, once, ascending."""
+    """Sorted ids of one table in all logs. Asserts that each bucket holds only its own ids, once, ascending."""
     parts = [np.empty(0, np.int64)]
     for bucket in range(ledger.num_buckets):
         fields = ledger.touched(bucket)

@@ -1,7 +1,7 @@
-"""`Mail`: tensor transfers between ranks in threads. A transfer is done when both sides have started it, as in gloo.
+"""`Mail`: tensor transfers between ranks in threads. As in gloo, a transfer completes when both sides have started it.
 
-send    ─> waiting receive? filled : queued      by (sender, receiver, tag), in the order of the calls
-receive ─> queued tensor?   taken  : queued      the copy is made by whichever side comes second
+send    ─> waiting receive? filled : queued      by (sender, receiver, tag), in the order of the calls receive ─> queued
+tensor?   taken  : queued      the later side makes the copy
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["LocalLinks", "Mail"]
 
 
 class _Transfer:
-    """One side's end of a transfer."""
+    """One side of a transfer."""
 
     def __init__(self, mail: Mail, tensor: Tensor, words: str) -> None:
         self._mail = mail
@@ -33,7 +33,7 @@ class _Transfer:
 
 
 class Mail:
-    """All transfers of a job. Any thread may call.
+    """All transfers of a job. Thread-safe.
 
     Args:
         timeout_s: deadline of a wait.
@@ -42,13 +42,14 @@ class Mail:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        # One of the two is empty for each (sender, receiver, tag). Bounded by the transfers a schedule has in flight.
+        # At most one of the two queues of a key has entries. Their number is bounded by the schedule's transfers in
+        # flight.
         self._sent: dict[tuple[int, int, int], deque[_Transfer]] = defaultdict(deque)
         self._wanted: dict[tuple[int, int, int], deque[_Transfer]] = defaultdict(deque)
         self._is_closed = False
 
     def send(self, key: tuple[int, int, int], tensor: Tensor) -> Pending:
-        """Give a tensor; `key` is sender, receiver and tag. See `StageLinks`."""
+        """Start sending a tensor; `key` is (sender, receiver, tag). See `StageLinks`."""
         transfer = _Transfer(self, tensor, f"rank {key[1]} to take {tensor.numel()} values (tag {key[2]})")
         with self._changed:
             if not tensor.numel():
@@ -60,7 +61,7 @@ class Mail:
         return transfer
 
     def receive(self, key: tuple[int, int, int], tensor: Tensor) -> Pending:
-        """Fill a tensor. As `send`."""
+        """Start receiving into a tensor; `key` as in `send`."""
         transfer = _Transfer(self, tensor, f"{tensor.numel()} values of rank {key[0]} (tag {key[2]})")
         with self._changed:
             if not tensor.numel():
@@ -72,7 +73,7 @@ class Mail:
         return transfer
 
     def wait(self, transfer: _Transfer, words: str) -> None:
-        """Until a transfer is done.
+        """Wait until a transfer is done.
 
         Raises:
             PeerError: a rank has failed, or the deadline has passed.
@@ -86,7 +87,7 @@ class Mail:
                     raise PeerError(f"links: waited for {words}, at most {self._timeout_s:g} s")
 
     def close(self) -> None:
-        """End all waits with PeerError, because a rank has failed."""
+        """End all waits with PeerError because a rank has failed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -105,7 +106,7 @@ class LocalLinks:
     Args:
         mail: transfers of the job.
         rank: this rank.
-        first_rank: first rank of its replica.
+        first_rank: first rank of this pipeline replica.
     """
 
     def __init__(self, mail: Mail, rank: int, first_rank: int) -> None:

@@ -1,10 +1,10 @@
 """`local_peers`: the ranks of a job as threads of one process, for tests and debuggers. Values are exact, time is not.
 
 first, second = local_peers(2)
-    thread 1: Engine(…, peers=first).train(steps of rank 0)
-    thread 2: Engine(…, peers=second).train(steps of rank 1)
+    thread 1: Engine(…, peers=first).train(batches of rank 0)
+    thread 2: Engine(…, peers=second).train(batches of rank 1)
 
-Every call is a meeting of ranks at one place per lane: each lays down what it brings, and takes what is for it.
+Each lane has a rendezvous. In every collective call, each rank deposits its value there and reads the others' values.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from bagpipe.testing.local_links import LocalLinks, Mail
 __all__ = ["LocalPeers", "local_peers"]
 
 
-class _Place:
-    """Meeting point of the calls of one lane."""
+class _Rendezvous:
+    """Barrier and values of the collective calls of one lane."""
 
     def __init__(self, num_ranks: int, timeout_s: float | None) -> None:
         self._barrier = threading.Barrier(num_ranks, timeout=timeout_s)
-        self._brought: list[Any] = [None] * num_ranks
+        self._values: list[Any] = [None] * num_ranks
 
     @contextmanager
     def meet(self, position: int, value: Any) -> Iterator[list[Any]]:
-        """Lay down a value; inside the block all ranks' values lie there."""
-        self._brought[position] = value
+        """Deposit a value. Inside the block, the values of all ranks are available."""
+        self._values[position] = value
         try:
             self._barrier.wait()
-            yield list(self._brought)
+            yield list(self._values)
             self._barrier.wait()
         except threading.BrokenBarrierError:
             raise PeerError("another rank failed, or did not come within the deadline") from None
@@ -53,26 +53,26 @@ class _Job:
     def __init__(self, timeout_s: float) -> None:
         self.mail = Mail(timeout_s)
         self._timeout_s = timeout_s
-        self._places: dict[tuple[str, tuple[int, ...]], _Place] = {}
+        self._rendezvous: dict[tuple[str, tuple[int, ...]], _Rendezvous] = {}
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def place(self, name: str, ranks: Sequence[int]) -> _Place:
-        """The place of a name and ranks; the first who asks makes it. `gather` has no deadline."""
+    def rendezvous(self, name: str, ranks: Sequence[int]) -> _Rendezvous:
+        """The rendezvous of a lane and its ranks, created by the first caller. `gather` has no deadline."""
         with self._lock:
             key = name, tuple(ranks)
-            if key not in self._places:
-                self._places[key] = _Place(len(ranks), None if name == "gather" else self._timeout_s)
+            if key not in self._rendezvous:
+                self._rendezvous[key] = _Rendezvous(len(ranks), None if name == "gather" else self._timeout_s)
                 if self._is_closed:
-                    self._places[key].close()
-            return self._places[key]
+                    self._rendezvous[key].close()
+            return self._rendezvous[key]
 
     def close(self) -> None:
-        """A rank is gone: every call of the others, now or later, is a PeerError."""
+        """Mark a rank as gone: pending and future calls of the others raise PeerError."""
         with self._lock:
             self._is_closed = True
-            for place in self._places.values():
-                place.close()
+            for rendezvous in self._rendezvous.values():
+                rendezvous.close()
         self.mail.close()
 
 
@@ -80,42 +80,42 @@ class _LocalGroup:
     """`bagpipe.distributed.interface.RankGroup` of threads.
 
     Attributes:
-        rank: position of this rank in the group.
-        world_size: ranks of the group.
+        rank: rank in the group.
+        world_size: number of ranks in the group.
     """
 
-    def __init__(self, place: _Place, rank: int, world_size: int) -> None:
+    def __init__(self, rendezvous: _Rendezvous, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._place = place
+        self._rendezvous = rendezvous
 
     def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
         given = torch.split(input, list(input_rows))
-        with self._place.meet(self.rank, given) as brought:
-            for taken, parts in zip(torch.split(output, list(output_rows)), brought, strict=True):
+        with self._rendezvous.meet(self.rank, given) as values:
+            for taken, parts in zip(torch.split(output, list(output_rows)), values, strict=True):
                 if taken.shape != parts[self.rank].shape:
                     raise PeerError(f"expected rows of shape {list(taken.shape)}, got {list(parts[self.rank].shape)}")
                 taken.copy_(parts[self.rank])
 
     def all_gather(self, output: Tensor, input: Tensor) -> None:
-        with self._place.meet(self.rank, input) as brought:
-            output.copy_(torch.cat(brought))
+        with self._rendezvous.meet(self.rank, input) as values:
+            output.copy_(torch.cat(values))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        with self._place.meet(self.rank, tensor.detach()) as brought:
+        with self._rendezvous.meet(self.rank, tensor.detach()) as values:
             if self.rank != root:
-                tensor.detach().copy_(brought[root])
+                tensor.detach().copy_(values[root])
 
 
 class LocalPeers:
-    """One rank; see `bagpipe.distributed.interface.Peers`. Made by `local_peers`.
+    """One rank; see `bagpipe.distributed.interface.Peers`. Created by `local_peers`.
 
     Attributes:
-        rank: this one.
+        rank: rank in the job.
         world_size: number of ranks.
         timeout_s: deadline of a call.
-        rows_sent: rows given to other ranks so far, by lane.
-        dense: all ranks, for the dense part.
+        rows_sent: rows sent to other ranks so far, by lane.
+        dense: group of all ranks for the dense part.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_s: float, job: _Job) -> None:
@@ -140,15 +140,15 @@ class LocalPeers:
         self.rows_sent[lane] += sum(input_rows) - input_rows[self.rank]
 
     def agree(self, vote: StepVote) -> StepVote:
-        with self._place("agree").meet(self.rank, vote) as votes:
+        with self._rendezvous("agree").meet(self.rank, vote) as votes:
             return StepVote(max(votes))
 
     def acknowledge(self) -> None:
-        with self._place("acknowledge").meet(self.rank, None):
+        with self._rendezvous("acknowledge").meet(self.rank, None):
             pass
 
     def gather(self, value: Any) -> list[Any]:
-        with self._place("gather").meet(self.rank, json.dumps(value)) as values:
+        with self._rendezvous("gather").meet(self.rank, json.dumps(value)) as values:
             return [json.loads(text) for text in values]
 
     def report(self, error: BaseException) -> BaseException:
@@ -165,14 +165,14 @@ class LocalPeers:
         return {ranks: self._group("sums", ranks) for ranks in wanted if len(ranks) > 1 and self.rank in ranks}
 
     def close(self) -> None:
-        """This rank is gone: every call of the others, now or later, is a PeerError."""
+        """Mark this rank as gone: pending and future calls of the others raise PeerError."""
         self._job.close()
 
-    def _place(self, name: str) -> _Place:
-        return self._job.place(name, self._all)
+    def _rendezvous(self, name: str) -> _Rendezvous:
+        return self._job.rendezvous(name, self._all)
 
     def _group(self, name: str, ranks: tuple[int, ...]) -> _LocalGroup:
-        return _LocalGroup(self._job.place(name, ranks), ranks.index(self.rank), len(ranks))
+        return _LocalGroup(self._job.rendezvous(name, ranks), ranks.index(self.rank), len(ranks))
 
 
 def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]:
@@ -180,7 +180,7 @@ def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]
 
     Args:
         world_size: number of ranks.
-        timeout_s: deadline of every call but `gather`, since a thread is always alive.
+        timeout_s: deadline of every call except `gather`; gather waits for as long as the other threads live.
     """
     job = _Job(timeout_s)
     return [LocalPeers(rank, world_size, timeout_s, job) for rank in range(world_size)]

@@ -2,7 +2,7 @@
 
     batches ──plan_rank_batches──> rank batches ──PlainJob.train──> digests, losses, totals ──score──> logits, labels
 
-For tests and measurements on machines with few packages. All parts except the model are those of the trainer.
+For tests and measurements on machines with few packages. All parts except the model are the trainer's.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class PlainSettings:
     Attributes:
         schema: data schema.
         device: torch device name.
-        cache_rows: 0: direct mode.
-        lookahead, prefetch_depth, read_ahead: batches.
-        dim: weights of a row, where a table names no dimension.
-        bottom_mlp, top_mlp: of the model.
-        rows, rows_lr, eps: row optimizer. The dense one is SGD with `dense_lr`.
-        dtype: of the run.
-        row_dtype: of the rows' weights, as cache.dtype; half rows are rounded stochastically.
+        cache_rows: cache size per rank; 0: direct mode.
+        lookahead, prefetch_depth, read_ahead: numbers of batches.
+        dim: embedding dimension of tables that name none.
+        bottom_mlp, top_mlp: layer widths of the model.
+        rows, rows_lr, eps: row optimizer. The dense optimizer is SGD with `dense_lr`.
+        dtype: of the computation.
+        row_dtype: of row weights, as cache.dtype; half rows are rounded stochastically.
         kernels: as run.kernels.
-        seed: of dense and of row initial values.
+        seed: of the initial values of dense parameters and rows.
     """
 
     schema: DataSchema
@@ -86,7 +86,7 @@ def plan_rank_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[Ra
 
 
 class PlainJob:
-    """A model, its cache and its engine. Use as a context manager: the store is opened and closed with it.
+    """A model, its cache and its engine. Context manager: opens and closes the store.
 
     Args:
         settings: settings of the job.
@@ -97,8 +97,8 @@ class PlainJob:
     Attributes:
         spec: oracle spec for planning the batches.
         rows: row schema.
-        store, cache, model: its parts.
-        engine: trains it; another one of `make_engine` can take its place before `train`.
+        store, cache, model: parts of the job.
+        engine: trains the model; can be replaced by another `make_engine` before `train`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PlainJob:
             bottom_mlp=settings.bottom_mlp,
             top_mlp=settings.top_mlp,
         )
-        # Made on the host and moved: initial values are the same on every device.
+        # Created on the host and moved, so that initial values are the same on every device.
         self.model = model.to(device, TORCH_DTYPE[settings.dtype])
         row_dtype = settings.dtype if settings.row_dtype == "run" else settings.row_dtype
         self.rows = RowSchema(
@@ -157,8 +157,8 @@ class PlainJob:
 
         Args:
             optimizer: default: SGD with `dense_lr`.
-            executor: computes it; default: operator by operator.
-            replicas: sums its gradients over ranks.
+            executor: default: eager.
+            replicas: sums gradients over ranks.
         """
         if optimizer is None:
             optimizer = torch.optim.SGD(self.model.parameters(), lr=self._settings.dense_lr)
@@ -207,5 +207,5 @@ class PlainJob:
         return torch.cat(logits), torch.cat(labels)
 
     def digests(self) -> tuple[str, str]:
-        """Of the dense part and of the rows in the store, after `train`."""
+        """Digests of the dense part and of the rows in the store, after `train`."""
         return dense_digest(self.model, self.engine.dense.optimizer), embedding_digest(self.store)

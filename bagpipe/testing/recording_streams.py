@@ -15,9 +15,9 @@ __all__ = ["RecordingStreams"]
 
 
 class RecordingStreams:
-    """Device streams for tests, without a device. Every call is logged as (lane, call, event name).
+    """Device streams for tests, without a device. Logs every call as (lane, call, event name).
 
-    Work is done immediately, as on a CPU, but the engine treats these streams as those of a device.
+    Work completes immediately, as on a CPU, but the engine treats these streams as device streams.
 
     Attributes:
         log: list of ``(lane, "record" | "wait" | "host-wait" | "synchronize", event)`` in the order of the calls;
@@ -47,7 +47,7 @@ class RecordingStreams:
 
     @contextmanager
     def current(self, stream: _RecordingStream) -> Iterator[None]:
-        """Makes the stream current in the calling thread."""
+        """Make the stream current in the calling thread."""
         before = getattr(self._local, "stream", self._main)
         self._local.stream = stream
         try:
@@ -64,7 +64,7 @@ class _RecordedEvent:
     holds_threads: bool
 
     def synchronize(self) -> None:
-        """The work is done."""
+        """No-op: the work is done."""
 
     def query(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""`RepeatedCalls`: a fake of `Graphs` for tests on any device."""
+"""`RepeatedCalls`: a fake of CUDA graph capture that runs on any device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["RepeatedCalls"]
 
 
 class RepeatedCalls:
-    """The same on any device, without a gain: calls the function again and writes into the outputs of the first call.
+    """Fake of `Graphs`: a replay calls the function again and writes into the outputs of the first call.
 
-    For tests of what is built on recordings: buffers, and who may use them for how long, are as on a GPU.
+    For tests of code over captured graphs: buffers and their lifetimes are as on a GPU. There is no speedup.
     """
 
     def record(self, work: Work) -> Recording:

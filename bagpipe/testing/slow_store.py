@@ -23,7 +23,7 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["Gate", "SlowStore"]
 
-#: Timeout of a gate. A gate that stays closed is a bug of the test.
+#: Timeout of a gate. A gate that stays closed is a bug in the test.
 _PATIENCE_S = 60.0
 
 
@@ -32,11 +32,11 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._passes: int | None = None  # None: open; else calls that may still pass
+        self._passes: int | None = None  # None: open; otherwise the number of calls that can still pass
         self._arrived = 0
 
     def hold(self) -> None:
-        """Close the gate: calls that arrive from now on wait."""
+        """Close the gate: later calls wait."""
         with self._changed:
             self._passes = 0
 
@@ -55,7 +55,7 @@ class Gate:
 
     @property
     def arrived(self) -> int:
-        """Calls that have reached the gate since it was made, passed or not."""
+        """Calls that have reached the gate since it was made, passed or waiting."""
         with self._changed:
             return self._arrived
 
@@ -63,17 +63,17 @@ class Gate:
         """Wait until `count` calls have reached the gate since it was made.
 
         Raises:
-            TimeoutError: they have not.
+            TimeoutError: fewer calls came within the timeout.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._arrived >= count, timeout_s):
                 raise TimeoutError(f"expected {count} calls at the gate, got {self._arrived}")
 
     def pass_through(self) -> None:
-        """Go through the gate, waiting while it is held.
+        """Pass the gate, waiting while it is held.
 
         Raises:
-            TimeoutError: nobody opened it.
+            TimeoutError: the gate stayed closed.
         """
         with self._changed:
             self._arrived += 1
@@ -110,11 +110,11 @@ class SlowStore:
         self.store.__exit__(kind, error, trace)
 
     def fail_reads(self, error: Exception) -> None:
-        """Every read from now on raises `error` once it has passed the gate."""
+        """Make every later read raise `error` after it has passed the gate."""
         self._failures["read"] = error
 
     def fail_writes(self, error: Exception) -> None:
-        """Every write from now on raises `error` once it has passed the gate."""
+        """Make every later write raise `error` after it has passed the gate."""
         self._failures["write"] = error
 
     def check(self, *, reloads: bool = False) -> bool:

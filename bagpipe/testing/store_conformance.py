@@ -3,8 +3,8 @@
     check_store(make_store)              all checks
     for check in CHECKS: check(make)     one by one, for a test per check
 
-`make_store(schema, namespace)` returns a store, not entered. Two stores of one namespace see the same rows; a namespace
-never used before is empty. Checks make up their own names.
+`make_store(schema, namespace)` returns a store, not entered. Two stores of one namespace see the same rows. A namespace
+never used before is empty. Checks generate their own names.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def check_one_thread_reads_while_another_writes(make_store: MakeStore) -> None:
         for _ in range(20):
             result = store.read(0, ids)
             assert result.found.all()
-            # Every row is whole, and its version never goes back.
+            # Every row is read whole, and its version never goes back.
             assert (result.rows == result.rows[:, :1]).all()
             assert (result.rows[:, 0] >= last).all()
             last = result.rows[:, 0]
@@ -346,7 +346,7 @@ def check_statistics_count_rows(make_store: MakeStore) -> None:
         assert (statistics.rows_written, statistics.rows_read, statistics.rows_found) == (20, 60, 20)
 
 
-#: Every check, in the order of this file, then those of fences.
+#: All checks, in the order of this file, then the checks of fencing.
 CHECKS: tuple[Callable[[MakeStore], None], ...] = (
     *(value for name, value in list(globals().items()) if name.startswith("check_") and name != "check_store"),
     *FENCE_CHECKS,

@@ -10,7 +10,7 @@ from benchmarks.harness.report import table
 
 __all__ = ["checks", "tables"]
 
-#: What must hold.
+#: Limits of the checks.
 MAX_STEP_RATIO = 1.10
 MIN_COPY_SHARE = 0.60
 MIN_SPEED_UP = 3.0

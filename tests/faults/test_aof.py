@@ -12,7 +12,7 @@ from bagpipe.store.interface import Store
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
-from bagpipe.testing.fence_jobs import MakeStore, ids_of, look_at, play_job, rows_of
+from bagpipe.testing.fence_jobs import MakeStore, ids_of, rows_of, simulated_job, unfenced
 from bagpipe.types.schema import RowSchema
 from tests.store.clients import client_of
 
@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a server that a job has written twelve waves to."""
     folder = tmp_path_factory.mktemp("whole")
     with EmbeddedServer(folder, options=OPTIONS) as server:
-        with play_job(maker(server), "job", 1) as job:
+        with simulated_job(maker(server), "job", 1) as job:
             for number in range(NUM_WAVES):
                 job.write(ids_of(wave(number)), float(number))
     return folder
@@ -64,7 +64,7 @@ def check(server: EmbeddedServer) -> tuple[int, ...]:
     counts = []
     ids = ids_of((0, wave(NUM_WAVES)[1]))
     buckets = bucket_of(np.zeros(len(ids), np.uint32), ids, NUM_BUCKETS)
-    with look_at(maker(server), "job") as (store, ledger):
+    with unfenced(maker(server), "job") as (store, ledger):
         found = store.read(0, ids)
         for bucket, state in enumerate(ledger.state()):
             [count] = [log.num_groups for log in state.logs if log.epoch == 1] or [-1]

@@ -13,7 +13,7 @@ from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
-from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, look_at, new_name, new_token, rows_of, touched_ids
+from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_name, new_token, rows_of, touched_ids, unfenced
 from bagpipe.types.schema import RowSchema
 from tests.harness.proxy import FaultyProxy, Upset, Upsetting
 
@@ -51,7 +51,7 @@ def test_every_answer_in_turn(name: str, redis_server: EmbeddedServer, tmp_path:
     with FaultyProxy(redis_server.url, listen=tmp_path / "proxy.sock") as proxy:
         for at in itertools.count(1):
             namespace, token, log = new_name(), new_token(1), list[float]()
-            with look_at(make, namespace) as (store, ledger):
+            with unfenced(make, namespace) as (store, ledger):
                 ledger.acquire(token)
                 ledger.begin("m:0", 1)
                 fired = proxy.num_fired

@@ -31,7 +31,7 @@ def model_meetings(history: History, cuda: ModelledCuda) -> Iterator[None]:
 
 
 def _meetings(history: History, cuda: ModelledCuda) -> AbstractContextManager[object]:
-    original = local_peers._Place.meet
+    original = local_peers._Rendezvous.meet
 
     def point(tensors: bool) -> ModelledEvent:
         event = cuda.Event()
@@ -58,7 +58,7 @@ def _meetings(history: History, cuda: ModelledCuda) -> AbstractContextManager[ob
         with original(place, position, point(tensors)) as points:
             arrive(tensors, points)
 
-    return patch.object(local_peers._Place, "meet", meet)
+    return patch.object(local_peers._Rendezvous, "meet", meet)
 
 
 def _transfers(cuda: ModelledCuda) -> Iterator[AbstractContextManager[object]]:
