@@ -49,7 +49,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/training/nonfinite.py": "tests/system/test_guard.py",
     "bagpipe/pipeline/cuda_stream.py": "tests/gpu/test_cuda_stream.py",
     "bagpipe/training/progress.py": "tests/trainer/test_progress.py",
-    "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step.py",
+    "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step_program.py",
     "bagpipe/store/interface.py": "tests/store",
     "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",
     "bagpipe/store/memory/ledger.py": "tests/store/test_conformance.py",

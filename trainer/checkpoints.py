@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import check_model, combine, load, restore_random_state
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
 from bagpipe.checkpoint.writer import CheckpointPaths

@@ -26,7 +26,7 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import num_dense_inputs
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.formats.torch_csv import table_schedule
-from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DenseSchedule, dense_schedule
 from bagpipe.split.assignment import graph_stages
 from bagpipe.split.batch_dependence import batch_dependent_operators

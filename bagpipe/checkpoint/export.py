@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import combine, load, save_tensors
 from bagpipe.checkpoint.folder import Checkpoint
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.row_format import split_record

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.manifest import Manifest
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, invalidated
 from bagpipe.store.interface import Store, WriteRequest

@@ -19,11 +19,11 @@ from bagpipe.schedule.builders.gpipe import gpipe
 from bagpipe.schedule.builders.graphpipe import graphpipe
 from bagpipe.schedule.builders.interleaved import interleaved
 from bagpipe.schedule.builders.one_f_one_b import eager_one_f_one_b, one_f_one_b
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.builders.zero_bubble import zb_h1, zb_v
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, parse_stage_graph
-from bagpipe.schedule.prefetch import prefetch
 
 __all__ = [
     "DENSE_SCHEDULES",
@@ -101,7 +101,7 @@ class PrefetchSchedule(Schedule):
         )
 
     def program(self, values: Values) -> Program:
-        loop = prefetch(
+        loop = prefetch_loop(
             prefetch_depth=values["prefetch_depth"],
             read_ahead=values["read_ahead"],
             write_depth=values["write_depth"],

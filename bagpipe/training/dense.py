@@ -23,9 +23,9 @@ from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.schedule.builders.prefetch_loop import declare_dense
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.schedule.prefetch import declare_dense
 from bagpipe.training.part import LoopPart, LoopRun
 
 __all__ = ["DensePart", "DensePiece", "GradientSum", "WholeDense"]

@@ -15,8 +15,8 @@ from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stream import Streams
+from bagpipe.schedule.builders.prefetch_loop import declare_evaluation
 from bagpipe.schedule.ir.loop_builder import LoopBuilder
-from bagpipe.schedule.prefetch import declare_evaluation
 from bagpipe.training.part import LoopPart, LoopRun
 
 __all__ = ["OnScores", "Scoring"]

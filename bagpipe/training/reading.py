@@ -23,8 +23,8 @@ from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.report import Report
 from bagpipe.pipeline.runner import EndOfBatches
 from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.builders.prefetch_loop import declare_reading
 from bagpipe.schedule.ir.loop_builder import LoopBuilder
-from bagpipe.schedule.prefetch import declare_reading
 from bagpipe.training.part import InFlightBatch, LoopPart, LoopRun
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs

@@ -18,9 +18,9 @@ from bagpipe.cache.row_exchange import RowExchange
 from bagpipe.distributed.interface import Peers
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.schedule.builders.prefetch_loop import declare_evaluation_exchange, declare_exchange
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.schedule.prefetch import declare_evaluation_exchange, declare_exchange
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.training.rows import RowStepOfBatch

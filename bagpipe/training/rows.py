@@ -21,15 +21,15 @@ from bagpipe.cache.row_transfer import WRITE_DEPTH, FetchRequests
 from bagpipe.errors import LostRowError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.pipeline.interpret import Handler
-from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
-from bagpipe.schedule.ir.program import OpKey
-from bagpipe.schedule.prefetch import (
+from bagpipe.schedule.builders.prefetch_loop import (
     EVICT_AFTER,
     FETCH_AFTER,
     declare_evaluation_rows,
     declare_rows,
     declare_update,
 )
+from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.util.failpoints import hit

@@ -19,10 +19,10 @@ from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
+from bagpipe.schedule.builders.prefetch_loop import declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.schedule.lowering.stage_lanes import lane_templates
-from bagpipe.schedule.prefetch import declare_stages
 from bagpipe.training.dense import DensePart, DensePiece
 from bagpipe.training.part import Hook, LoopRun
 

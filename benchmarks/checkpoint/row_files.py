@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.harness.rounds import timed

@@ -20,7 +20,7 @@ from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Resource
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.stage_lanes import lane_templates
-from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.types.model_inputs import ModelInputs
 

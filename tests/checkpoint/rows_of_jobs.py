@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.manifest import Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recovery import Recovered, recover
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import Store

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import DenseState, capture, random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable

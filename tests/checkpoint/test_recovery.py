@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recovery import check_namespace, is_usable, recover
 from bagpipe.errors import FencedError, InputError
 from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, invalidated

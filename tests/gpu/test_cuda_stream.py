@@ -11,8 +11,8 @@ from bagpipe.pipeline.cuda_stream import CudaStreams
 from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.trace import Trace
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.program import Resource
-from bagpipe.schedule.prefetch import prefetch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
@@ -23,7 +23,7 @@ HOST = Resource(name="data", kind="cpu")
 
 
 def test_a_pipeline_on_cuda_streams_computes_in_order() -> None:
-    loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2)
+    loop = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2)
     slots = torch.zeros(1 << 20, device="cuda")
     staged: dict[int, torch.Tensor] = {}
     stored: list[float] = []
@@ -79,7 +79,7 @@ def test_a_host_lane_waits_for_the_device_and_not_for_uploads() -> None:
 
 def test_marks_know_their_time_on_the_traces_clock() -> None:
     streams = CudaStreams("cuda")
-    trace, loop = Trace(), prefetch(prefetch_depth=2, read_ahead=4, write_depth=2)
+    trace, loop = Trace(), prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2)
     work = torch.randn(2048, 2048, device="cuda")
 
     def forward(batch: int) -> None:

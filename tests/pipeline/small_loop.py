@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 
 from bagpipe.pipeline.lane import EndOfBatches
-from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from tests.pipeline.loops import Handlers
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 LANES = ("data", "net-in", "copy", "compute", "net-out")
-LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, microbatches=2)
+LOOP = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, microbatches=2)
 HAZARDS = {"fetch_after": lambda b: b - 3, "evict_after": lambda b: b - 2}
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from bagpipe.pipeline.compile import CompiledLoop, Requirement, Step, compile_loop
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Stage
-from bagpipe.schedule.prefetch import prefetch
 
 
 def compiled(loop: Loop) -> CompiledLoop:
@@ -24,7 +24,7 @@ def needs(loop: Loop) -> dict[str, list[str]]:
 
 
 def test_the_training_pipeline_compiles_to_few_comparisons() -> None:
-    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=2)
+    loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=2)
     assert needs(loop) == {
         "0X_READ.0": ["0OPT(b-8)#1"],
         "0X_FETCH.0": ["0X_READ(b-0)#1", "0X_INSERT(b-4)#1", "0X_WRITEBACK(fetch_after)#1"],
@@ -41,7 +41,7 @@ def test_the_training_pipeline_compiles_to_few_comparisons() -> None:
 
 
 def test_a_batch_op_waits_for_every_micro_batch() -> None:
-    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=3, train=False)
+    loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=2, microbatches=3, train=False)
     compiled_needs = needs(loop)
     assert compiled_needs["0X_READ.0"] == ["0F(b-8)#3"]
     assert compiled_needs["0X_INSERT.0"] == ["0X_FETCH(b-0)#1", "0F(evict_after)#3"]

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import pytest
 
 from bagpipe.pipeline.runner import Runner
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.lowering.step import step_program
-from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.testing.recording_streams import RecordingStreams
 
 NUM_BATCHES = 12
@@ -28,16 +29,18 @@ HAZARDS: Mapping[str, Callable[[int], int]] = {
 
 def _staged(ranks: int) -> Loop:
     step = step_program(chain(2, 4), [(0, True), (1, False)], "1f1b", num_processes=2 if ranks > 1 else 1)
-    return prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=ranks, step=step)
+    return prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=ranks, step=step)
 
+
+loop_of = partial(prefetch_loop, prefetch_depth=2, read_ahead=3, write_depth=2)
 
 LOOPS: Mapping[str, Callable[[], Loop]] = {
-    "training": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2),
-    "training in micro-batches": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, microbatches=2),
-    "evaluation": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, train=False),
-    "training of ranks": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2),
-    "training of ranks that skip": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2, skips=True),
-    "evaluation of ranks": lambda: prefetch(prefetch_depth=2, read_ahead=3, write_depth=2, ranks=2, train=False),
+    "training": loop_of,
+    "training in micro-batches": lambda: loop_of(microbatches=2),
+    "evaluation": lambda: loop_of(train=False),
+    "training of ranks": lambda: loop_of(ranks=2),
+    "training of ranks that skip": lambda: loop_of(ranks=2, skips=True),
+    "evaluation of ranks": lambda: loop_of(ranks=2, train=False),
     "stages": lambda: _staged(1),
     "stages of a process": lambda: _staged(2),
 }

@@ -14,9 +14,9 @@ from bagpipe.pipeline.lane import EndOfBatches
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge
-from bagpipe.schedule.prefetch import prefetch
 from tests.pipeline.loops import Gates, Tape, loops
 from tests.pipeline.small_loop import HAZARDS, LANES, LOOP, OPS, handlers, nothing, until
 
@@ -84,7 +84,7 @@ def test_no_run_begins_before_the_first_batch() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hazard_on_micro_batches_waits_for_all_of_them(seed: int) -> None:
-    loop = prefetch(prefetch_depth=3, read_ahead=6, write_depth=1, microbatches=3, train=False)
+    loop = prefetch_loop(prefetch_depth=3, read_ahead=6, write_depth=1, microbatches=3, train=False)
     hazards = {"evict_after": lambda b: b - 1}
     tape, gates = Tape(loop, 5, hazards), Gates(seed)
     with gates.referee():
@@ -105,7 +105,7 @@ def test_lanes_do_overlap() -> None:
     """All five lanes inside a handler at once: each waits there for the four others."""
     meeting = threading.Barrier(5)
     where = {"X_READ": 4, "X_FETCH": 3, "X_INSERT": 2, "F": 0, "X_WRITEBACK": 2}
-    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=4)
+    loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=4)
 
     def meet(op: str) -> Callable[[int], None]:
         return lambda index: meeting.wait(30) and None if index == where[op] else None  # type: ignore[return-value]
@@ -133,7 +133,7 @@ def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
     def wait_for_all(batch: int) -> int:
         return -1
 
-    loop = prefetch(prefetch_depth=3, read_ahead=7, write_depth=2)
+    loop = prefetch_loop(prefetch_depth=3, read_ahead=7, write_depth=2)
     runner = Runner(loop, handlers(30, F=forward), {"fetch_after": wait_for_all, "evict_after": lambda b: b - 1})
     watcher = threading.Thread(target=lambda: (until(lambda: runner.snapshot().done["0X_FETCH"] == 4), stuck.set()))
     watcher.start()
@@ -307,7 +307,7 @@ def test_waiting_is_charged_to_what_was_waited_for() -> None:
         if batch == 3:
             until(lambda: runner._board._num_waiting >= 3)  # copy, compute and net-out wait; data is bounded
 
-    loop = prefetch(prefetch_depth=1, read_ahead=8, write_depth=1)
+    loop = prefetch_loop(prefetch_depth=1, read_ahead=8, write_depth=1)
     runner = Runner(loop, handlers(8, X_FETCH=slow), HAZARDS)
     report = runner.run()
     assert report.wait_s("compute", "0X_INSERT") > 0

@@ -10,10 +10,10 @@ import pytest
 from bagpipe.errors import JobError
 from bagpipe.pipeline.lane import EndOfBatches
 from bagpipe.pipeline.runner import Runner
-from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from tests.pipeline.loops import Handlers
 
-LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2)
+LOOP = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2)
 OPS = tuple({template.op for _, template in LOOP.templates})
 HAZARDS = {"fetch_after": lambda b: b - 3, "evict_after": lambda b: b - 2}
 

@@ -8,10 +8,10 @@ import pytest
 
 from bagpipe.pipeline.runner import Interrupted, Runner
 from bagpipe.pipeline.signals import StopOnSignals
-from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
-LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2)
+LOOP = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2)
 HAZARDS = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 1}
 
 

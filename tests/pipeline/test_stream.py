@@ -12,8 +12,8 @@ from bagpipe.pipeline.cuda_stream import CudaStreams
 from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stream import NullStreams, keep_for_current_stream
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.program import Resource
-from bagpipe.schedule.prefetch import prefetch
 from bagpipe.testing.recording_streams import RecordingStreams
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
@@ -21,7 +21,7 @@ OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", 
 
 def test_device_lanes_wait_on_events_and_host_lanes_for_the_device_alone() -> None:
     streams = RecordingStreams()
-    loop = prefetch(prefetch_depth=2, read_ahead=2, write_depth=2)
+    loop = prefetch_loop(prefetch_depth=2, read_ahead=2, write_depth=2)
     hazards = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 1}
     Runner(loop, dict.fromkeys(OPS, lambda index: None), hazards, streams=streams).run(4)
     by_lane = {lane: [(what, event) for who, what, event in streams.log if who == lane] for lane in loop.lanes}
@@ -52,7 +52,7 @@ def test_device_lanes_wait_on_events_and_host_lanes_for_the_device_alone() -> No
 
 def test_every_wait_follows_its_record() -> None:
     streams = RecordingStreams()
-    loop = prefetch(prefetch_depth=3, read_ahead=5, write_depth=2, microbatches=3)
+    loop = prefetch_loop(prefetch_depth=3, read_ahead=5, write_depth=2, microbatches=3)
     hazards = {"fetch_after": lambda b: b - 4, "evict_after": lambda b: b // 2 - 1}
     Runner(loop, dict.fromkeys(OPS, lambda index: None), hazards, streams=streams).run(300)
     recorded: set[str] = set()

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import combine, load, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
-from bagpipe.checkpoint.reader import CheckpointRows
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import recover
 from bagpipe.checkpoint.writer import CheckpointPaths

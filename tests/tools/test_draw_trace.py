@@ -10,10 +10,10 @@ import pytest
 
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.formats import render
 from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.prefetch import prefetch
 from tools.draw_trace import Clock, main, picture, read_tracks
 
 MS = 1_000_000
@@ -117,7 +117,7 @@ def test_boxes_end_at_the_window(two_ranks: list[Path]) -> None:
 
 def test_a_trace_of_the_prefetch_pipeline(tmp_path: Path) -> None:
     """What is trained, and what is prefetched meanwhile."""
-    program = prefetch(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(6)
+    program = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(6)
     trace = Trace()
     for found in render.spans(simulate(program)):
         trace.add(found)

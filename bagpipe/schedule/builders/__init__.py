@@ -1,5 +1,6 @@
-"""Builders of dense schedules, one file per family. Pure functions; the registry names them.
+"""Builders of schedules, one file per family. Pure functions; the registry names them.
 
 StageGraph, chunks ──builder──> Row per rank ──dense_program──> Program of one batch           synchronous
                                 Template per lane ──dense_loop──> Loop, a steady state         asynchronous
+depths, StepProgram ──prefetch_loop──> Loop around the dense part: read, fetch, evict, insert, write back
 """

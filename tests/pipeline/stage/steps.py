@@ -30,7 +30,7 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.model_inputs import ModelInputs

@@ -5,7 +5,7 @@ import pytest
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.dense_pipeline import Mesh
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.lowering.step_program import step_program
 
 
 def mesh_of(schedule: str, *, stages: int, processes: int, world_size: int) -> Mesh:

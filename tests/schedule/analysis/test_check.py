@@ -7,9 +7,9 @@ import pytest
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import RUNNER_RULES, check, check_loop, in_flight
 from bagpipe.schedule.analysis.memory import Memory
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Program, Stage
-from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
 from tests.schedule.tables import lanes
 
@@ -38,7 +38,7 @@ def test_memory_is_checked_where_it_is_known() -> None:
         check(dense("gpipe", 2, 4), memory=memory)
 
 
-LOOP = prefetch(prefetch_depth=2, read_ahead=4, write_depth=1)
+LOOP = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1)
 
 
 def with_edges(*edges: Edge) -> Loop:

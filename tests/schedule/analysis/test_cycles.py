@@ -4,13 +4,13 @@ import dataclasses
 from fractions import Fraction
 
 from bagpipe.schedule.analysis.cycles import delay_free_cycle, positive_cycle
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import LoopDependency
 from bagpipe.schedule.ir.program import Edge
-from bagpipe.schedule.prefetch import prefetch
 
 
 def test_a_cycle_without_delay_is_found_in_waiting_order() -> None:
-    loop = prefetch(prefetch_depth=1, read_ahead=1, write_depth=1)
+    loop = prefetch_loop(prefetch_depth=1, read_ahead=1, write_depth=1)
     assert delay_free_cycle(loop) == ()
     # Eviction of batch b after the update of batch b, which needs the insertion that follows the eviction.
     dead = dataclasses.replace(loop, edges=(*loop.edges, Edge(src="X_UPDATE", dst="X_EVICT")))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.memory import Memory
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lowering.sends import add_sends
-from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
 from tests.schedule.period import period
 
@@ -79,7 +79,7 @@ costs = st.fixed_dictionaries({op: st.integers(0, 9) for op in OPS})
 def test_simulation_settles_at_the_computed_period(
     cost: dict[str, int], depth: int, ahead: int, write: int, direct: bool
 ) -> None:
-    loop = prefetch(prefetch_depth=depth, read_ahead=ahead, write_depth=write, direct=direct)
+    loop = prefetch_loop(prefetch_depth=depth, read_ahead=ahead, write_depth=write, direct=direct)
     expected = period(loop, lambda t: cost[t.op]).value
     batches = 60
     result = simulate(loop.unroll(batches), cost)

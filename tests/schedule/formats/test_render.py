@@ -7,15 +7,15 @@ import pytest
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.formats import render
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.sends import add_sends
-from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.dense import dense
 
-PREFETCH = prefetch(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(3)
+PREFETCH = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(3)
 
 
 def test_dense_programs_are_written_as_torch_reads_them() -> None:

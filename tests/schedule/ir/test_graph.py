@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.graph import Graph, partner
 from bagpipe.schedule.ir.program import Edge, Program, Stage
-from bagpipe.schedule.prefetch import prefetch
 from tests.schedule.tables import lanes
 
 
@@ -59,7 +59,7 @@ def test_pipes_are_kept_apart_between_micro_batches_and_joined_for_the_optimizer
 
 
 def test_hazards_come_from_the_plan_and_else_from_the_constant() -> None:
-    program = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, direct=True).unroll(3)
+    program = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, direct=True).unroll(3)
     assert "0X_WRITEBACK2" in waits_for(Graph(program), "0X_FETCH2")
     planned = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 2}
     graph = Graph(program, planned)
@@ -107,7 +107,7 @@ def test_waiting_for_what_nobody_does_is_refused() -> None:
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6), st.booleans())
 def test_the_order_is_topological(depth: int, ahead: int, write: int, micro: int, batches: int, direct: bool) -> None:
-    loop = prefetch(prefetch_depth=depth, read_ahead=ahead, write_depth=write, microbatches=micro, direct=direct)
+    loop = prefetch_loop(prefetch_depth=depth, read_ahead=ahead, write_depth=write, microbatches=micro, direct=direct)
     graph = Graph(loop.unroll(batches))
     order = graph.order()
     place = {node: position for position, node in enumerate(order)}

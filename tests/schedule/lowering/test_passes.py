@@ -9,7 +9,7 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.lowering.optimizer import reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
-from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import dense
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.schedule.analysis.check import check_loop
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.stage_lanes import lane_templates
-from bagpipe.schedule.lowering.step import step_program
-from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 
@@ -22,7 +22,7 @@ def loop_of(name: str, *, ranks: int, process: int = 0) -> Loop:
         num_processes=num_ranks if ranks > 1 else 1,
         replicas=max(1, ranks // num_ranks),
     )
-    return prefetch(prefetch_depth=3, read_ahead=5, write_depth=2, ranks=ranks, step=step, process=process)
+    return prefetch_loop(prefetch_depth=3, read_ahead=5, write_depth=2, ranks=ranks, step=step, process=process)
 
 
 def edges_of(loop: Loop, op: str) -> set[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bagpipe.checkpoint import merge
-from bagpipe.checkpoint.reader import CheckpointRows
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.store.keys import bucket_of
 from tests.checkpoint.samples import SCHEMA, content, manifest_of, rows_of, three_checkpoints
 

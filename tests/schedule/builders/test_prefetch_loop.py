@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, check_loop
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
-from bagpipe.schedule.prefetch import prefetch
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 
 DEPTHS = st.integers(1, 6)
 
@@ -16,7 +16,7 @@ DEPTHS = st.integers(1, 6)
 def test_every_combination_is_valid(
     prefetch_depth: int, read_ahead: int, write_depth: int, microbatches: int, ranks: int, train: bool, direct: bool
 ) -> None:
-    loop = prefetch(
+    loop = prefetch_loop(
         prefetch_depth=prefetch_depth,
         read_ahead=read_ahead,
         write_depth=write_depth,
@@ -30,12 +30,12 @@ def test_every_combination_is_valid(
 
 
 def test_one_micro_batch_is_alive_at_a_time() -> None:
-    loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, microbatches=8)
+    loop = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, microbatches=8)
     assert simulate(loop.unroll(3)).peak_in_flight == 1
 
 
 def test_evaluation_writes_nothing() -> None:
-    loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, train=False)
+    loop = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, train=False)
     ops = {template.op for templates in loop.lanes.values() for template in templates}
     assert ops == {"X_READ", "X_FETCH", "X_INSERT", "F"}
     assert loop.sink == (0, "F")
@@ -46,7 +46,7 @@ def span(simulation: Simulation, text: str) -> tuple[float, float]:
 
 
 def test_exchange_overlaps_with_the_compute_of_the_batches_around_it() -> None:
-    loop = prefetch(prefetch_depth=4, read_ahead=8, write_depth=4, ranks=2)
+    loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=4, ranks=2)
     costs = {"F": 10, "B": 20, "X_PULL": 1, "X_PUSH": 1, "X_UPDATE": 1, "OPT": 1}
     simulation = simulate(loop.unroll(6), costs)
     for b in range(2, 5):
@@ -60,7 +60,7 @@ def test_exchange_overlaps_with_the_compute_of_the_batches_around_it() -> None:
 
 
 def test_ranks_that_write_rows_back_are_waited_for_by_all() -> None:
-    loop = prefetch(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2, direct=True)
+    loop = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2, direct=True)
     simulation = simulate(loop.unroll(3))
     for b in range(3):
         assert span(simulation, f"0X_ACK{b}")[1] <= span(simulation, f"0X_FETCH{b}")[0]
@@ -70,4 +70,4 @@ def test_ranks_that_write_rows_back_are_waited_for_by_all() -> None:
 def test_depths_below_one_are_refused(name: str) -> None:
     depths = {"prefetch_depth": 1, "read_ahead": 1, "write_depth": 1, "microbatches": 1, "ranks": 1, name: 0}
     with pytest.raises(ScheduleError, match=f"{name} must be at least 1, got 0"):
-        prefetch(**depths)
+        prefetch_loop(**depths)

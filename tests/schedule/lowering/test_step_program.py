@@ -9,7 +9,7 @@ from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.lowering.step import step_program
+from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES, dense_schedule
 
 SCHEDULES = tuple(DENSE_SCHEDULES)

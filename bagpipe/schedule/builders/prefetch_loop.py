@@ -31,8 +31,8 @@ Every lane performs its own actions for batch 0, 1, 2, …; only the edges order
 changes no row, so nothing is evicted to the store: rows that leave are overwritten, once the last forward that reads
 them is done, and all rows of a batch can be pulled ahead.
 
-Each part of a loop (`bagpipe.training`) declares its share with one of the functions below; `prefetch` declares all of
-them, for the command line and for checks.
+Each part of a loop (`bagpipe.training`) declares its lanes with one function of this module. `prefetch_loop` declares
+all parts, for the command line and for checks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
     "declare_rows",
     "declare_stages",
     "declare_update",
-    "prefetch",
+    "prefetch_loop",
 ]
 
 #: Hazard: the batch whose evicted rows the store must have acknowledged before the fetch is sent.
@@ -72,7 +72,7 @@ def declare_reading(loop: LoopBuilder) -> None:
 
 
 def declare_rows(loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, direct: bool = False) -> None:
-    """Rows from the store to the cache and back, for training; for the arguments see `prefetch`."""
+    """Rows from the store to the cache and back, for training; for the arguments see `prefetch_loop`."""
     loop.lane("net-in", "X_FETCH")
     loop.lane("copy", "X_EVICT", "X_INSERT")
     loop.lane("net-out", "X_WRITEBACK")
@@ -201,7 +201,7 @@ def declare_evaluation(loop: LoopBuilder, *, microbatches: int = 1) -> None:
     loop.provide(Point.FORWARD, "F")
 
 
-def prefetch(
+def prefetch_loop(
     *,
     prefetch_depth: int,
     read_ahead: int,
