@@ -43,14 +43,14 @@ def main() -> None:
             signal.signal(number, _exit_interrupted)
         logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
         settle_process()
-        place = Membership.from_environment()
-        settle_device(config.run.device, 1 if place is None else place.world_size)
-        if place is None:
+        membership = Membership.from_environment()
+        settle_device(config.run.device, 1 if membership is None else membership.world_size)
+        if membership is None:
             follow_launcher()
         from trainer.job import run_job
 
-        result = run_job(config, place=place, result_path=command_line.options["result"])
-        if place is None or place.rank == 0:
+        result = run_job(config, membership=membership, result_path=command_line.options["result"])
+        if membership is None or membership.rank == 0:
             sys.stdout.write("\n".join(result.lines()) + "\n")
         sys.exit(EXIT_INTERRUPTED if result.stopped else EXIT_DONE)
 

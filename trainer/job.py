@@ -101,12 +101,12 @@ class OpenJob:
         )
 
 
-def run_job(config: Config, *, place: Membership | None = None, result_path: str = "") -> Result:
+def run_job(config: Config, *, membership: Membership | None = None, result_path: str = "") -> Result:
     """Train, evaluate and compute digests. Every rank returns the same result; rank 0 writes it.
 
     Args:
         config: the job.
-        place: this rank; None for a single rank.
+        membership: this rank; None for a single rank.
         result_path: file for the result, written by rank 0; empty: none.
 
     Raises:
@@ -114,13 +114,13 @@ def run_job(config: Config, *, place: Membership | None = None, result_path: str
             before it are trained and written back.
         StoreError, JobError: the job failed. PeerError: another rank failed.
     """
-    common, config = common_settings(config), config_of_rank(config, place)
-    _check(config, place, result_path)
+    common, config = common_settings(config), config_of_rank(config, membership)
+    _check(config, membership, result_path)
     torch.set_num_threads(config.run.threads)
     # No TF32, so that devices agree within rounding. This is torch's default, but some images override it.
     torch.set_float32_matmul_precision("highest")
     with (
-        open_ranks(place, timeout_s=config.run.peer_timeout_s, device=config.run.device) as ranks,
+        open_ranks(membership, timeout_s=config.run.peer_timeout_s, device=config.run.device) as ranks,
         ExitStack() as stack,
     ):
         # Innermost: other ranks get the error before this rank stops the services it started for them.
@@ -182,10 +182,10 @@ def _finish(job: OpenJob, ranks: Ranks, trained: RunResult, seconds: float, resu
     return result
 
 
-def _check(config: Config, place: Membership | None, result_path: str) -> None:
+def _check(config: Config, membership: Membership | None, result_path: str) -> None:
     """Check the configuration before any resource is opened."""
-    rank = place.rank if place is not None else 0
-    check_ranks(config.pipeline, place.world_size if place is not None else 1)
+    rank = membership.rank if membership is not None else 0
+    check_ranks(config.pipeline, membership.world_size if membership is not None else 1)
     check_device(config.run.device, cuda_devices)
     if config.checkpoint.dir:
         check_folder(config.checkpoint.dir, "checkpoint.dir")

@@ -1,6 +1,6 @@
 """`Ranks`: collectives of a job's ranks. Single-rank collectives are no-ops.
 
-open_ranks(place) ─> TorchPeers or None ─> gather, share, collect ─> check_same: the error names the rank that differs
+open_ranks ─> TorchPeers or None ─> gather, share, collect ─> check_same: the error names the rank that differs
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Ranks:
 
     Args:
         peers: the other ranks, entered; None for a single rank.
-        place: this rank; None for a single rank.
+        membership: this rank; None for a single rank.
     """
 
-    def __init__(self, peers: TorchPeers | None = None, place: Membership | None = None) -> None:
+    def __init__(self, peers: TorchPeers | None = None, membership: Membership | None = None) -> None:
         self.peers = peers
-        self.place = place
-        self.rank = place.rank if place is not None else 0
-        self.world_size = place.world_size if place is not None else 1
+        self.membership = membership
+        self.rank = membership.rank if membership is not None else 0
+        self.world_size = membership.world_size if membership is not None else 1
 
     @property
     def is_first(self) -> bool:
@@ -81,7 +81,7 @@ class Ranks:
 
 
 @contextmanager
-def open_ranks(place: Membership | None, *, timeout_s: float, device: str) -> Iterator[Ranks]:
+def open_ranks(membership: Membership | None, *, timeout_s: float, device: str) -> Iterator[Ranks]:
     """Rendezvous with the other ranks. An error that leaves the block is reported to them first.
 
     Raises:
@@ -91,33 +91,34 @@ def open_ranks(place: Membership | None, *, timeout_s: float, device: str) -> It
     if torch.device(device).index is not None:
         # The main thread's device; lanes set theirs with their streams. The default would also initialise device 0.
         torch.cuda.set_device(device)
-    if place is None:
+    if membership is None:
         yield Ranks()
         return
     with ExitStack() as stack:
         with following_launcher():
-            peers = stack.enter_context(TorchPeers(place, timeout_s=timeout_s, device=device))
-        yield Ranks(peers, place)
+            peers = stack.enter_context(TorchPeers(membership, timeout_s=timeout_s, device=device))
+        yield Ranks(peers, membership)
 
 
-def config_of_rank(config: Config, place: Membership | None) -> Config:
+def config_of_rank(config: Config, membership: Membership | None) -> Config:
     """The configuration with this rank's device.
 
     Raises:
         InputError: several ranks with an in-memory store, or with one device for all.
     """
-    if place is None:
+    if membership is None:
         return config
     if config.store.url.startswith("memory:"):
         raise InputError(
-            f"store.url is {config.store.url}, which is private to one process; {place.world_size} ranks need a "
+            f"store.url is {config.store.url}, which is private to one process; {membership.world_size} ranks need a "
             "server: leave store.url empty, or name a server"
         )
     device = config.run.device
     if device.startswith("cuda:"):
-        raise InputError(f"run.device is {device}, but each of {place.world_size} ranks needs its own: use cuda")
+        raise InputError(f"run.device is {device}, but each of {membership.world_size} ranks needs its own: use cuda")
     if device == "cuda":
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=f"cuda:{place.local_rank}"))
+        device = f"cuda:{membership.local_rank}"
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=device))
     return config
 
 

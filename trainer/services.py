@@ -81,9 +81,9 @@ def _host() -> str:
 
 def _address(ranks: Ranks) -> str:
     """This host's address on the route to the job's key-value store; empty if other hosts cannot reach it."""
-    if ranks.place is None:
+    if ranks.membership is None:
         return ""
-    address = local_address(ranks.place.address, ranks.place.port) or ""
+    address = local_address(ranks.membership.address, ranks.membership.port) or ""
     return "" if address.startswith("127.") else address
 
 

@@ -43,7 +43,7 @@ AXES = {
 
 def whole_job(membership: Membership, config: Config) -> dict[str, Any]:
     """One rank of a job, as the program runs it."""
-    return dataclasses.asdict(run_rank(config, place=membership))
+    return dataclasses.asdict(run_rank(config, membership=membership))
 
 
 def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:

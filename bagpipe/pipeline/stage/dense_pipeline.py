@@ -63,7 +63,7 @@ class Mesh:
         shares = tuple(len(embedding.pipes) for embedding in self.step.embedding_stages) * self.num_replicas
         return () if len(set(shares)) == 1 else shares
 
-    def place(self, rank: int) -> tuple[int, int]:
+    def coordinates(self, rank: int) -> tuple[int, int]:
         """(replica, process) of a rank."""
         return divmod(rank, self.step.num_processes)
 
@@ -78,7 +78,7 @@ class Mesh:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages a rank holds, ascending."""
-        process = self.place(rank)[1]
+        process = self.coordinates(rank)[1]
         return tuple(sorted({instance.stage for instance in self.step.instances if instance.process == process}))
 
     def examples(self, replica: int, num_global_examples: int) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class DensePipeline:
         self.staged = staged
         self.mesh = mesh
         self.step = mesh.step
-        self.replica, self.process = mesh.place(rank)
+        self.replica, self.process = mesh.coordinates(rank)
         self.stages = mesh.stages_of(rank)
         self.links = links
         self.reduce = reduce

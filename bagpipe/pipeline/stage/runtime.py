@@ -264,11 +264,10 @@ class StageRuntime:
 
     def _is_forward(self, sender: int, receiver: int) -> bool:
         """Whether the channel carries values, not gradients."""
-        place = self._instances.get(sender)
-        taker = self._instances.get(receiver)
-        if place is None or taker is None:
-            return place is None
-        return (place.stage, taker.stage) in self._staged.edges
+        source, target = self._instances.get(sender), self._instances.get(receiver)
+        if source is None or target is None:
+            return source is None
+        return (source.stage, target.stage) in self._staged.edges
 
     def _wiring(self, number: int) -> Wiring:
         into = [c for (_, receiver), c in sorted(self._channels.items()) if receiver == number]

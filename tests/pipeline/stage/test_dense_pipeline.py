@@ -25,7 +25,7 @@ def test_replicas_share_the_examples_and_hold_the_same_stages() -> None:
     mesh = mesh_of("1f1b", stages=2, processes=2, world_size=6)
     assert mesh.num_replicas == 3
     assert mesh.example_shares == (1, 0, 1, 0, 1, 0)
-    assert [mesh.place(rank) for rank in (0, 1, 5)] == [(0, 0), (0, 1), (2, 1)]
+    assert [mesh.coordinates(rank) for rank in (0, 1, 5)] == [(0, 0), (0, 1), (2, 1)]
     assert mesh.holders(0) == (0, 2, 4)
     assert mesh.holders(1) == (1, 3, 5)
     assert [mesh.examples(replica, 10) for replica in range(3)] == [(0, 3), (3, 6), (6, 10)]
