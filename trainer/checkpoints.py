@@ -1,6 +1,6 @@
 """`Checkpoints`: resumes, records and publishes a job's checkpoints on one rank, and fences its writes.
 
-    begin ──> Beginning ──restore──> model, optimizer, random state      before the first batch
+    start_generation ──> ResumePoint ──restore──> model, optimizer, random state      before the first batch
               claim: every rank has its first batch ──> rank 0 recovers the store's rows ──> every rank writes fenced
     Recorder ──Part──> Publisher ──> folder, store                       during training
     lost or corrupt rows ──> invalidate                                  at the end
@@ -35,8 +35,8 @@ from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
 from bagpipe.training.part import LoopPart
-from trainer.beginning import Beginning, JobFacts, begin, note, place_of
 from trainer.ranks import Ranks
+from trainer.resume_point import JobFacts, ResumePoint, namespace_label, note, start_generation
 
 __all__ = ["Checkpoints"]
 
@@ -60,11 +60,11 @@ class Checkpoints:
         parts: other parts of the training loop that keep tensors.
 
     Attributes:
-        beginning: start of the job.
+        resume_point: what the job starts from.
         recorder: recorder for the engine.
 
     Raises:
-        InputError, StoreError: see `trainer.beginning.begin`.
+        InputError, StoreError: see `trainer.resume_point.start_generation`.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Checkpoints:
         self._facts = facts
         self._store = store
         self._stack = ExitStack()
-        self.beginning: Beginning = begin(config, ranks, facts, store)
+        self.resume_point: ResumePoint = start_generation(config, ranks, facts, store)
         self._rows: CheckpointRows | None = None
-        checkpoint = self.beginning.checkpoint
+        checkpoint = self.resume_point.checkpoint
         if checkpoint is not None:
             try:
                 self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
@@ -113,19 +113,19 @@ class Checkpoints:
         if self._publisher is not None:
             self._publisher.close()
         is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
-        if is_suspect and self._has_claimed and self.beginning.checkpoint_id:
+        if is_suspect and self._has_claimed and self.resume_point.checkpoint_id:
             with suppress(StoreError), self._store.ledger() as ledger:
-                ledger.invalidate(invalidated(self.beginning.checkpoint_id))
+                ledger.invalidate(invalidated(self.resume_point.checkpoint_id))
         self._stack.close()
 
     @property
     def first_batch(self) -> int:
-        return self.beginning.first_batch
+        return self.resume_point.first_batch
 
     @property
     def resumed_from(self) -> int | None:
         """Step of the loaded checkpoint; None for initial values."""
-        return self.first_batch if self.beginning.parts else None
+        return self.first_batch if self.resume_point.parts else None
 
     @property
     def num_published(self) -> int:
@@ -135,15 +135,15 @@ class Checkpoints:
     @property
     def reader_state(self) -> Mapping[str, Any] | None:
         """Reader state before the first batch; None: start of the data."""
-        checkpoint = self.beginning.checkpoint
+        checkpoint = self.resume_point.checkpoint
         return checkpoint.manifest.reader_state if checkpoint is not None else None
 
     def _make_recorder(self, cache: RowCache) -> Recorder:
-        checkpoint, rank, peers = self.beginning.checkpoint, self._ranks.rank, self._ranks.peers
+        checkpoint, rank, peers = self.resume_point.checkpoint, self._ranks.rank, self._ranks.peers
         paths = None
         every, on_part = _CLOSE_EVERY, self._close_logs
         if checkpoint is not None:
-            folder, generation = self.beginning.folder, self.beginning.generation
+            folder, generation = self.resume_point.folder, self.resume_point.generation
             assert folder is not None, "there is a checkpoint"
             check_model(self._dense.model)
             self._publisher = self._make_publisher(folder, checkpoint.manifest.lineage)
@@ -169,7 +169,7 @@ class Checkpoints:
     @property
     def known(self) -> IsWritten | None:
         """Test for rows that the checkpoint has, and the store therefore must have; None for initial values."""
-        return self._contains if self.beginning.parts else None
+        return self._contains if self.resume_point.parts else None
 
     def _restore(self) -> None:
         """Load the dense part and the tensors of other parts.
@@ -177,12 +177,12 @@ class Checkpoints:
         Raises:
             InputError: the state belongs to another model or cannot be read.
         """
-        checkpoint, dense = self.beginning.checkpoint, self._dense
-        if checkpoint is None or not self.beginning.parts:
+        checkpoint, dense = self.resume_point.checkpoint, self._dense
+        if checkpoint is None or not self.resume_point.parts:
             return
         rank = self._ranks.rank
-        has_own = rank < len(self.beginning.parts)
-        parts = list(self.beginning.parts)
+        has_own = rank < len(self.resume_point.parts)
+        parts = list(self.resume_point.parts)
         # Without stages each part is the whole model, and buffers can differ between ranks.
         parts = [parts.pop(rank if has_own else 0), *(parts if dense.is_staged else ())]
         try:
@@ -197,7 +197,7 @@ class Checkpoints:
 
     def carried(self) -> Mapping[str, Any]:
         """Initial values of this rank's counters."""
-        parts = self.beginning.parts
+        parts = self.resume_point.parts
         if len(parts) == self._ranks.world_size:
             return parts[self._ranks.rank].progress
         return _combined_progress(parts) if self._ranks.is_first else _common_progress(parts)
@@ -214,33 +214,33 @@ class Checkpoints:
         ranks = self._ranks
         ranks.gather(None)
         is_new = bool(ranks.share(self._recover() if ranks.is_first else None))
-        self._store.fence(Fence(token=self.beginning.token, writer=ranks.rank, epoch=1))
+        self._store.fence(Fence(token=self.resume_point.token, writer=ranks.rank, epoch=1))
         self._watch = self._stack.enter_context(self._store.ledger())
         self._has_claimed = True
         return is_new
 
     def claim_if_resumed(self) -> None:
         """Collective, after training: recover the rows of a resumed job that had no batches left to train."""
-        if self.beginning.parts and not self._has_claimed:
+        if self.resume_point.parts and not self._has_claimed:
             self.claim()
 
     def _recover(self) -> bool:
-        beginning, rows = self.beginning, self._rows
+        resume_point, rows = self.resume_point, self._rows
         ledger = self._stack.enter_context(self._ledger)
-        states, place = ledger.state(), place_of(self._config)
-        checkpoint = beginning.checkpoint
-        check_namespace(states, place, "" if checkpoint is None else checkpoint.manifest.lineage)
+        states, label = ledger.state(), namespace_label(self._config)
+        checkpoint = resume_point.checkpoint
+        check_namespace(states, label, "" if checkpoint is None else checkpoint.manifest.lineage)
         self._store.claim(reloads=checkpoint is not None)
         if checkpoint is None or rows is None:
-            return take_over(ledger, token=beginning.token, num_writers=self._ranks.world_size, namespace=place)
+            return take_over(ledger, token=resume_point.token, num_writers=self._ranks.world_size, namespace=label)
         done = recover(
             self._store,
             ledger,
-            token=beginning.token,
+            token=resume_point.token,
             checkpoint=checkpoint.manifest,
             rows=rows,
             num_writers=self._ranks.world_size,
-            namespace=place,
+            namespace=label,
             progress=_ReloadProgress(rows.num_records),
         )
         _note_reload(done, len(states))
@@ -280,14 +280,14 @@ class Checkpoints:
     # ---- publishing ----------------------------------------------------------------------------------------------
 
     def _make_publisher(self, folder: CheckpointFolder, lineage: str) -> Publisher:
-        facts, checkpoint = self._facts, self.beginning.checkpoint
+        facts, checkpoint = self._facts, self.resume_point.checkpoint
         assert checkpoint is not None, "there is a folder"
         template = Manifest(
             lineage=lineage,
-            generation=self.beginning.generation,
+            generation=self.resume_point.generation,
             step=0,
             parent_checkpoint_id="",
-            token=self.beginning.token,
+            token=self.resume_point.token,
             epoch=0,
             world_size=facts.world_size,
             settings=facts.settings,

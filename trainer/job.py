@@ -33,7 +33,6 @@ from bagpipe.training.part import LoopPart
 from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
-from trainer.beginning import JobFacts, result_settings
 from trainer.checkpoints import Checkpoints
 from trainer.devices import (
     BatchSize,
@@ -48,6 +47,7 @@ from trainer.metrics import BinaryMetrics
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 from trainer.result import Result
+from trainer.resume_point import JobFacts, result_settings
 from trainer.services import open_services
 from trainer.stages import check_ranks, has_losses, open_stages
 from trainer.totals import RankTotals, combine, totals_of

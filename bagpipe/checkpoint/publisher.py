@@ -34,7 +34,7 @@ class Publisher:
 
     Args:
         folder: directory of the checkpoints.
-        beginning: the checkpoint the job resumes from.
+        resumed: the checkpoint the job resumes from.
         template: manifest with the constant fields of all checkpoints.
         schema: schema of the rows.
         rank: this rank.
@@ -50,7 +50,7 @@ class Publisher:
     def __init__(
         self,
         folder: CheckpointFolder,
-        beginning: Checkpoint,
+        resumed: Checkpoint,
         template: Manifest,
         schema: RowSchema,
         *,
@@ -62,7 +62,7 @@ class Publisher:
     ) -> None:
         if rank == 0 and ledger is None:
             raise ValueError("expected a ledger for rank 0, got None")
-        self.newest = beginning
+        self.newest = resumed
         self.num_published = 0
         self._folder = folder
         self._template = template

@@ -78,7 +78,7 @@ class LoopRun:
         batches: what is still to be read.
         parts: all parts of the loop, in their order.
         first_batch: number of the first batch.
-        carried: counters of the checkpoint that is resumed from; empty at the beginning of a job.
+        carried: counters of the checkpoint that the job resumes; empty for a fresh start.
         in_flight: the batches under way, by number.
         runner: walks the loop; set once, before the first handler is called.
     """

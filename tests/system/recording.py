@@ -101,17 +101,17 @@ class Recorded:
             generation = folder.new_generation()
             token = f"{generation}-{generation:032x}"
             built_models = [build_training_model(self.config, schema, self.world_size) for _ in peers]
-            beginning = folder.newest(_never) or _publish_nothing(folder, generation, token, built_models[0])
+            resumed = folder.newest(_never) or _publish_nothing(folder, generation, token, built_models[0])
             stores = [stack.enter_context(self._open(built)) for built in built_models]
             self.stores = stores
             stores[0].claim(reloads=True)
             ledger = stack.enter_context(stores[0].ledger())
-            rows = CheckpointRows(beginning.folder, beginning.manifest, built_models[0].rows)
+            rows = CheckpointRows(resumed.folder, resumed.manifest, built_models[0].rows)
             recover(
                 stores[0],
                 ledger,
                 token=token,
-                checkpoint=beginning.manifest,
+                checkpoint=resumed.manifest,
                 rows=rows,
                 num_writers=self.world_size,
             )
@@ -121,8 +121,8 @@ class Recorded:
                 store.fence(Fence(token=token, writer=peer.rank, epoch=1))
                 publisher = Publisher(
                     folder,
-                    beginning,
-                    replace(beginning.manifest, generation=generation, token=token, world_size=self.world_size),
+                    resumed,
+                    replace(resumed.manifest, generation=generation, token=token, world_size=self.world_size),
                     built.rows,
                     rank=peer.rank,
                     ledger=ledger,
@@ -135,7 +135,7 @@ class Recorded:
                 recorder = self._recorder(
                     folder,
                     generation,
-                    beginning.manifest.step,
+                    resumed.manifest.step,
                     publisher,
                     rank=peer.rank,
                     cache=cache,
@@ -155,10 +155,10 @@ class Recorded:
                     recorder=recorder,
                     known=rows.contains,
                 )
-                _restore(dense, parts, beginning, peer.rank)
+                _restore(dense, parts, resumed, peer.rank)
                 on_batch = self.prepare(engine)
                 if crash_at is not None and peer.rank == crash_rank:
-                    on_batch = _Fuse(beginning.manifest.step + crash_at)
+                    on_batch = _Fuse(resumed.manifest.step + crash_at)
                 ranks.append(
                     _Rank(
                         peer=peer,
@@ -169,14 +169,14 @@ class Recorded:
                         on_batch=on_batch,
                     )
                 )
-            results = _together(ranks, barrier, lambda rank: self._train(rank, beginning))
+            results = _together(ranks, barrier, lambda rank: self._train(rank, resumed))
             return RecordedEnd(
                 digests=(
                     dense_digest(ranks[0].engine.dense.model, ranks[0].engine.dense.optimizer),
                     embedding_digest(stores[0]),
                 ),
                 results=tuple(results),
-                first_batch=beginning.manifest.step,
+                first_batch=resumed.manifest.step,
             )
 
     def _open(self, built: BuiltModel) -> MemoryStore:
@@ -207,8 +207,8 @@ class Recorded:
     ) -> DensePart:
         return build_dense(built) if self.world_size == 1 else dense_of_rank(built, peer, sums, barrier)
 
-    def _train(self, rank: _Rank, beginning: Checkpoint) -> RunResult:
-        first_batch, parts = beginning.manifest.step, beginning.manifest.parts
+    def _train(self, rank: _Rank, resumed: Checkpoint) -> RunResult:
+        first_batch, parts = resumed.manifest.step, resumed.manifest.parts
         carried = parts[rank.peer.rank].progress if parts else {}
         with ExitStack() as stack:
             stack.enter_context(rank.recorder)
@@ -280,12 +280,12 @@ def _together(ranks: list[_Rank], barrier: threading.Barrier, train: Callable[[_
     return [results[number] for number in range(len(ranks))]
 
 
-def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], beginning: Checkpoint, rank: int) -> None:
-    parts = list(beginning.manifest.parts)
+def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoint, rank: int) -> None:
+    parts = list(resumed.manifest.parts)
     if not parts:
         return
-    own = load(beginning.folder, parts[rank].dense)
-    state = combine(load(beginning.folder, part.dense) for part in parts) if dense.is_staged else own
+    own = load(resumed.folder, parts[rank].dense)
+    state = combine(load(resumed.folder, part.dense) for part in parts) if dense.is_staged else own
     state.restore(dense.model, *(piece.optimizer for piece in dense.pieces.values() if piece.optimizer is not None))
     for loop_part in loop_parts:
         loop_part.load_tensors(state.of_part(loop_part.name))

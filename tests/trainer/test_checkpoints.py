@@ -13,7 +13,7 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import RolledBackError
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
-from tests.trainer.test_beginning import FACTS, ROWS
+from tests.trainer.test_resume_point import FACTS, ROWS
 from tests.training.small import small_dense
 from trainer.checkpoints import Checkpoints
 from trainer.ranks import Ranks
@@ -34,7 +34,7 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
         Checkpoints(Config(), ranks, FACTS, own, **trained()) as checkpoints,
     ):
         checkpoints.claim()
-        other.fence(Fence(token=checkpoints.beginning.token, writer=1, epoch=1))
+        other.fence(Fence(token=checkpoints.resume_point.token, writer=1, epoch=1))
         other.write(0, np.arange(3), np.ones((3, 8), np.float32))
         for epoch, step in enumerate((1_000, 1_001), start=1):
             own.rotate()

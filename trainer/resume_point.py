@@ -1,8 +1,8 @@
-"""Start of a job: from the newest complete checkpoint of its folder, or from initial values. Rank 0 decides.
+"""`ResumePoint`: the newest complete checkpoint of a job's folder, or initial values. Rank 0 decides.
 
     checkpoint.dir ──choose──> checkpoint ──compare──> settings, row schema, data, world size     read-only
     store ──ledger.state──> check_namespace: the rows belong to the lineage                          so far
-    checkpoint.dir ──new generation──> token, lineage ──(fresh start: checkpoint 0)──> Beginning, on every rank
+    checkpoint.dir ──new generation──> token, lineage ──(fresh start: checkpoint 0)──> ResumePoint, on every rank
 
 A *lineage* is the set of checkpoints that descend from one fresh start. A *generation* is one start of a job on the
 folder. A job can resume a checkpoint with different values of the settings that only affect speed, duration or paths.
@@ -34,7 +34,7 @@ from bagpipe.store.redis.urls import redact
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.ranks import Ranks, common_settings
 
-__all__ = ["Beginning", "JobFacts", "begin", "compare", "note", "place_of", "result_settings"]
+__all__ = ["JobFacts", "ResumePoint", "compare", "namespace_label", "note", "result_settings", "start_generation"]
 
 #: Sections whose keys affect results, except the keys in `_FREE`.
 _SECTIONS = ("data", "model", "optim", "pipeline", "run")
@@ -57,8 +57,8 @@ _EXTRA_KEYS = ("cacher.assign",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Start of a job: its checkpoint and its fencing token.
+class ResumePoint:
+    """The checkpoint that a start of a job resumes, and the fencing token of that start.
 
     Attributes:
         token: fencing token of its writes.
@@ -109,12 +109,12 @@ class JobFacts:
         return _json_round_trip(self.rows.to_json())
 
 
-def place_of(config: Config) -> str:
+def namespace_label(config: Config) -> str:
     """Name of the namespace in errors."""
     return f"store.namespace {config.store.namespace!r}"
 
 
-def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginning:
+def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> ResumePoint:
     """Choose and compare a checkpoint on rank 0, then start the next generation. Returns the same on every rank.
 
     Raises:
@@ -122,19 +122,19 @@ def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginn
             this rank's folder is not that of rank 0. The first two errors change nothing.
         StoreError: the store failed.
     """
-    place = place_of(config)
+    label = namespace_label(config)
     if not config.checkpoint.dir:
         if ranks.is_first:
-            check_namespace(_bucket_states(store), place, "")
-        return Beginning(token=ranks.share(_token(0)))
+            check_namespace(_bucket_states(store), label, "")
+        return ResumePoint(token=ranks.share(_token(0)))
     folder = CheckpointFolder(Path(config.checkpoint.dir).absolute())
-    first: Beginning | None = None
+    first: ResumePoint | None = None
     if ranks.is_first:
         # A job restarted by its launcher resumes its own checkpoints, whatever checkpoint.resume says.
         resume = config.checkpoint.resume if not _restart_count() else "auto"
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
-        check_namespace(_bucket_states(store), place, lineage)
+        check_namespace(_bucket_states(store), label, lineage)
         generation = folder.new_generation()
         token = _token(generation)
         with _file_errors_as_input_errors(folder):
@@ -144,7 +144,7 @@ def begin(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> Beginn
             found = _choose(folder, resume, facts)
             with _file_errors_as_input_errors(folder):
                 folder.note_start(generation, token, found)
-        first = Beginning(token=token, generation=generation, checkpoint=found, folder=folder)
+        first = ResumePoint(token=token, generation=generation, checkpoint=found, folder=folder)
         first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts))
     message = ranks.share(None if first is None else _to_message(first))
     if first is not None:
@@ -166,7 +166,7 @@ def _choose(folder: CheckpointFolder, resume: str, facts: JobFacts) -> Checkpoin
     return found
 
 
-def _publish_first(folder: CheckpointFolder, start: Beginning, lineage: str, facts: JobFacts) -> Checkpoint:
+def _publish_first(folder: CheckpointFolder, start: ResumePoint, lineage: str, facts: JobFacts) -> Checkpoint:
     """Make the starting checkpoint the newest one, so that a restart of the job finds it."""
     found = start.checkpoint
     with _file_errors_as_input_errors(folder):
@@ -176,7 +176,7 @@ def _publish_first(folder: CheckpointFolder, start: Beginning, lineage: str, fac
         return folder.adopt(found, start.generation) if folder.has_newer(found) else found
 
 
-def _initial_manifest(start: Beginning, lineage: str, facts: JobFacts) -> Manifest:
+def _initial_manifest(start: ResumePoint, lineage: str, facts: JobFacts) -> Manifest:
     """Manifest of checkpoint 0, before the first batch: no rows. Every rank computes its own initial values."""
     return Manifest(
         lineage=lineage,
@@ -201,26 +201,26 @@ def _file_errors_as_input_errors(folder: CheckpointFolder) -> Iterator[None]:
         raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
 
 
-def _to_message(beginning: Beginning) -> dict[str, Any]:
+def _to_message(resume_point: ResumePoint) -> dict[str, Any]:
     """The message from rank 0 to the other ranks."""
-    checkpoint = beginning.checkpoint
+    checkpoint = resume_point.checkpoint
     assert checkpoint is not None, "there is a folder"
     return {
-        "token": beginning.token,
-        "generation": beginning.generation,
+        "token": resume_point.token,
+        "generation": resume_point.generation,
         "position": list(checkpoint.position),
     }
 
 
-def _from_message(folder: CheckpointFolder, message: Mapping[str, Any]) -> Beginning:
-    """Rank 0's `Beginning`, with the checkpoint read from this rank's folder."""
+def _from_message(folder: CheckpointFolder, message: Mapping[str, Any]) -> ResumePoint:
+    """Rank 0's `ResumePoint`, with the checkpoint read from this rank's folder."""
     if folder.token_of(message["generation"]) != message["token"]:
         raise InputError(
             f"checkpoint.dir {folder.path} on host {socket.gethostname()} is not the folder that rank 0 has: "
             "all ranks need one folder on a shared file system"
         )
     checkpoint = folder.known(*message["position"])
-    return Beginning(token=message["token"], generation=message["generation"], checkpoint=checkpoint, folder=folder)
+    return ResumePoint(token=message["token"], generation=message["generation"], checkpoint=checkpoint, folder=folder)
 
 
 def _bucket_states(store: Store) -> tuple[BucketState, ...]:

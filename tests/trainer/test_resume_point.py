@@ -1,4 +1,4 @@
-"""Where a job begins. Whole jobs: `tests.system.test_resume`."""
+"""The checkpoint that a job starts from. Whole jobs: `tests.system.test_resume`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
-from trainer.beginning import JobFacts, begin, compare, result_settings
 from trainer.ranks import Ranks
+from trainer.resume_point import JobFacts, compare, result_settings, start_generation
 
 ROWS = RowSchema(tables=(RowTable(name="goods", dim=4),), optimizer="adagrad")
 DATA = DataSchema(
@@ -47,40 +47,45 @@ def config_of(folder: Path, **checkpoint: Any) -> Config:
 
 def test_a_first_start_has_a_checkpoint_of_nothing(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
-        first = begin(config_of(tmp_path), Rank(), FACTS, store)
+        first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
         assert (first.generation, first.first_batch, first.parts) == (1, 0, ())
-        second = begin(config_of(tmp_path), Rank(), FACTS, store)
+        second = start_generation(config_of(tmp_path), Rank(), FACTS, store)
         assert (second.generation, second.checkpoint_id, second.first_batch) == (2, first.checkpoint_id, 0)
         assert second.token != first.token
-        anew = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
+        anew = start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
         assert anew.generation == 3
         assert anew.checkpoint_id.partition(":")[0] != first.checkpoint_id.partition(":")[0]
 
 
 def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryStore(ROWS) as store:
-        begin(config_of(tmp_path), Rank(), FACTS, store)
-        first = begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
+        start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        first = start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-        assert begin(config_of(tmp_path, resume="never"), Rank(), FACTS, store).checkpoint_id == first.checkpoint_id
+        assert (
+            start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store).checkpoint_id
+            == first.checkpoint_id
+        )
 
 
 def test_a_job_that_went_back_is_restarted_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it has made a checkpoint of its own; the second time, in vain, by the same command."""
     with MemoryStore(ROWS) as store:
-        first = begin(config_of(tmp_path), Rank(), FACTS, store)
+        first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
         assert first.folder is not None
         assert first.checkpoint is not None
         first.folder.step_folder(1, 8)
         later = first.folder.publish(dataclasses.replace(first.checkpoint.manifest, step=8))
-        back = begin(config_of(tmp_path, resume="0"), Rank(), FACTS, store)
+        back = start_generation(config_of(tmp_path, resume="0"), Rank(), FACTS, store)
         assert back.first_batch == 0
         for resume in ("0", "auto"):
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-            again = begin(config_of(tmp_path, resume=resume), Rank(), FACTS, store)
+            again = start_generation(config_of(tmp_path, resume=resume), Rank(), FACTS, store)
             assert again.checkpoint_id == back.checkpoint_id
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
-        assert begin(config_of(tmp_path, resume="8"), Rank(), FACTS, store).first_batch == later.manifest.step
+        assert (
+            start_generation(config_of(tmp_path, resume="8"), Rank(), FACTS, store).first_batch == later.manifest.step
+        )
 
 
 class Busy(MemoryStore):
@@ -96,7 +101,7 @@ class Busy(MemoryStore):
 def test_what_is_removed_while_it_is_chosen_is_not_gone_on_from(tmp_path: Path) -> None:
     """By a job that still runs; once the start is noted, it leaves alone what that goes on from."""
     with MemoryStore(ROWS) as store:
-        first = begin(config_of(tmp_path), Rank(), FACTS, store)
+        first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
     assert first.checkpoint is not None
     manifest = first.checkpoint.manifest
     running = CheckpointFolder(tmp_path)
@@ -107,7 +112,7 @@ def test_what_is_removed_while_it_is_chosen_is_not_gone_on_from(tmp_path: Path) 
 
     with Busy(ROWS) as store:
         store.work = lambda: publish(8)
-        second = begin(config_of(tmp_path), Rank(), FACTS, store)
+        second = start_generation(config_of(tmp_path), Rank(), FACTS, store)
     assert second.first_batch == 8
     publish(16)
     assert running.positions() == ((1, 16), (1, 8))
@@ -116,27 +121,27 @@ def test_what_is_removed_while_it_is_chosen_is_not_gone_on_from(tmp_path: Path) 
 def test_all_ranks_begin_alike(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         first = Rank()
-        beginning = begin(config_of(tmp_path), first, FACTS, store)
-        assert begin(config_of(tmp_path), Rank(1, first.said), FACTS, store) == beginning
+        resume_point = start_generation(config_of(tmp_path), first, FACTS, store)
+        assert start_generation(config_of(tmp_path), Rank(1, first.said), FACTS, store) == resume_point
 
 
 def test_ranks_need_one_folder(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         first = Rank()
-        begin(config_of(tmp_path / "of-0"), first, FACTS, store)
-        begin(config_of(tmp_path / "of-1"), Rank(), FACTS, store)
+        start_generation(config_of(tmp_path / "of-0"), first, FACTS, store)
+        start_generation(config_of(tmp_path / "of-1"), Rank(), FACTS, store)
         for folder in ("of-1", "of-2"):
             with pytest.raises(
                 InputError, match=f"{folder} on host {socket.gethostname()} is not the folder that rank 0"
             ):
-                begin(config_of(tmp_path / folder), Rank(1, first.said), FACTS, store)
+                start_generation(config_of(tmp_path / folder), Rank(1, first.said), FACTS, store)
 
 
 def test_without_a_folder_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
-        beginning = begin(Config(), Rank(), FACTS, store)
-        assert (beginning.checkpoint_id, beginning.first_batch, beginning.generation) == ("", 0, 0)
-        assert beginning.token.startswith("0-")
+        resume_point = start_generation(Config(), Rank(), FACTS, store)
+        assert (resume_point.checkpoint_id, resume_point.first_batch, resume_point.generation) == ("", 0, 0)
+        assert resume_point.token.startswith("0-")
 
 
 def test_results_depend_on_what_is_trained_not_on_how_fast() -> None:
@@ -158,18 +163,18 @@ def test_results_depend_on_what_is_trained_not_on_how_fast() -> None:
 )
 def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
-        begin(config_of(tmp_path), Rank(), FACTS, store)
+        start_generation(config_of(tmp_path), Rank(), FACTS, store)
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(InputError, match=f"the checkpoint at step 0 was made with {words}"):
-            begin(config_of(tmp_path), Rank(), dataclasses.replace(FACTS, **change), store)
+            start_generation(config_of(tmp_path), Rank(), dataclasses.replace(FACTS, **change), store)
         assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_may_differ_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MemoryStore(ROWS) as store:
-        beginning = begin(config_of(tmp_path), Rank(), FACTS, store)
-    assert beginning.checkpoint is not None
-    manifest = beginning.checkpoint.manifest
+        resume_point = start_generation(config_of(tmp_path), Rank(), FACTS, store)
+    assert resume_point.checkpoint is not None
+    manifest = resume_point.checkpoint.manifest
     settings = {key: value for key, value in manifest.settings.items() if key != "run.threads"}
     compare(dataclasses.replace(manifest, settings=settings), FACTS)  # made before there was such a key
     assert capsys.readouterr().err == ""
