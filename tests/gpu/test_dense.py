@@ -96,7 +96,7 @@ def compiling(model: nn.Module, precision: Precision) -> DenseExecutor:
     return SplitExecutor(prepared(whole(model), precision, compiles=True), precision)
 
 
-def end_of(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: int = 1) -> End:
+def run_staged(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: int = 1) -> End:
     """Digests and the sum of losses of a job whose dense part is computed in a way."""
     settings = PlainSettings(
         schema=schema_of(SHAPES[SHAPE]), device=device, cache_rows=cache_rows, rows="adagrad", eps=1e-3, dim=16
@@ -120,34 +120,34 @@ def _nothing_generated_in_a_rehearsal(device: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_autocast_keeps_direct_modes_bits_and_the_cpus_values(device: str, dtype: torch.dtype | None) -> None:
-    direct = end_of(device, EagerExecutor, dtype)
-    assert end_of(device, EagerExecutor, dtype, cache_rows=smallest_cache(SHAPE)) == direct
-    assert end_of("cpu", EagerExecutor)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
+    direct = run_staged(device, EagerExecutor, dtype)
+    assert run_staged(device, EagerExecutor, dtype, cache_rows=smallest_cache(SHAPE)) == direct
+    assert run_staged("cpu", EagerExecutor)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_a_loss_scale_changes_no_bit(device: str, replays: bool) -> None:
     way: Way = recorded(device) if replays else EagerExecutor
-    assert end_of(device, way, scale=1024) == end_of(device, way)
+    assert run_staged(device, way, scale=1024) == run_staged(device, way)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_compiled_code_keeps_direct_modes_bits(device: str, dtype: torch.dtype | None) -> None:
-    direct = end_of(device, compiling, dtype)
-    assert end_of(device, compiling, dtype, cache_rows=smallest_cache(SHAPE)) == direct
-    assert end_of(device, EagerExecutor, dtype)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
+    direct = run_staged(device, compiling, dtype)
+    assert run_staged(device, compiling, dtype, cache_rows=smallest_cache(SHAPE)) == direct
+    assert run_staged(device, EagerExecutor, dtype)[1] == pytest.approx(direct[1], rel=ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_replays_keep_direct_modes_bits(device: str, dtype: torch.dtype | None) -> None:
     """The lanes allocate, copy and compute while the graph is recorded."""
-    direct = end_of(device, recorded(device), dtype)
-    assert end_of(device, recorded(device), dtype, cache_rows=smallest_cache(SHAPE)) == direct
+    direct = run_staged(device, recorded(device), dtype)
+    assert run_staged(device, recorded(device), dtype, cache_rows=smallest_cache(SHAPE)) == direct
 
 
 def test_replays_give_the_eager_ways_bits(device: str) -> None:
     """Not promised on a device, where libraries may choose other algorithms while recording; a difference is told."""
-    replayed, eager = end_of(device, recorded(device)), end_of(device, EagerExecutor)
+    replayed, eager = run_staged(device, recorded(device)), run_staged(device, EagerExecutor)
     assert replayed[1] == pytest.approx(eager[1], rel=ROUNDING[None])
     if device != "cpu" and replayed != eager:
         pytest.xfail("a replay's bits are not the eager way's on this card: docs/exactness.md may say so")
@@ -156,8 +156,8 @@ def test_replays_give_the_eager_ways_bits(device: str) -> None:
 
 def test_compiled_code_can_be_recorded(device: str) -> None:
     way = recorded(device, compiles=True)
-    direct = end_of(device, way, torch.bfloat16)
-    assert end_of(device, way, torch.bfloat16, cache_rows=smallest_cache(SHAPE)) == direct
+    direct = run_staged(device, way, torch.bfloat16)
+    assert run_staged(device, way, torch.bfloat16, cache_rows=smallest_cache(SHAPE)) == direct
 
 
 def test_a_graph_is_the_function_it_was_recorded_from(device: str) -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_one_number_tells_of_all_terms(device: str, value: float) -> None:
+def test_a_total_is_finite_if_and_only_if_all_terms_are(device: str, value: float) -> None:
     total = _TOTALS[torch.device(device).type]
     shapes = [(), (1,), (300, 257), (1 << 18, 48), (1024, 399)]
     terms = [torch.randn(shape, device=device) for shape in shapes]

@@ -1,6 +1,6 @@
 """A small click log as a parquet file, and schemas that read it in different ways.
 
-Ids are scattered over all 64 bits; `user` and `topic` may be missing, lists may be empty, hot ids are common.
+Ids are spread over all 64 bits. `user` and `topic` can be missing, lists can be empty, and hot ids are common.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 
 __all__ = ["NUM_EXAMPLES", "SCHEMAS", "write_clicks", "write_schemas"]
 
-#: Twenty-six batches of twelve; the last one holds five.
+#: 26 batches of 12; the last one holds 5.
 NUM_EXAMPLES = 305
 
 SCHEMAS = {
-    # every table summed; `items` is read by two columns; `topic` has a small vocabulary of its own
+    # all tables sum-pooled; two columns share `items`; `topic` has a small vocabulary of its own
     "sum": """
         sparse = ["user", "items", { name = "queried", table = "items" }, "topic"]
         [tables.topic]
@@ -40,7 +40,7 @@ SCHEMAS = {
     "weighted": """
         sparse = ["user", { name = "items", weight = "item_weights" }, "topic"]
     """,
-    # tables of different dimensions, which only a model without an interaction can take
+    # tables of different dimensions, supported only by a model without an interaction
     "ragged": """
         sparse = ["user", "items", "topic"]
         [tables.user]
@@ -49,7 +49,7 @@ SCHEMAS = {
         dim = 7
         pooling = "mean"
     """,
-    # for the factory of tests/system/factory.py: everything at once
+    # for the factory in tests/system/factory.py: all features combined
     "everything": """
         sparse = ["user", { name = "items", weight = "item_weights" }, { name = "queried", table = "items" }, "topic",
                   "history"]
@@ -63,7 +63,7 @@ SCHEMAS = {
 
 
 def write_clicks(path: Path, *, seed: int = 5, num_examples: int = NUM_EXAMPLES) -> Path:
-    """Write the log; the same bytes for the same arguments."""
+    """Write the log. Equal arguments give equal bytes."""
     rng = np.random.default_rng(seed)
     words = rng.integers(-(2**63), 2**63, size=400, dtype=np.int64)
 
@@ -97,7 +97,7 @@ def write_clicks(path: Path, *, seed: int = 5, num_examples: int = NUM_EXAMPLES)
 
 
 def write_schemas(folder: Path) -> dict[str, Path]:
-    """Write every schema; its path by its name."""
+    """Write every schema. Returns their paths by name."""
     paths = {}
     for name, body in SCHEMAS.items():
         paths[name] = folder / f"{name}.toml"

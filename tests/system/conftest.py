@@ -1,4 +1,4 @@
-"""The click log and its schemas, and settings shared by the tests of whole jobs."""
+"""Fixtures of whole-job tests: the click log, its schemas, job configurations and a store server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.system.writes import Writes, client_of
 
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
-    """Makes the configuration of a small job on the click log: ``clicks(schema, model, optimizer)``."""
+    """Returns a function that makes the configuration of a small job on the click log: ``clicks(schema, model,
+    optimizer)``.
+    """
     folder = tmp_path_factory.mktemp("clicks")
     path = write_clicks(folder / "clicks.parquet")
     schemas = write_schemas(folder)
@@ -30,7 +32,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
             model=ModelConfig(
                 name="dlrm" if factory else model, embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,), factory=factory
             ),
-            # A large step and a small eps, so that a wrong row does not hide behind a rounding.
+            # A large step size and a small eps make a wrong row stand out from rounding.
             optim=OptimConfig(rows=optimizer, rows_lr=0.1, dense_lr=0.05, eps=1e-6),
         )
 
@@ -46,7 +48,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server of the test's own that tells of every write."""
+    """A store server of this test that publishes every write."""
     with EmbeddedServer(tmp_path / "server") as server:
         with client_of(server.url) as client:
             client.config_set("notify-keyspace-events", "Kh")

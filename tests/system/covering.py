@@ -1,4 +1,4 @@
-"""Combinations of settings that cover every t values of every t axes, without running their whole product."""
+"""Covering arrays: few combinations of settings that contain every t values of every t axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["covering"]
 
 
 def covering(axes: Mapping[str, Sequence[object]], *, strength: int, seed: int = 0) -> list[dict[str, object]]:
-    """Rows such that any `strength` axes take all combinations of their values. Greedy, the same for the same seed."""
+    """Rows that contain all value combinations of any `strength` axes. Greedy; deterministic for a seed."""
     rng = random.Random(seed)
     names = sorted(axes)
     missing = {

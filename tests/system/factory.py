@@ -1,4 +1,4 @@
-"""A user's own model, for ``model.factory``: weighted, mean and sequence lookups and a shared table in one model.
+"""A user model for ``model.factory``: weighted, mean and sequence lookups and a shared table in one model.
 
 The towers take the pooled vectors; `tests.system.reference` builds the same model over plain embeddings.
 """
@@ -41,7 +41,7 @@ HISTORY_LENGTH = 4
 
 
 class Towers(nn.Module):
-    """The dense part: pooled vectors, the attention-weighted history, and dense columns to one logit."""
+    """The dense part: pooled vectors, the attention-weighted history and dense columns to one logit."""
 
     def __init__(self, pooled_width: int, history_dim: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Mixed(nn.Module):
         meta = torch.device("meta")
 
         def bag(name: str, features: list[str], pooling: PoolingType, width: int) -> EmbeddingBagConfig:
-            # Unbounded tables: torchrec wants a number of rows, nothing uses it.
+            # torchrec requires num_embeddings, but unbounded tables do not use it.
             return EmbeddingBagConfig(
                 name=name, embedding_dim=width, num_embeddings=9, feature_names=features, pooling=pooling
             )
@@ -87,23 +87,23 @@ class Mixed(nn.Module):
 
 
 def padded(values: Tensor, lengths: Tensor) -> Tensor:
-    """``[n, HISTORY_LENGTH, dim]`` of jagged ``[sum of lengths, dim]``; torchrec's has no float64 kernel on CPU."""
+    """``[n, HISTORY_LENGTH, dim]`` of jagged ``[sum of lengths, dim]``; torchrec's kernel lacks float64 on CPU."""
     bags = [*torch.split(values, lengths.tolist()), values.new_zeros(HISTORY_LENGTH, values.shape[1])]
     return nn.utils.rnn.pad_sequence(bags, batch_first=True)[:-1]
 
 
 def build(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The factory."""
+    """The factory: builds `Mixed`."""
     return Mixed(config.embedding_dim)
 
 
 def returns_no_module(schema: DataSchema, config: ModelConfig) -> str:
-    """A factory that is none."""
+    """An invalid factory: does not return a module."""
     return "nothing"
 
 
 class Normalised(nn.Module):
-    """The factory's model with a batch norm and a dropout of the dense columns, which every rank does for itself."""
+    """The factory's model with a batch norm and a dropout of the dense columns, local to each rank."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -118,19 +118,19 @@ class Normalised(nn.Module):
 
 
 def normalised(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """A factory whose model keeps statistics of its inputs."""
+    """A factory whose model keeps running statistics of its inputs."""
     return Normalised(config.embedding_dim)
 
 
 class Counter(nn.Module):
-    """Has state that is no tensor."""
+    """A module whose state is not a tensor."""
 
     def get_extra_state(self) -> object:
         return {"calls": 0}
 
 
 def counted(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """A model of ours, with something in it that no checkpoint can hold."""
+    """A model with state that no checkpoint can hold."""
     model = build_model(schema, dataclasses.replace(config, factory=""))
     model.add_module("counter", Counter())
     return model
@@ -160,18 +160,18 @@ def _is_first_attempt() -> bool:
 
 
 def refuses(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The factory's model, which at rank 1 cannot use its third batch."""
+    """The factory's model; its third forward at rank 1 raises."""
     model = build(schema, config)
     return _in_third_forward(model, _refuse) if _is_rank_1() else model
 
 
 def refuses_once(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The same in the job's first attempt only."""
+    """The factory's model; its third forward at rank 1 raises in the job's first attempt only."""
     return refuses(schema, config) if _is_first_attempt() else build(schema, config)
 
 
 def dies_once(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """The factory's model, killed at rank 1 in its third forward, in the job's first attempt only."""
+    """The factory's model; rank 1 is killed in its third forward in the job's first attempt only."""
     model = build(schema, config)
     if not (_is_rank_1() and _is_first_attempt()):
         return model

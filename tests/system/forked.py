@@ -1,10 +1,10 @@
-"""Programs in processes forked from a server that has imported torch and torchrec: `main` without the imports.
+"""Programs in processes forked from a server that has imported torch and torchrec: `main` without the import time.
 
-    test ──> fork server ──fork──> trainer                          tests.system.preloaded: what is imported once
+    test ──> fork server ──fork──> trainer                          tests.system.preloaded: the imported modules
                          └─fork──> torchrun ──fork──> rank, rank    as torchrun's own Popen: session, group, pid
 
-A forked process has its own session, standard streams and environment, and ends as an interpreter does. In /proc it has
-the command line and the environment of the server; the mark is written over the server's.
+A forked process has its own session, standard streams and environment, and exits as an interpreter does. Its /proc
+entry shows the command line and the environment of the server; the mark is written over the server's.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ __all__ = ["CONTEXT", "MARK", "ROOT", "Forked"]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.system.preloaded"])
 
-#: The variable of the mark, 32 characters. The server's is a blank for those of the forked processes.
+#: Environment variable of the mark, 32 characters. The server's blank value is the placeholder for forked processes.
 MARK = "BAGPIPE_TEST_MARK"
 os.environ.setdefault(MARK, "-" * 32)
 ROOT = Path(__file__).parents[2]
 
 
 class Forked:
-    """A program's `main` in a process forked from the server: as much of `subprocess.Popen` as `Program` needs.
+    """A program's `main` in a process forked from the server. Implements the part of `subprocess.Popen` that `Program`
+    uses.
 
     Args:
-        module: ``trainer`` or ``torch.distributed.run``, whose workers are then trainers.
+        module: ``trainer`` or ``torch.distributed.run``, whose workers are trainers.
         arguments: of its command line.
-        environment: changes to the server's; the mark is in it.
-        streams: path of the files of its standard streams, without their suffixes.
+        environment: changes to the server's, including the mark.
+        streams: path of its standard stream files, without suffix.
         host: where it runs.
     """
 
@@ -92,9 +93,9 @@ class Forked:
 
 
 class _Rank:
-    """A worker of torchrun, forked from the launcher: as much of `subprocess.Popen` as torchrun needs.
+    """A worker of torchrun, forked from the launcher. Implements the part of `subprocess.Popen` that torchrun uses.
 
-    As there, it is a child of the launcher in a session of its own, and has none of its open files.
+    As with Popen, it is a child of the launcher in its own session and inherits none of the launcher's open files.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -105,7 +106,7 @@ class _Rank:
         if self.pid == 0:
             _rank(arguments, environment)
         os.close(end)
-        os.read(begun, 1)  # returns when the worker has closed what it inherited, its session being there by then
+        os.read(begun, 1)  # returns when the worker has closed its inherited files; its session exists by then
         os.close(begun)
         self._ended = os.pidfd_open(self.pid)
 
@@ -151,7 +152,7 @@ _PROGRAMS = {"trainer": _trainer, "torch.distributed.run": _torchrun}
 def _start(
     module: str, arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, host: Host | None
 ) -> None:
-    """The process that the server forked; `multiprocessing` ends it."""
+    """Start the process that the server forked; `multiprocessing` ends it."""
     os.setsid()
     for path, stream in ((out, 1), (err, 2)):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -161,13 +162,13 @@ def _start(
     if host is not None:
         host.enter()
     os.environ.update({"OMP_NUM_THREADS": "1", **environment})
-    importlib.reload(failpoints)  # reads the environment when it is imported, which was in the fork server
+    importlib.reload(failpoints)  # it read the fork server's environment when it was imported
     os.chdir(ROOT)
     _PROGRAMS[module](arguments)
 
 
 def _write_mark(mark: str) -> None:
-    """Into the memory that /proc/PID/environ shows; `os.environ` would put it elsewhere."""
+    """Write the mark into the memory behind /proc/PID/environ; `os.environ` would write elsewhere."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     blank = getenv(MARK.encode())
@@ -176,7 +177,7 @@ def _write_mark(mark: str) -> None:
 
 
 def _rank(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """The process that the launcher forked; none of the launcher's code runs at its end."""
+    """Run a rank in a process forked from the launcher; none of the launcher's exit code runs in it."""
     code = 1
     try:
         os.setsid()
@@ -184,7 +185,7 @@ def _rank(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        resource_tracker._resource_tracker._fd = None  # the launcher's is closed: a tracker of its own, if it needs one
+        resource_tracker._resource_tracker._fd = None  # closed; the rank starts its own if needed
         os.environ.clear()
         os.environ.update(environment)
         importlib.reload(failpoints)

@@ -1,8 +1,8 @@
-"""Two hosts on one machine: network and host-name namespaces, joined by a cable of limited bandwidth.
+"""Two hosts on one machine: network and UTS namespaces, joined by a rate-limited veth pair.
 
     namespace node-a, 10.77.0.1 ── veth, tbf ── node-b, 10.77.0.2        names in /etc/netns/<namespace>/hosts
 
-Needs root and iproute2. Programs started "on a host" see its name and its network; files are shared.
+Needs root and iproute2. Programs started on a host see its name and its network; files are shared.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host.
+    """A simulated host.
 
     Attributes:
-        name: its host name.
-        namespace: of its network.
-        address: its IPv4 address.
+        name: host name.
+        namespace: network namespace.
+        address: IPv4 address.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """What a command line begins with to run here; every step replaces the one before, so the process is one."""
+        """Command-line prefix that runs a program on this host. Each command execs the next."""
         there = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
         return [*there, "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
 
     def enter(self) -> None:
-        """Move this process, which must have one thread, where `prefix` would start it."""
+        """Move this single-threaded process to the host, as `prefix` does."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open(f"/run/netns/{self.namespace}", "rb") as network:
             _succeed(libc.setns(network.fileno(), _CLONE_NEWNET), "setns")
@@ -65,12 +65,12 @@ class Host:
             _succeed(libc.mount(str(names).encode(), b"/etc/hosts", None, _MS_BIND, None), "mount /etc/hosts")
 
     def pull_the_plug(self) -> None:
-        """The cable carries nothing any more; nobody is told."""
+        """Stop all traffic on the link without closing any connection."""
         run_ip("-n", self.namespace, "link", "set", "cable", "down")
 
 
 def why_no_hosts() -> str:
-    """Why this machine cannot have them; empty if it can."""
+    """Why this machine cannot create hosts; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]
@@ -86,7 +86,7 @@ def why_no_hosts() -> str:
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Make them; all processes still running there must be ended by the caller."""
+    """Create two hosts. The caller ends all processes that run on them."""
     run = uuid.uuid4().hex[:8]
     hosts = [
         Host(name=name, namespace=f"bagpipe-{run}-{name}", address=f"10.77.0.{number}")
@@ -115,7 +115,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStore:
-    """A store server on a host: its URL for both hosts, and its unix socket for the test, which is on neither."""
+    """A store server on a host: its URL for both hosts, and a unix socket that the test can reach from neither."""
 
     url: str
     local_url: str
@@ -123,7 +123,7 @@ class HostStore:
 
 @contextmanager
 def serve_store(host: Host, folder: Path, port: int = 6379) -> Iterator[HostStore]:
-    """A store server on a host, for everybody; it tells of every write."""
+    """A store server on a host that publishes every write."""
     options = [
         "--port",
         str(port),
@@ -156,7 +156,7 @@ def _await_server(path: Path, server: subprocess.Popen[bytes]) -> None:
                 return
         except redis.ConnectionError:
             try:
-                server.wait(0.02)  # also the pause between two tries
+                server.wait(0.02)  # also the delay between two attempts
             except subprocess.TimeoutExpired:
                 continue
             raise AssertionError("the store server ended") from None

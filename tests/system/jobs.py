@@ -1,4 +1,4 @@
-"""Whole jobs in this process, from a configuration to the numbers they end with."""
+"""Whole jobs in this process: from a configuration to losses, rows, dense parameters and AUC."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from cacher.planning import PlannedData
 from trainer.assembly import BuiltModel, build_engine, build_training_model
 from trainer.metrics import BinaryMetrics
 
-__all__ = ["JobEnd", "change", "largest_batch", "run_job"]
+__all__ = ["JobOutcome", "change", "largest_batch", "run_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnd:
-    """How a job ended.
+class JobOutcome:
+    """Final numbers of a job.
 
     Attributes:
         losses: mean loss of every batch.
-        rows: per table name, all ids ascending and their records.
-        dense, state: parameters by name; the dense optimizer's state by parameter number and name.
+        rows: per table name, ids in ascending order and their records.
+        dense, state: parameters by name; dense optimizer state by parameter number and name.
         auc: on the held-out examples.
     """
 
@@ -56,7 +56,7 @@ class JobEnd:
 
 @dataclass(slots=True)
 class _Losses:
-    """`Engine.on_batch` that keeps every batch's mean loss."""
+    """`Engine.on_batch` that records every batch's mean loss."""
 
     sums: list[float] = field(default_factory=lambda: [0.0])
     samples: list[int] = field(default_factory=lambda: [0])
@@ -71,7 +71,7 @@ class _Losses:
 
 
 def change(config: Config, **values: object) -> Config:
-    """`config` with keys changed: ``change(config, cache__rows=7)``."""
+    """`config` with changed keys: ``change(config, cache__rows=7)``."""
     for path, value in values.items():
         section, _, name = path.partition("__")
         config = dataclasses.replace(
@@ -80,13 +80,15 @@ def change(config: Config, **values: object) -> Config:
     return config
 
 
-def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[Store], Store] | None = None) -> JobEnd:
+def run_job(
+    config: Config, *, transport: str = "in-process", wrap: Callable[[Store], Store] | None = None
+) -> JobOutcome:
     """Train, and evaluate if the configuration holds examples out.
 
     Args:
-        config: the job; its `store.url` is used as it is (``memory://`` for a store of this job alone).
+        config: the job; its `store.url` is used unchanged (``memory://`` for a store of this job alone).
         transport: ``in-process``, or ``process``: an embedded cacher.
-        wrap: puts something between the engine and the store.
+        wrap: wraps the store given to the engine.
     """
     torch.set_num_threads(config.run.threads)
     with ExitStack() as stack:
@@ -110,13 +112,13 @@ def run_job(config: Config, *, transport: str = "in-process", wrap: Callable[[St
         store.check()
         engine = build_engine(built, store if wrap is None else wrap(store))
         losses = _Losses()
-        # The steps' owner closes them: a job that fails leaves them half read.
+        # The caller closes the batches: a job that fails leaves them half read.
         with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
             trained = engine.train(steps, on_batch=losses)
         metrics = BinaryMetrics()
         if config.data.eval_fraction:
             engine.evaluate(source.batches("eval", built.spec), metrics.add)
-        return JobEnd(
+        return JobOutcome(
             dense_digest=dense_digest(engine.dense.model, engine.dense.optimizer),
             embedding_digest=embedding_digest(store),
             losses=losses.means(),
@@ -137,7 +139,7 @@ def _rows(store: Store) -> Iterator[tuple[str, tuple[NDArray[np.int64], NDArray[
 
 
 def largest_batch(config: Config) -> int:
-    """Unique rows of the batch that has most: the smallest cache that will do."""
+    """Most unique rows of any batch: the smallest cache that works."""
     source = PlannedData(config.data, config.run.seed)
     spec = dataclasses.replace(build_training_model(config, source.schema).spec, num_slots=0)
     phases = ("train", "eval") if config.data.eval_fraction else ("train",)

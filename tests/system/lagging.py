@@ -1,9 +1,9 @@
-"""`LaggingStreams`: a device that does nothing before a thread waits for it, so that every wait is seen.
+"""`LaggingStreams`: a device that makes progress only when a thread waits for it, which exposes every wait.
 
-    record ──> event with what its stream knew      wait: the stream knows more      synchronize: all that is done
+    record ──> event with its stream's clock     wait: the stream joins that clock     synchronize: that work is done
 
-Work is done at once all the same, on the CPU. Inside lanes, what would make a thread wait for a device is watched:
-operators, and events other than those that the lane waits for before an action.
+The CPU still does the work immediately. Inside lanes, everything that would make a thread wait for a device is
+recorded: operators, and events other than those that the lane waits for before an action.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATORS = {
         "repeat_interleave.Tensor", "unique_consecutive", "unique_dim", "_unique", "_unique2", "bincount",
     )
 }  # fmt: skip
-#: The same, where on a CPU no operator is called.
+#: Tensor methods with the same effect that call no operator on a CPU.
 _METHODS = (Tensor.cpu, Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__)
 
 
@@ -77,7 +77,7 @@ class _Stream:
 
     def wait(self, event: _Event) -> None:
         if self._holds and event.holds_threads:
-            self.streams.wait_for(event.clock)  # as the schedule says
+            self.streams.wait_for(event.clock)  # scheduled wait
         else:
             _merge(self.clock, event.clock)
 
@@ -86,15 +86,15 @@ class _Stream:
 
 
 class LaggingStreams:
-    """See above. Of one run.
+    """Streams of a device with unbounded lag. For one run.
 
     Args:
-        allowed: host tensors by nature, such as an optimizer's counts of steps.
+        allowed: tensors that live on the host, such as an optimizer's step counts.
 
     Attributes:
-        watches: look at what lanes do.
-        found: what made a thread wait that must not: lane, operator, where.
-        done: by stream, how many of its events have happened.
+        watches: record calls inside lanes.
+        found: forbidden waits: lane, operator, location.
+        done: completed events by stream.
     """
 
     is_async = True
@@ -123,12 +123,12 @@ class LaggingStreams:
         return None
 
     def wait_for(self, clock: dict[object, int]) -> None:
-        """The calling thread waits until all this is done."""
+        """The calling thread waits until all events of the clock are done."""
         with self._lock:
             _merge(self.done, clock)
 
     def note(self, what: str, *tensors: Any) -> None:
-        is_lane = hasattr(self.local, "resource")  # the thread that writes checkpoints may wait
+        is_lane = hasattr(self.local, "resource")  # the checkpoint thread is allowed to wait
         if (
             self.watches
             and is_lane
@@ -141,7 +141,7 @@ class LaggingStreams:
             self.found.append(f"{getattr(self.local, 'resource', None)}: {what} at {where}")
 
     def _is_host(self, tensor: Tensor) -> bool:
-        """Whether it would be host memory beside a device, too."""
+        """Whether the tensor would be host memory next to a real device, too."""
         address = tensor.data_ptr()
         return any(t.data_ptr() <= address < t.data_ptr() + len(t) for t in self._memory) or any(
             address == allowed.data_ptr() for allowed in self._allowed()

@@ -19,13 +19,13 @@ __all__ = ["all_batches", "plain_batch", "plain_job", "plain_scores", "plain_tab
 
 
 def all_batches(config: Config, phase: Phase = "train") -> list[Batch]:
-    """Every batch of a phase, as the cacher would read them."""
+    """Every batch of a phase, as read by the cacher."""
     with open_loader(config.data, seed=config.run.seed, phase=phase) as loader:
         return list(loader)
 
 
 def plain_batch(batch: Batch, schema: DataSchema) -> PlainBatch:
-    """A batch taken apart by feature."""
+    """A batch split by feature."""
     offsets = batch.feature_offsets()
     bags = {}
     for number, feature in enumerate(schema.features):
@@ -54,11 +54,11 @@ def plain_tables(built: BuiltModel, batches: list[PlainBatch], dtype: str) -> li
                 weights=initial_weights(table, ids, seed=built.rows.seed, dtype=dtype),
             )
         )
-    return sorted(tables, key=lambda table: names.index(table.features[0]))  # the order the model reads them in
+    return sorted(tables, key=lambda table: names.index(table.features[0]))  # in the order the model reads them
 
 
 def plain_job(config: Config) -> Trained:
-    """The plain loop over the job's training batches. Its tables also know the held-out ids."""
+    """The plain loop over the job's training batches. Its tables include the held-out ids."""
     built = build_training_model(config, open_source(config.data, config.run.seed).schema)
     batches = [plain_batch(batch, built.data) for batch in all_batches(config)]
     held_out = [plain_batch(batch, built.data) for batch in all_batches(config, "eval")]

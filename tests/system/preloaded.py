@@ -1,6 +1,6 @@
-"""What a fork server imports, once, for all jobs that are forked from it: whatever any of them would import itself.
+"""Modules that the fork server imports once for all jobs forked from it.
 
-More than half of a small job's second of work was importing what its AUC is computed with.
+Importing the AUC's dependencies took more than half of a small job's second of work.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ import importlib
 for name in ("bagpipe.store.redis.store", "sklearn.metrics", "torch.distributed.run", "trainer.cli", "trainer.job"):
     importlib.import_module(name)
 
-# Else every collection in a forked process copies the pages of all that was imported.
+# Without this, every garbage collection in a forked process copies the pages of all imported modules.
 gc.collect()
 gc.freeze()

@@ -1,10 +1,10 @@
-"""`python -m trainer` and `torchrun`, as a user runs them or forked from a server that has torch imported already.
+"""`python -m trainer` and `torchrun` as subprocesses, or forked from a server that has imported torch.
 
-    run_program(args), Program(args), torchrun(args)    fresh interpreters: everything, warnings of imports included
+    run_program(args), Program(args), torchrun(args)    fresh interpreters: everything, import warnings included
     run_forked(args, folder), Program(args, forked=…),  the same `main` in forked processes (see `forked`), several
     torchrun(args, forked=…)                            seconds of processor time less for each
 
-Every process started here, and all its descendants, carry a mark in their environment, by which orphans are found.
+Every process started here and all its descendants carry a mark in their environment, which identifies orphans.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Done:
 
     @property
     def error_line(self) -> str:
-        """The one line on stderr; AssertionError if there are more, or none."""
+        """The only line on stderr. AssertionError if there is not exactly one."""
         lines = self.err.splitlines()
         assert len(lines) == 1, f"expected one line on stderr, got {len(lines)}:\n{self.err}"
         return lines[0]
@@ -57,13 +57,13 @@ class Done:
 
 @dataclass(slots=True)
 class Program:
-    """`PREFIX python -m MODULE ARGUMENTS` running. Use as a context manager: it is killed on the way out.
+    """A running `PREFIX python -m MODULE ARGUMENTS`. Context manager: kills the process on exit.
 
     Attributes:
         module: ``trainer`` or ``torch.distributed.run``.
-        prefix: of a fresh interpreter's command line.
+        prefix: command-line prefix of a fresh interpreter.
         host: where it runs; None: here.
-        forked: folder for the streams of a process that is forked from the server; None: a fresh interpreter.
+        forked: folder for the streams of a process forked from the server; None: a fresh interpreter.
     """
 
     arguments: Sequence[str]
@@ -90,7 +90,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # a process group of its own, as in a terminal: Ctrl-C is sent to the group
+            start_new_session=True,  # a new process group, as in a terminal: Ctrl-C is sent to the group
         )
         return self
 
@@ -106,11 +106,11 @@ class Program:
         return self.process.pid
 
     def interrupt_group(self) -> None:
-        """Ctrl-C in a terminal."""
+        """Send SIGINT to the process group, as Ctrl-C in a terminal does."""
         os.killpg(self.pid, signal.SIGINT)
 
     def finish(self) -> Done:
-        """Wait for the end."""
+        """Wait for the process to end."""
         assert self.process is not None
         out, err = self.process.communicate(timeout=TIMEOUT_S)
         code = self.process.returncode
@@ -121,13 +121,13 @@ class Program:
 def run_program(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, module: str = "trainer"
 ) -> Done:
-    """Run to the end in a fresh interpreter."""
+    """Run a fresh interpreter to its end."""
     with Program(arguments, environment or {}, module) as program:
         return program.finish()
 
 
 def run_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Done:
-    """Run to the end in a process forked from the server; its output goes through files in `folder`."""
+    """Run a process forked from the server to its end; its output goes through files in `folder`."""
     with Program(arguments, environment or {}, forked=folder) as program:
         return program.finish()
 
@@ -139,7 +139,7 @@ def torchrun(arguments: Sequence[str], *options: str, ranks: int = 2, forked: Pa
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """Processes that carry the mark and are no zombies: command lines by process id."""
+    """Command lines by process id of processes that carry the mark, except zombies."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -147,13 +147,13 @@ def marked_processes(mark: str) -> dict[int, str]:
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # gone in the meantime, or not ours to look at
+        except OSError:  # gone meanwhile, or not readable by us
             continue
     return found
 
 
 def ranks_of(program: Program) -> list[int]:
-    """Processes of torchrun's workers, in no order."""
+    """Process ids of torchrun's workers, in no order."""
     return [pid for pid in marked_processes(program.mark) if _parent(pid) == program.pid]
 
 
@@ -162,7 +162,7 @@ def _parent(pid: int) -> int:
 
 
 def await_end(pids: Iterable[int], timeout_s: float = 20.0) -> None:
-    """Wait until the processes have ended; AssertionError naming one that does not."""
+    """Wait until the processes have ended. AssertionError names one that has not."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
@@ -176,7 +176,7 @@ def await_end(pids: Iterable[int], timeout_s: float = 20.0) -> None:
 
 
 def await_gone(mark: str, timeout_s: float = 20.0) -> None:
-    """Wait until no process carries the mark; AssertionError naming those that will not go."""
+    """Wait until no process carries the mark. AssertionError names those that remain."""
     await_end(marked_processes(mark), timeout_s)
     left = marked_processes(mark)
     assert not left, f"started meanwhile: {left}"

@@ -1,7 +1,7 @@
-"""Whole jobs of several ranks in this process, one thread each: the real oracle, engines, exchange and store.
+"""Whole jobs of several ranks as threads of this process: real oracle, engines, exchange and store.
 
-Without stages the ranks' dense gradients are summed by `RankOrderSum` in the place of `DenseParallel`, whose hooks the
-ranks' autograd threads would share.
+Jobs without stages sum dense gradients with `RankOrderSum` instead of `DenseParallel`, whose hooks would run in
+autograd threads shared by all ranks.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from data.formats import open_source
 from data.loader import open_loader
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
 
-__all__ = ["RankOrderSum", "RanksEnd", "dense_of_rank", "engine_of_rank", "run_ranks", "steps_of_rank"]
+__all__ = ["RankOrderSum", "RanksOutcome", "dense_of_rank", "engine_of_rank", "run_ranks", "steps_of_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksEnd:
-    """How a job of several ranks ended.
+class RanksOutcome:
+    """Final numbers of a job of several ranks.
 
     Attributes:
-        rows: per table name, all ids ascending and their records.
-        dense: parameters by name, of rank 0; all ranks' are equal.
+        rows: per table name, ids in ascending order and their records.
+        dense: parameters of rank 0 by name; all ranks' are equal.
         results: by rank.
         scores: logits of the held-out examples, by rank.
         rows_sent: row vectors and row gradients that crossed ranks.
@@ -65,7 +65,7 @@ class RanksEnd:
 
 
 class RankOrderSum:
-    """`GradientSum` of ranks that are threads: adds up the gradients of all ranks, in rank order."""
+    """`GradientSum` for ranks in threads: adds the gradients of all ranks in rank order."""
 
     def __init__(
         self, parameters: list[torch.nn.Parameter], all_ranks: list[RankOrderSum], barrier: threading.Barrier
@@ -98,7 +98,7 @@ class RankOrderSum:
 def steps_of_rank(
     config: Config, spec: OracleSpec, phase: str, rank: int, *, first_batch: int = 0
 ) -> Iterator[RankBatch]:
-    """One rank's steps; every rank plans for itself, which must give every rank the same."""
+    """Batches of one rank. Every rank plans on its own; all plans must be equal."""
     source = open_source(config.data, config.run.seed)
     with open_loader(config.data, seed=config.run.seed, phase=phase, source=source) as loader:  # type: ignore[arg-type]
         batches = (batch for batch in loader if batch.index >= first_batch)
@@ -111,13 +111,13 @@ def run_ranks(
     world_size: int,
     *,
     spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, steps: steps,
-) -> RanksEnd:
+) -> RanksOutcome:
     """Train, and evaluate if the configuration holds examples out.
 
     Args:
         config: the job.
         world_size: ranks.
-        spoil: what a rank gets in the place of its training steps.
+        spoil: replaces a rank's training batches.
     """
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
@@ -163,7 +163,7 @@ def run_ranks(
         digests = {dense_digest(engine.dense.model, engine.dense.optimizer) for engine in engines}
         assert len(digests) == 1, "the ranks' dense parts differ"
         store = engines[0].store
-        return RanksEnd(
+        return RanksOutcome(
             dense_digest=digests.pop(),
             embedding_digest=embedding_digest(store),
             rows={
@@ -186,7 +186,7 @@ def engine_of_rank(
     barrier: threading.Barrier,
     **more: Any,
 ) -> Engine:
-    """The engine of a rank that is a thread; `more` as in `build_engine`."""
+    """Engine of a rank in a thread; `more` as in `build_engine`."""
     dense = dense_of_rank(built, peer, all_ranks, barrier)
     return build_engine(built, store, dense=dense, peers=peer, **more)
 
@@ -194,7 +194,7 @@ def engine_of_rank(
 def dense_of_rank(
     built: BuiltModel, peer: LocalPeers, all_ranks: list[RankOrderSum], barrier: threading.Barrier
 ) -> DensePart:
-    """Its dense part, whose gradients are summed over all ranks, or over the holders of each stage."""
+    """Dense part of a rank, with gradients summed over all ranks, or over the holders of each stage."""
     if built.stages is None:
         parameters = list(built.converted.model.parameters())
         return build_dense(built, replicas=RankOrderSum(parameters, all_ranks, barrier))

@@ -1,6 +1,6 @@
-"""Jobs with checkpoints in this process: real oracle, engines, recorders, files and recovery, over a store in memory.
+"""In-process jobs with checkpoints: real oracle, engines, recorders, files and recovery, over a store in memory.
 
-Each call of `Recorded.run` is one start of the job: it recovers, restores, trains on, and may be ended at any batch.
+Each call of `Recorded.run` is one start of the job: it recovers, restores and trains on. It can be ended at any batch.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, dense_of_rank, steps_of_rank
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 
-__all__ = ["Crash", "Recorded", "RecordedEnd", "recorded"]
+__all__ = ["Crash", "Recorded", "RecordedOutcome", "recorded"]
 
 
 class Crash(Exception):
-    """The end of a process, as far as a thread can have one."""
+    """Simulated death of a process, raised in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedEnd:
-    """How a start of the job ended."""
+class RecordedOutcome:
+    """Final numbers of one start of the job."""
 
     digests: tuple[str, str]
     results: tuple[RunResult, ...]
@@ -57,7 +57,7 @@ class RecordedEnd:
 
     @property
     def totals(self) -> tuple[float, int, int]:
-        """Sum of losses, samples and steps of the whole job."""
+        """Loss sum, samples and batches of the whole job."""
         progress = [result.progress for result in self.results]
         losses = sum(float(each.loss_sum) for each in progress)
         return losses, sum(each.samples for each in progress), progress[0].steps
@@ -65,7 +65,7 @@ class RecordedEnd:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Recorded:
-    """A job that may be started many times.
+    """A job with checkpoints that can be started repeatedly.
 
     Attributes:
         config: of the job.
@@ -74,9 +74,9 @@ class Recorded:
         every: batches between checkpoints.
         world_size: ranks.
         rows_only: no files: checkpoints only close logs.
-        prepare: called with every engine before it trains; may give an `on_batch` (see `Engine.train`).
-        spoil: what a rank gets in the place of its steps.
-        on_folder: called with the step of a checkpoint before its folder is given out.
+        prepare: called with every engine before it trains; can return an `on_batch` (see `Engine.train`).
+        spoil: replaces a rank's batches.
+        on_folder: called with a checkpoint's step before its folder is created.
     """
 
     config: Config
@@ -90,7 +90,7 @@ class Recorded:
     on_folder: Callable[[int], None] = lambda step: None
     stores: list[MemoryStore] = field(default_factory=list)
 
-    def run(self, *, crash_at: int | None = None, crash_rank: int = 0) -> RecordedEnd:
+    def run(self, *, crash_at: int | None = None, crash_rank: int = 0) -> RecordedOutcome:
         """Start the job. `crash_at`: raise Crash after so many batches of this start."""
         torch.set_num_threads(1)
         schema = PlannedData(self.config.data, self.config.run.seed).schema
@@ -170,7 +170,7 @@ class Recorded:
                     )
                 )
             results = _together(ranks, barrier, lambda rank: self._train(rank, resumed))
-            return RecordedEnd(
+            return RecordedOutcome(
                 digests=(
                     dense_digest(ranks[0].engine.dense.model, ranks[0].engine.dense.optimizer),
                     embedding_digest(stores[0]),
@@ -229,7 +229,7 @@ class Recorded:
 
 
 def recorded(config: Config, root: Path, *, every: int = 3, **values: Any) -> Recorded:
-    """A job that is new: its own folder under `root`, its own store."""
+    """A new job with its own folder under `root` and its own store."""
     name = uuid.uuid4().hex
     return Recorded(config=config, root=root / name, name=name, every=every, **values)
 
@@ -246,7 +246,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Fuse:
-    """An `on_batch` that ends the job."""
+    """An `on_batch` that raises Crash after a number of batches."""
 
     at: int
 
@@ -256,7 +256,7 @@ class _Fuse:
 
 
 def _together(ranks: list[_Rank], barrier: threading.Barrier, train: Callable[[_Rank], RunResult]) -> list[RunResult]:
-    """All ranks' results; a crash ends them all, and is raised."""
+    """Run one thread per rank and return their results. A crash ends all ranks and is raised."""
     results: dict[int, RunResult] = {}
     errors: list[BaseException] = []
 

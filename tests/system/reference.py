@@ -1,8 +1,8 @@
-"""Training without any of this project: plain modules, `nn.EmbeddingBag` / `nn.Embedding`, `torch.optim`, one loop.
+"""Reference training without this project: plain modules, `nn.EmbeddingBag` / `nn.Embedding`, `torch.optim`, one loop.
 
-The only thing taken over is initial values, handed in as arrays. Every table is a whole module over the vocabulary of
-the data; `np.searchsorted` turns raw ids into its row numbers. Models are torchrec's classes over the plain
-embeddings, built here on their own, with the widths of the `clicks` jobs.
+It takes only initial values, as arrays. Every table is one module over the vocabulary of the data; `np.searchsorted`
+maps raw ids to its row numbers. The models are torchrec's classes over plain embeddings, built independently with the
+widths of the `clicks` jobs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PLAIN_MODELS", "PlainBatch", "PlainTable", "PlainTables", "plain_tra
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlainTable:
-    """One table: its name, the features that read it, pooling, and its vocabulary with initial weights."""
+    """One table: name, features that read it, pooling, vocabulary and initial weights."""
 
     name: str
     features: tuple[str, ...]
@@ -49,7 +49,7 @@ class PlainBatch:
 
 
 class PlainTables(nn.Module):
-    """All tables, each one module. Looks like torchrec's collection to torchrec's models."""
+    """All tables, one module each, with the interface of torchrec's collection."""
 
     def __init__(self, tables: Sequence[PlainTable], *, sparse: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class PlainTables(nn.Module):
         ]
 
     def vectors(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Per feature of the tables: its name, vectors, and lengths of its bags."""
+        """Per feature of the tables: name, vectors, and bag lengths."""
         assert self.batch is not None
         for table, module in zip(self.tables, self.rows, strict=True):
             for feature in table.features:
@@ -110,7 +110,7 @@ class PlainTables(nn.Module):
 
 
 class PlainWideDeep(nn.Module):
-    """A linear part over each bag's first number and the dense columns, beside an MLP over the rest."""
+    """A linear part over each bag's first element and the dense columns, next to an MLP over the rest."""
 
     def __init__(self, tables: PlainTables, num_dense: int, top: Sequence[int]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class PlainWideDeep(nn.Module):
 
 
 class PlainMixed(nn.Module):
-    """The same model as `tests.system.factory.Mixed`."""
+    """The same model as `tests.system.factory.Mixed`, over plain embeddings."""
 
     def __init__(self, tables: PlainTables, dim: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ PLAIN_MODELS: Mapping[str, Callable[[PlainTables, int, int, Sequence[int], Seque
     "factory": lambda tables, num_dense, dim, bottom, top: PlainMixed(tables, dim),
 }
 
-#: Row optimizer -> (does it want sparse gradients, maker).
+#: Row optimizer -> (whether it takes sparse gradients, constructor).
 _ROW_OPTIMIZERS: Mapping[str, tuple[bool, Callable[..., torch.optim.Optimizer]]] = {
     "sgd": (True, lambda parameters, lr, eps: torch.optim.SGD(parameters, lr=lr)),
     "adagrad": (True, lambda parameters, lr, eps: torch.optim.Adagrad(parameters, lr=lr, eps=eps)),
@@ -198,7 +198,7 @@ _DENSE_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda parameters, lr, eps: torch.optim.Adagrad(parameters, lr=lr, eps=eps),
     "adam": lambda parameters, lr, eps: torch.optim.Adam(parameters, lr=lr, eps=eps),
 }
-#: Row optimizer -> the names of its state, in the order of a stored record.
+#: Row optimizer -> names of its state, in the order of a stored record.
 _ROW_STATE: Mapping[str, tuple[str, ...]] = {
     "sgd": (),
     "adagrad": ("sum",),
@@ -209,7 +209,7 @@ _ROW_STATE: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trained:
-    """A finished loop."""
+    """Model, tables, optimizers and losses after training."""
 
     model: nn.Module
     tables: PlainTables
@@ -233,10 +233,10 @@ def plain_training(
     dense_lr: float,
     eps: float,
 ) -> Trained:
-    """Train on all batches, one after the other, on the mean loss of each.
+    """Train on all batches in order, on the mean loss of each.
 
     Args:
-        dense_parameters: initial values of everything but the tables, by name.
+        dense_parameters: initial values of all parameters except the tables, by name.
     """
     sparse, row_optimizer = _ROW_OPTIMIZERS[rows]
     plain = PlainTables(tables, sparse=sparse)

@@ -1,4 +1,4 @@
-"""A small job with checkpoints, run again and again on one folder, and what it must end with."""
+"""A small job with checkpoints that is started repeatedly on one folder, and its expected digests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.system.programs import Done, run_forked
 
 __all__ = ["JOB", "SIX_TABLES", "Resumed", "digests"]
 
-#: Six of Criteo's tables: with all 26, a job takes half as long again, most of it to list each table's rows.
+#: Six of Criteo's tables: all 26 take half as long again, mostly to list each table's rows.
 SIX_TABLES = str(Path(__file__).with_name("six_tables.toml"))
 
-#: 22 batches to train on; rows leave the small cache all the time.
+#: 22 training batches; rows leave the small cache all the time.
 JOB = [
     "--data.schema", SIX_TABLES, "--data.limit", "3000", "--data.batch_size", "128", "--data.workers", "0",
     "--model.embedding_dim", "4", "--model.bottom_mlp", "6", "--model.top_mlp", "5", "--oracle.lookahead", "5",
@@ -31,7 +31,7 @@ def digests(result: Path) -> tuple[str, str, float | None, float | None]:
 
 @dataclass(slots=True, kw_only=True)
 class Resumed:
-    """Starts of one job, each in a process of its own.
+    """Starts of one job, each in its own process.
 
     Attributes:
         folder: the test's; the checkpoints are in ``folder/checkpoints``.
@@ -58,7 +58,7 @@ class Resumed:
         return [*self.settings(*more), "--result", str(self.result)]
 
     def run(self, *more: str, dies_at: str = "") -> Done:
-        """To its end, or until it dies at a point."""
+        """Run one start to its end, or until it dies at a failpoint."""
         self.result.unlink(missing_ok=True)
         return run_forked(self.line(*more), self.folder, {"BAGPIPE_CRASH_AT": dies_at} if dies_at else {})
 
@@ -67,7 +67,7 @@ class Resumed:
         return step
 
     def steps(self) -> list[int]:
-        """Of the checkpoints in the folder."""
+        """Steps of the checkpoints in the folder."""
         return sorted(
             int(path.parent.name.removeprefix("step-")) for path in self.checkpoints.glob("*/*/manifest.json")
         )

@@ -1,4 +1,4 @@
-"""Models for ``model.factory`` that ask something of the stages: dropout, two heads, and what stages must refuse."""
+"""Models for ``model.factory`` that exercise the stages: dropout, two heads, and models that stages must refuse."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WIDTH = 6
 
 
 class Trunk(nn.Module):
-    """Pooled vectors beside the dense columns, through three layers.
+    """Three layers over pooled vectors and dense columns.
 
     Args:
-        between: after the first layer.
+        between: module after the first layer.
     """
 
     def __init__(self, schema: DataSchema, config: ModelConfig, between: nn.Module) -> None:
@@ -58,21 +58,21 @@ class TwoHeads(Trunk):
 
 
 class Mixing(nn.Module):
-    """Subtracts the mean of the batch, which no module's class tells."""
+    """Subtracts the batch mean: depends on the batch through a function, not a module class."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values - values.mean(0)
 
 
 class Looking(nn.Module):
-    """Looks at values, so it cannot be traced."""
+    """Branches on tensor values, so it cannot be traced."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values if values.sum() > 0 else -values
 
 
 class Tied(Trunk):
-    """Its second layer's weights once more, in the end."""
+    """Uses its second layer's weights again at the end."""
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         hidden = self.second(self.between(self.hidden(dense, sparse)))
@@ -81,7 +81,7 @@ class Tied(Trunk):
 
 
 class Sequences(nn.Module):
-    """Parameters applied to vectors that are not pooled: a micro-batch of them is no slice."""
+    """Applies parameters to unpooled vectors: a micro-batch of them is not a slice."""
 
     def __init__(self, schema: DataSchema, config: ModelConfig) -> None:
         super().__init__()
@@ -102,42 +102,42 @@ class Sequences(nn.Module):
 
 
 def dropping(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """Leaves out a third of its hidden values."""
+    """A model with dropout of a third of its hidden values."""
     return Trunk(schema, config, nn.Dropout(0.3))
 
 
 def spare(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """With a layer that no stage uses."""
+    """A model with a layer that no stage uses."""
     model = Trunk(schema, config, nn.Tanh())
     model.spare = nn.Linear(2, 2)
     return model
 
 
 def two_heads(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """A tuple of logits."""
+    """A model that returns a tuple of two logits."""
     return TwoHeads(schema, config)
 
 
 def normalising(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """A batch norm."""
+    """A model with a batch norm."""
     return Trunk(schema, config, nn.BatchNorm1d(_WIDTH))
 
 
 def mixing(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """Looks across examples by a function."""
+    """A model that mixes examples through a function."""
     return Trunk(schema, config, Mixing())
 
 
 def untraceable(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """Branches on values."""
+    """A model that branches on values."""
     return Trunk(schema, config, Looking())
 
 
 def tied(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """A layer used twice."""
+    """A model that uses a layer twice."""
     return Tied(schema, config, nn.Linear(_WIDTH, _WIDTH))
 
 
 def sequences(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    """Vectors that are not pooled."""
+    """A model over unpooled vectors."""
     return Sequences(schema, config)

@@ -1,6 +1,6 @@
-"""Jobs whose dense part is in stages: configurations of them, and comparison with the job that is trained whole.
+"""Jobs with a staged dense part: their configurations, and comparison with the job that trains the whole model.
 
-config ──staged(schedule, num_ranks)──> config ──end_of(world_size)──> numbers, in one process or one thread per rank
+config ──staged(schedule, num_ranks)──> config ──run_staged(world_size)──> outcome: one process or one thread per rank
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 
 from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from tests.system.jobs import JobEnd, change, run_job
+from tests.system.jobs import JobOutcome, change, run_job
 from tests.system.rank_threads import run_ranks
 
-__all__ = ["DIGESTED", "MODELS", "StagedEnd", "assert_equal_numbers", "end_of", "full", "of_job", "staged"]
+__all__ = ["DIGESTED", "MODELS", "StagedOutcome", "assert_equal_numbers", "full", "of_job", "run_staged", "staged"]
 
-#: Model and a schema it can take.
+#: Models, each with a schema it supports.
 MODELS = [("dlrm", "sum"), ("dcnv2", "mean"), ("deepfm", "mixed"), ("wide-deep", "ragged"), ("towers", "sum")]
 
-#: One schedule of each kind: a chain, a graph, two pipes, a V with split backwards, a V with overlaps.
+#: One schedule of each kind: a chain, a graph, two pipes, a V with split backwards, a V with overlap.
 DIGESTED = ("1f1b", "graph", "chimera", "zb-v", "dualpipe-v")
 
 MICROBATCHES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedEnd:
-    """How a job ended, on any number of ranks.
+class StagedOutcome:
+    """Final numbers of a job on any number of ranks.
 
     Attributes:
-        rows: per table name, all ids ascending and their records.
+        rows: per table name, ids in ascending order and their records.
         dense: parameters by name.
-        loss_sum: of all examples in training.
+        loss_sum: of all training examples.
     """
 
     digests: tuple[str, str]
@@ -47,26 +47,26 @@ class StagedEnd:
 
 
 def staged(config: Config, schedule: str, num_ranks: int, **values: object) -> Config:
-    """`config` on that many pipeline ranks; `values` as for `change`, and win."""
+    """`config` on that many pipeline ranks; `values` are changes as in `change` and take precedence."""
     stages = num_ranks * DENSE_SCHEDULES[schedule].chunks
     given = {"pipeline__stages": stages, "pipeline__microbatches": MICROBATCHES, **values}
     return change(config, pipeline__schedule=schedule, **given)
 
 
 def full(schedule: str, world_size: int) -> int:
-    """Pipeline ranks: four stages where one process runs all, otherwise as many as the small models' operators fill."""
+    """Pipeline ranks: four stages if one process runs all, otherwise as many as the small models' operators fill."""
     chunks = DENSE_SCHEDULES[schedule].chunks
     if world_size == 1:
         return 4 // chunks
     return 2 if world_size == 2 or schedule in ("interleaved", "zb-h1", "graph") else 4 // chunks
 
 
-def end_of(config: Config, world_size: int = 1) -> StagedEnd:
-    """Run it; several ranks are threads."""
+def run_staged(config: Config, world_size: int = 1) -> StagedOutcome:
+    """Run the job; several ranks are threads."""
     if world_size == 1:
         return of_job(run_job(config))
     end = run_ranks(config, world_size)
-    return StagedEnd(
+    return StagedOutcome(
         digests=end.digests,
         rows=end.rows,
         dense=end.dense,
@@ -75,10 +75,10 @@ def end_of(config: Config, world_size: int = 1) -> StagedEnd:
     )
 
 
-def of_job(end: JobEnd) -> StagedEnd:
-    """What a job of one process ended with, for comparison."""
+def of_job(end: JobOutcome) -> StagedOutcome:
+    """Final numbers of a job of one process, for comparison."""
     progress = end.trained.progress
-    return StagedEnd(
+    return StagedOutcome(
         digests=end.digests,
         rows=end.rows,
         dense=end.dense,
@@ -87,8 +87,8 @@ def of_job(end: JobEnd) -> StagedEnd:
     )
 
 
-def assert_equal_numbers(ours: StagedEnd, reference: StagedEnd) -> None:
-    """float64: dense parameters and every row with its optimizer state within 1e-12, and the mean loss."""
+def assert_equal_numbers(ours: StagedOutcome, reference: StagedOutcome) -> None:
+    """Assert in float64: dense parameters, every row with its optimizer state, and the mean loss agree within 1e-12."""
     assert ours.dense.keys() == reference.dense.keys()
     for name, value in reference.dense.items():
         torch.testing.assert_close(ours.dense[name], value, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Steps and stores made in the test itself: endless fresh ids, and stores that fail, count or forget."""
+"""Batches of endless fresh ids, and store wrappers that fail or discard rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FailingStore", "ForgetfulStore", "fresh_batches"]
 
 
 def fresh_batches(count: int, *, num_examples: int, num_features: int, num_dense: int = 0) -> Iterator[Batch]:
-    """Batches of one id per bag, none of them ever seen before."""
+    """Batches of one id per bag; every id is new."""
     size = num_examples * num_features
     for index in range(count):
         # An odd multiplier is a bijection of 64-bit words.
@@ -33,7 +33,7 @@ def fresh_batches(count: int, *, num_examples: int, num_features: int, num_dense
 
 
 class _Wrapped:
-    """A store in front of another, already open one."""
+    """A wrapper of an open store."""
 
     def __init__(self, store: Store) -> None:
         self.schema: RowSchema = store.schema
@@ -73,7 +73,7 @@ class _Wrapped:
 
 
 class FailingStore(_Wrapped):
-    """Fails at the n-th exchange of a kind that carries rows, and at every later one."""
+    """A store that fails at the n-th exchange of a kind that carries rows, and at every later one."""
 
     def __init__(self, store: Store, *, at_write: int = 0, at_read: int = 0) -> None:
         super().__init__(store)
@@ -94,7 +94,7 @@ class FailingStore(_Wrapped):
 
 
 class ForgetfulStore(_Wrapped):
-    """Acknowledges writes and keeps nothing, so that its own memory does not count."""
+    """A store that acknowledges writes and keeps nothing, which excludes its memory from measurements."""
 
     rows_written = 0
 

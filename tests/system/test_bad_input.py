@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong: exit code 2, one line that says what and where, and a store that was not touched."""
+"""Invalid user input: exit code 2, one line that names the problem and its place, and an untouched store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server of this module's own: its whole content is compared."""
+    """A server of this module alone: tests compare its whole content."""
     with EmbeddedServer(tmp_path_factory.mktemp("untouched")) as server:
         yield server
 
@@ -38,7 +38,7 @@ def client_of(server: EmbeddedServer) -> redis.Redis:
 
 
 def content(server: EmbeddedServer) -> dict[bytes, bytes]:
-    """Every key and what it holds."""
+    """Every key and its value."""
     with closing(client_of(server)) as client:
         return {key: client.dump(key) for key in client.keys("*")}
 
@@ -52,7 +52,7 @@ def good_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(server: EmbeddedServer, good_file: Path, tmp_path_factory: pytest.TempPathFactory) -> EmbeddedServer:
-    """The server, with a namespace `kept` that a job has trained."""
+    """The server with a trained namespace `kept`."""
     arguments = [*SMALL, "--data.path", str(good_file), "--store.url", server.url, "--store.namespace", "kept"]
     done = run_forked(arguments, tmp_path_factory.mktemp("trained"))
     assert (done.code, done.err) == (0, "")
@@ -70,7 +70,7 @@ def assert_refused(done: Done, pattern: str, server: EmbeddedServer, before: dic
 
 LINE = criteo_line()
 FILES: list[tuple[str, bytes, str]] = [
-    # name, content, what is said after "FILE"
+    # name, content, message after "FILE"
     ("few.tsv", criteo_lines(3) + LINE.rsplit(b"\t", 1)[0] + b"\n", r":4: expected 40 tab-separated columns, got 39"),
     ("many.tsv", criteo_lines(3) + LINE + b"\ta\n", r":4: expected 40 tab-separated columns, got 41"),
     ("dense.tsv", criteo_line(dense="x") + b"\n", r":1: expected an integer .* in I1 \(column 2\), got 'x'"),
@@ -109,7 +109,7 @@ def test_ids_out_of_range(trained: EmbeddedServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["training", "held out"])
 def test_a_bad_line_after_good_batches(place: str, trained: EmbeddedServer, tmp_path: Path) -> None:
-    """In the held-out part too, where it must not pass as a smaller evaluation. (The good part has been trained.)"""
+    """A bad line in the held-out part ends the job instead of shrinking the evaluation. Earlier batches are trained."""
     lines = criteo_lines(200).split(b"\n")[:-1]
     number = 100 if place == "training" else 195
     lines[number] = b"bad"
@@ -128,7 +128,7 @@ def test_a_bad_line_after_good_batches(place: str, trained: EmbeddedServer, tmp_
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Arguments after those of a good job, and what is said about them."""
+    """Arguments added to those of a valid job, and the expected message."""
 
     name: str
     arguments: list[str]
@@ -243,7 +243,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_configuration(case: Case, trained: EmbeddedServer, good_file: Path, tmp_path: Path) -> None:
     before = content(trained)
-    # The case's own flags stand last, and win.
+    # The case's own flags stand last and take precedence.
     arguments = [*SMALL, "--data.path", str(good_file), "--store.url", trained.url, "--store.namespace", "new"]
     done = run_forked([*arguments, *case.arguments], tmp_path, case.environment)
     assert_refused(done, case.pattern, trained, before)
@@ -261,7 +261,7 @@ def test_unknown_key_in_a_file(trained: EmbeddedServer, tmp_path: Path) -> None:
 # ---- store -----------------------------------------------------------------------------------------------------------
 
 RECORDS = [
-    # flags that differ from the namespace's record; both values are named
+    # flags that differ from the namespace's record; the error names both values
     (["--optim.rows", "adam"], r".*'kept'.*optimizer.*(adagrad.*adam|adam.*adagrad).*"),
     (["--model.embedding_dim", "8"], r".*'kept'.*dim.*(4.*8|8.*4).*"),
     (["--run.seed", "3"], r".*'kept'.*seed.*(0.*3|3.*0).*"),
@@ -324,8 +324,8 @@ def test_a_server_with_a_password(server: EmbeddedServer, good_file: Path, tmp_p
     assert (right.code, right.err) == (0, "")
 
 
-def test_a_server_that_is_something_else(good_file: Path, tmp_path: Path) -> None:
-    """A port where nobody answers within the deadline."""
+def test_an_unresponsive_server(good_file: Path, tmp_path: Path) -> None:
+    """The server accepts connections but never answers within the deadline."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -340,7 +340,7 @@ def test_a_server_that_is_something_else(good_file: Path, tmp_path: Path) -> Non
 
 
 def test_skipped_rows_are_counted(tmp_path: Path) -> None:
-    """In training and in the held-out part; the rest trains as if the bad lines were not there."""
+    """Bad lines in the training and held-out parts are counted, and the rest trains as if they were absent."""
     lines = criteo_lines(100).split(b"\n")[:-1]
     for number in (0, 1, 40, 70, 97):
         lines[number] = b"bad\tline"
@@ -356,8 +356,8 @@ def test_skipped_rows_are_counted(tmp_path: Path) -> None:
 # ---- fresh interpreters ----------------------------------------------------------------------------------------------
 
 
-def test_a_fresh_interpreter_says_one_line_too(trained: EmbeddedServer, tmp_path: Path) -> None:
-    """Imports included: what torchrec and its relatives say about themselves does not reach the user."""
+def test_a_fresh_interpreter_prints_one_line(trained: EmbeddedServer, tmp_path: Path) -> None:
+    """Import-time warnings of torchrec and its dependencies do not reach the user."""
     path = tmp_path / "bad.tsv"
     path.write_bytes(b"bad\n")
     before = content(trained)

@@ -1,4 +1,4 @@
-"""Autocast, loss scale, recordings and compiled code in whole jobs: direct mode's bits, whatever is asked for."""
+"""Autocast, loss scaling, CUDA graph capture and compilation in whole jobs keep direct mode's bits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ STAGES = {"pipeline__schedule": "zb-h1", "pipeline__stages": 2, "pipeline__micro
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run.cuda_graph` with what stands for CUDA's graphs on a CPU."""
+    """`run.cuda_graph` with a CPU fake of CUDA graphs."""
     monkeypatch.setattr("trainer.dense.open_graphs", lambda device: RepeatedCalls())
 
 
 def smallest(config: Config) -> Config:
-    """Rows leave the cache all the time."""
+    """The smallest cache: rows leave it all the time."""
     return change(config, cache__rows=90)
 
 
@@ -67,8 +67,8 @@ def test_ranks_under_autocast_keep_direct_modes_bits(clicks: MakeConfig) -> None
     assert (cached.dense_digest, cached.embedding_digest) == (direct.dense_digest, direct.embedding_digest)
 
 
-def test_what_is_held_out_is_scored_in_full_precision(clicks: MakeConfig) -> None:
-    """Seven bits would make many scores equal: a bfloat16 job is scored as its parameters say."""
+def test_held_out_examples_are_scored_in_full_precision(clicks: MakeConfig) -> None:
+    """bfloat16 jobs are scored in full precision; 7-bit mantissas would make many scores equal."""
     config = change(clicks(eval_fraction=0.3), run__autocast="bfloat16")
     ranks = run_ranks(config, 2)
     logits = torch.tensor([*ranks.scores[0], *ranks.scores[1]])
@@ -90,7 +90,7 @@ def test_a_loss_scale_changes_no_bit_on_ranks(clicks: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize("stages", [{}, STAGES], ids=["whole", "staged"])
-def test_a_scale_that_is_too_large_is_named(clicks: MakeConfig, stages: dict[str, object]) -> None:
+def test_an_error_names_a_loss_scale_that_is_too_large(clicks: MakeConfig, stages: dict[str, object]) -> None:
     config = change(clicks(), run__autocast="float16", run__loss_scale=2**24, **stages)
     with pytest.raises(JobError, match=r"^batch 0: .*not finite.*run\.loss_scale = 16777216: a smaller one may do"):
         run_job(config)
@@ -98,7 +98,7 @@ def test_a_scale_that_is_too_large_is_named(clicks: MakeConfig, stages: dict[str
 
 # ---- a loss scale that grows -----------------------------------------------------------------------------------------
 
-#: float16 has none of the scales it begins with, so batches are left out until one fits.
+#: The initial scale overflows float16, so batches are skipped until one fits.
 GROWING = {
     "run__autocast": "float16",
     "run__nonfinite": "skip",
@@ -108,8 +108,8 @@ GROWING = {
 
 
 @pytest.mark.usefixtures("replays")
-def test_a_scale_that_grows_changes_no_bit(clicks: MakeConfig) -> None:
-    """Replays, which take it as an input, and the last, smaller batch."""
+def test_a_growing_loss_scale_changes_no_bit(clicks: MakeConfig) -> None:
+    """Covers captured graphs, which take the scale as an input, and the smaller last batch."""
     config = change(clicks("mixed", "deepfm"), run__nonfinite="skip")
     grown = run_job(change(config, run__loss_scale_growth_interval=3, run__cuda_graph=True))
     assert grown.trained.progress.loss_scale == 2 ** (26 // 3)
@@ -117,8 +117,8 @@ def test_a_scale_that_grows_changes_no_bit(clicks: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_scale_goes_on_where_a_job_died(clicks: MakeConfig, tmp_path: Path, ranks: int) -> None:
-    """Amid batches that are left out, and amid finite ones; whatever the cache."""
+def test_a_resumed_job_continues_the_loss_scale(clicks: MakeConfig, tmp_path: Path, ranks: int) -> None:
+    """A job resumes among skipped batches and among finite ones, with any cache size."""
     config = change(clicks(), **GROWING)
     job = recorded(smallest(change(config, data__limit=12 * 18)), tmp_path, every=2, world_size=ranks)
     with pytest.raises(Crash):
@@ -140,7 +140,7 @@ def test_a_scale_goes_on_where_a_job_died(clicks: MakeConfig, tmp_path: Path, ra
 
 @pytest.mark.usefixtures("replays")
 @pytest.mark.parametrize("autocast", ["off", "bfloat16"])
-def test_recordings_give_the_eager_ways_bits(clicks: MakeConfig, autocast: str) -> None:
+def test_captured_graphs_keep_the_eager_bits(clicks: MakeConfig, autocast: str) -> None:
     config = change(clicks("mixed", "deepfm"), run__autocast=autocast)
     recorded = change(config, run__cuda_graph=True)
     eager = run_job(config)
@@ -148,7 +148,7 @@ def test_recordings_give_the_eager_ways_bits(clicks: MakeConfig, autocast: str) 
 
 
 @pytest.mark.usefixtures("replays")
-def test_recordings_of_ranks_give_the_eager_ways_bits(clicks: MakeConfig) -> None:
+def test_captured_graphs_of_ranks_keep_the_eager_bits(clicks: MakeConfig) -> None:
     """Row gradients travel while the next batch is replayed."""
     eager, recorded = (run_ranks(change(smallest(clicks()), run__cuda_graph=on), 2) for on in (False, True))
     assert (eager.dense_digest, eager.embedding_digest) == (recorded.dense_digest, recorded.embedding_digest)
@@ -163,7 +163,7 @@ def test_recordings_of_ranks_give_the_eager_ways_bits(clicks: MakeConfig) -> Non
     [{"run__autocast": "float16"}, {"run__autocast": "bfloat16", "run__cuda_graph": True}],
     ids=["eager", "replayed"],
 )
-def test_a_job_goes_on_with_the_same_bits(clicks: MakeConfig, tmp_path: Path, asked: dict[str, object]) -> None:
+def test_a_resumed_job_ends_with_the_same_bits(clicks: MakeConfig, tmp_path: Path, asked: dict[str, object]) -> None:
     config = smallest(change(clicks("sum", "wide-deep"), **asked))
     job = recorded(change(config, data__limit=12 * 10), tmp_path)
     job.run()
@@ -174,7 +174,7 @@ def test_a_job_goes_on_with_the_same_bits(clicks: MakeConfig, tmp_path: Path, as
 
 
 def test_traced_code_keeps_the_bits(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as for inductor, but run by torch's own operators: what is computed stays what the model says."""
+    """Tracing as for inductor, executed by torch's own operators, keeps the model's semantics."""
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     config = change(clicks(), **STAGES)
     traced = run_job(smallest(change(config, run__compile=True)))
@@ -183,7 +183,7 @@ def test_traced_code_keeps_the_bits(clicks: MakeConfig, monkeypatch: pytest.Monk
     assert [*traced.dense] == [*plain.dense]
 
 
-# torch's inductor imports what torch itself calls out of date.
+# torch's inductor imports functions that torch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -197,7 +197,7 @@ def test_compiled_code_keeps_direct_modes_bits(clicks: MakeConfig, autocast: str
 
 
 def ends_alike(folder: Path, server: EmbeddedServer, arguments: list[str]) -> bool:
-    """Whether a job that is stopped after 13 batches and goes on ends as one that is not; each compiles for itself."""
+    """A job stopped after 13 batches and resumed ends like an uninterrupted one; each start compiles on its own."""
     found = []
     for name in ("at-once", "resumed"):
         (folder / name).mkdir()
@@ -216,8 +216,8 @@ def ends_alike(folder: Path, server: EmbeddedServer, arguments: list[str]) -> bo
 @pytest.mark.timeout(600)
 @pytest.mark.redis
 @pytest.mark.multiproc
-def test_a_compiled_job_goes_on_with_the_same_bits(
+def test_a_resumed_compiled_job_ends_with_the_same_bits(
     tmp_path: Path, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "TIMEOUT_S", 300.0)  # inductor's first code takes a minute on a busy machine
+    monkeypatch.setattr(programs, "TIMEOUT_S", 300.0)  # inductor's first compilation takes a minute on a busy machine
     assert ends_alike(tmp_path, server, ["--run.compile", "true"])

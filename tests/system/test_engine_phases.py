@@ -1,4 +1,4 @@
-"""Phases of the engine when somebody asks it to stop: nothing trained is lost, wherever the request comes."""
+"""A stop request during any engine phase loses no trained batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps_of(built: BuiltModel, phase: str = "train") -> Iterator[RankBatch]:
 
 
 class Interrupting(ForgetfulStore):
-    """A store that is there when the user presses Ctrl-C: in the midst of the n-th write."""
+    """A store that sends SIGINT to its process in the middle of the n-th write."""
 
     def __init__(self, store: MemoryStore, *, at_write: int, number: signal.Signals) -> None:
         super().__init__(store)
@@ -53,7 +53,7 @@ class Interrupting(ForgetfulStore):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_last_write_back_loses_nothing(built: BuiltModel, number: signal.Signals) -> None:
     with MemoryStore(built.rows, num_buckets=8) as store:
-        # The cache holds every row, so the first write is that of the last write-back (in this, the main, thread).
+        # The cache holds every row, so the first write is that of the final write-back, in this (the main) thread.
         counting = ForgetfulStore(store)
         build_engine(built, counting).train(steps_of(built))
         num_rows = counting.rows_written
@@ -90,7 +90,7 @@ def test_an_interrupted_evaluation_says_so(built: BuiltModel) -> None:
 
 
 def test_an_engine_trains_again(built: BuiltModel) -> None:
-    """A phase leaves an empty cache behind; the next one goes on from the store."""
+    """A phase leaves the cache empty; the next phase continues from the store."""
     with MemoryStore(built.rows, num_buckets=8) as store:
         engine = build_engine(built, store)
         totals = [engine.train(steps_of(built)).progress for _ in range(2)]
@@ -118,7 +118,7 @@ def test_bad_data_ends_a_phase_after_the_good_steps(built: BuiltModel, count: in
             assert embedding_digest(store) == run_job(config).embedding_digest
 
 
-def test_no_steps_at_all(built: BuiltModel) -> None:
+def test_an_empty_data_set(built: BuiltModel) -> None:
     with MemoryStore(built.rows, num_buckets=8) as store:
         engine: Engine = build_engine(built, store)
         result = engine.train(iter(()))

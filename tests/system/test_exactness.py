@@ -1,4 +1,4 @@
-"""Serial equivalence: whatever the cache, the store and the transport, a job ends with direct mode's bits."""
+"""Serial equivalence: for any cache, store and transport, a job ends with direct mode's bits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from bagpipe.config.sections import CacheConfig, Config, DataConfig, ModelConfig, StoreConfig
 from tests.store.nodes import ClusterNodes
 from tests.system.covering import covering
-from tests.system.jobs import JobEnd, change, largest_batch, run_job
+from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 
-#: Model and the schemas it can take.
+#: Models, each with the schemas it supports.
 MODELS = [
     ("dlrm", "sum"),
     ("dlrm", "weighted"),
@@ -24,7 +24,7 @@ MODELS = [
     ("factory", "everything"),
 ]
 
-#: Settings by what rows are made of.
+#: Data types of rows and computation.
 DTYPES = {
     "float32": {},
     "float64": {"run__dtype": "float64"},
@@ -32,16 +32,16 @@ DTYPES = {
     "bfloat16": {"cache__dtype": "bfloat16"},
 }
 
-#: What must not change a bit ...
+#: Settings that must not change a bit ...
 FREE_AXES = {
     "lookahead": (1, 8, 64),
     "cache": ("smallest", "a few more", "all rows"),
     "store": ("memory", "server", "servers", "cluster"),
-    "transport": ("in-process", "in-process", "process"),  # a process costs a second: drawn less often
+    "transport": ("in-process", "in-process", "process"),  # starting a process takes a second: drawn less often
     "prefetch_depth": (1, 4),
     "policy": ("belady-window", "drop-unused"),
 }
-#: ... of a job given by these.
+#: ... of a job defined by these.
 JOB_AXES = {
     "model": MODELS,
     "optimizer": ("sgd", "adagrad", "rowwise_adagrad", "adam"),
@@ -62,14 +62,14 @@ def job_config(clicks: MakeConfig, row: Row) -> Config:
 
 
 class Reference:
-    """Direct mode's end of each job, run once."""
+    """Direct mode's final numbers of each job, run once."""
 
     def __init__(self, clicks: MakeConfig) -> None:
         self._clicks = clicks
-        self._ends: dict[tuple[object, ...], tuple[JobEnd, int]] = {}
+        self._ends: dict[tuple[object, ...], tuple[JobOutcome, int]] = {}
 
-    def of(self, row: Row) -> tuple[JobEnd, int]:
-        """Its end, and the largest batch's unique rows."""
+    def of(self, row: Row) -> tuple[JobOutcome, int]:
+        """The final numbers, and the most unique rows of any batch."""
         key = tuple(row[name] for name in JOB_AXES)
         if key not in self._ends:
             config = job_config(self._clicks, row)
@@ -130,7 +130,7 @@ def test_every_model_and_optimizer(
     reference: Reference,
     stores: dict[str, str],
 ) -> None:
-    """In the tightest cache, where rows leave and come back in the midst of the window."""
+    """The tightest cache, where rows leave and come back within the window."""
     row: Row = {
         "model": model, "optimizer": optimizer, "dtype": "float32", "dense": "adagrad", "epochs": 1,
         "lookahead": 8, "cache": "smallest", "store": "server", "transport": "in-process", "prefetch_depth": 4,
@@ -151,8 +151,8 @@ def test_every_four_settings(clicks: MakeConfig, reference: Reference, stores: d
 
 @pytest.mark.multiproc
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2", "deepfm", "wide-deep"])
-def test_sizes_at_which_matrix_kernels_choose_their_ways(model: str) -> None:
-    """Blocked kernels sum in an order that depends on where their operands lie in memory; that must not be seen."""
+def test_large_matrix_kernels_keep_the_bits(model: str) -> None:
+    """Blocked kernels sum in an order that depends on the alignment of their operands; results must not."""
     config = Config(
         data=DataConfig(limit=2900, batch_size=256, eval_fraction=0.0, epochs=2, workers=0),
         cache=CacheConfig(rows=0),
@@ -167,7 +167,7 @@ def test_sizes_at_which_matrix_kernels_choose_their_ways(model: str) -> None:
 
 
 def test_direct_mode_sees_every_row_change(clicks: MakeConfig) -> None:
-    """The reference itself is no constant: another seed, step size or data ends elsewhere."""
+    """The reference is sensitive: another seed, step size or data set changes the digests."""
     config = change(clicks(), cache__rows=0)
     ends = [
         run_job(config),
@@ -195,8 +195,8 @@ def test_evaluation_changes_nothing_and_is_the_same(clicks: MakeConfig) -> None:
         assert (cached.auc, cached.ne) == (with_evaluation.auc, with_evaluation.ne)
 
 
-def test_the_same_steps_whatever_the_lookahead(clicks: MakeConfig) -> None:
-    """`run.steps` ends a job in the midst of its window."""
+def test_a_limited_number_of_batches_with_any_lookahead(clicks: MakeConfig) -> None:
+    """`run.steps` ends a job in the middle of its lookahead window."""
     direct = run_job(change(clicks(), cache__rows=0, run__steps=7))
     assert direct.trained.progress.steps == 7
     for lookahead in (1, 3, 64):
@@ -205,8 +205,8 @@ def test_the_same_steps_whatever_the_lookahead(clicks: MakeConfig) -> None:
 
 
 @pytest.mark.redis
-def test_a_second_job_goes_on_from_the_stored_rows(clicks: MakeConfig, redis_server: object, namespace: str) -> None:
-    """Rows found in a namespace are used, not initialised again; cached and direct agree on that too."""
+def test_a_second_job_continues_from_the_stored_rows(clicks: MakeConfig, redis_server: object, namespace: str) -> None:
+    """Rows found in a namespace are reused, not reinitialised, with and without a cache."""
     url = redis_server.url  # type: ignore[attr-defined]
     ends = []
     for number, cache_rows in enumerate((0, 90)):

@@ -1,4 +1,4 @@
-"""The examples as their README tells to run them, with less data."""
+"""The commands in the examples' README work, with less data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.system.jobs import change
 from tests.system.programs import ROOT, run_forked
 from tests.system.test_ranks import digests_of, run_to_the_end
 
-#: Warnings of torch.distributed, with the C++ frames that some of them print.
+#: Warnings of torch.distributed, some with C++ frames.
 TORCH_SAYS = re.compile(
     r"\[W\d{4} .*\[c10d\]|W\d{4} .*rendezvous|Exception raised from |frame #|<omitting python frames>|$"
 )
@@ -51,7 +51,9 @@ def script(command: Sequence[str | Path], **environment: str) -> Iterator[subpro
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Its standard output. It says nothing else; torch does, of names, and if the other launcher ended first."""
+    """Standard output. Asserts that stderr is empty except for torch's warnings about names and an early launcher
+    exit.
+    """
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert not [line for line in err.splitlines() if not TORCH_SAYS.match(line)], err
@@ -59,7 +61,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def expected(arguments: list[str], url: str) -> tuple[str, str]:
-    """Digests of direct mode on two ranks of one machine."""
+    """Direct mode's digests on two ranks of one machine."""
     config = change(parse_config(arguments, "test").config, cache__rows=0, store__url=url)
     return digests_of(run_to_the_end(change(config, store__namespace=uuid.uuid4().hex), 2))
 
@@ -94,7 +96,7 @@ def test_own_model(tmp_path: Path) -> None:
 @pytest.mark.alone
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "it can")
 def test_two_hosts(tmp_path: Path, redis_server: Any) -> None:
-    """A daemon and a store that both nodes reach over the network; the same bits as on one host."""
+    """A daemon and a store that both nodes reach over the network give the same bits as one host."""
     secret, result = tmp_path / "secret.txt", tmp_path / "out.json"
     secret.write_text("correct horse battery staple\n")
     folder = EXAMPLES / "two_hosts"

@@ -1,4 +1,4 @@
-"""Capacity, failed writes and memory: what must hold when something is too small, broken, or endless."""
+"""Capacity errors, failed writes, and bounded memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unique_rows(config: Config) -> list[int]:
 
 
 def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(clicks: MakeConfig, namespace: str) -> None:
-    """Seen inside the first window: nothing is trained, and the store is not even claimed."""
+    """A batch inside the first window that does not fit is refused before training, and the store is not claimed."""
     largest = largest_batch(clicks())
     config = change(clicks(), cache__rows=largest - 1, oracle__lookahead=64, store__url=f"memory://{namespace}")
     built = built_model_of(config)
@@ -58,7 +58,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(clicks: MakeConfig,
 
 
 def test_batches_before_one_that_cannot_fit_are_kept(clicks: MakeConfig) -> None:
-    """Found out only later (lookahead 1): what was trained by then is written back, and the job says what is wrong."""
+    """With lookahead 1 the batch is found late: the trained batches are written back, and the error has the numbers."""
     sizes = unique_rows(clicks())
     first_too_large = next(number for number, size in enumerate(sizes) if size > max(sizes[:3]))
     config = change(clicks(), cache__rows=max(sizes[:first_too_large]), oracle__lookahead=1)
@@ -70,7 +70,7 @@ def test_batches_before_one_that_cannot_fit_are_kept(clicks: MakeConfig) -> None
 
 
 class Failing:
-    """Wraps a job's store, and keeps hold of it."""
+    """Wraps a job's store and keeps a reference to it."""
 
     def __init__(self, **when: int) -> None:
         self._when = when
@@ -83,7 +83,7 @@ class Failing:
 
 @pytest.mark.parametrize("mode", ["direct", "cached"])
 def test_a_failed_write_stops_the_job(clicks: MakeConfig, mode: str) -> None:
-    """At every place a write can fail, the last write-back included."""
+    """Writes fail in any batch and in the final write-back."""
     config = clicks()
     config = change(config, cache__rows=0 if mode == "direct" else largest_batch(config))
     counting = Failing()
@@ -100,7 +100,7 @@ def test_a_failed_write_stops_the_job(clicks: MakeConfig, mode: str) -> None:
 
 
 def test_rows_stay_dirty_until_their_write_is_acknowledged(clicks: MakeConfig) -> None:
-    """The last write-back fails at its second chunk: the rows of the first are clean, all others are still dirty."""
+    """The last write-back fails at its second chunk: rows of the first chunk are clean, all others still dirty."""
     config = change(clicks(), cache__rows=10_000)
     built = built_model_of(config)
     with MemoryStore(built.rows, num_buckets=8) as inner:
@@ -114,7 +114,7 @@ def test_rows_stay_dirty_until_their_write_is_acknowledged(clicks: MakeConfig) -
         stored = sum(len(inner.ids(number)) for number in range(len(built.rows.tables)))
         assert stored == 50
         assert statistics.dirty == statistics.resident - 50 > 0
-        # Nothing was lost: a later write-back completes the job.
+        # No row is lost: a later write-back completes the job.
         for requests in flush():
             inner.write_many(requests)
         assert embedding_digest(inner) == run_job(config).embedding_digest
@@ -132,7 +132,7 @@ def resident_bytes() -> int:
 
 
 def test_the_trainer_s_memory_does_not_grow_with_the_vocabulary(clicks: MakeConfig) -> None:
-    """Three million rows of 96 bytes pass through a cache of 30,000: 290 MB if any of them stayed."""
+    """Three million rows of 96 bytes pass through a cache of 30,000 rows: 290 MB if any of them stayed."""
     num_examples, num_features, warmup, count = 2500, 4, 100, 300
     config = change(clicks(), cache__rows=30_000, model__embedding_dim=12, oracle__lookahead=2)
     built = built_model_of(config)
@@ -154,7 +154,7 @@ def test_the_trainer_s_memory_does_not_grow_with_the_vocabulary(clicks: MakeConf
 
 
 def test_the_planner_s_memory_does_not_grow_with_the_vocabulary() -> None:
-    """Window and cache, and one bit for every row that exists."""
+    """The planner holds the window, the cache, and one bit for every existing row."""
     spec = OracleSpec(table_rows=(None,), features=(FeatureRef(feature=0, table=0),), num_slots=20_000, lookahead=8)
     size, warmup, count = 5_000, 60, 400
     planner = make_planner(spec)
@@ -170,5 +170,5 @@ def test_the_planner_s_memory_does_not_grow_with_the_vocabulary() -> None:
         tracemalloc.stop()
     new_rows = (count - warmup) * size
     grown = used[-1] - used[warmup]
-    # A hash set of one-bit-per-row information may double when it grows, and must know the rows apart.
+    # A hash set of one bit per row doubles when it grows, and must distinguish the rows.
     assert grown < new_rows * 2 + (4 << 20), f"{grown / new_rows:.1f} bytes per row"

@@ -1,4 +1,4 @@
-"""Batches whose loss or gradients are not finite: they end the job or are left out, and never reach a row."""
+"""Batches with non-finite loss or gradients end the job or are skipped, and never change a row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BAD = 7
 
 
 def spoilt(steps: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
-    """One example of one batch has a dense column that is not finite."""
+    """The batches, with a non-finite dense column in one example of batch `at`."""
     for step in steps:
         if step.batch.index == at and step.batch.num_examples:
             dense = step.batch.dense.copy()
@@ -49,7 +49,7 @@ def spoilt(steps: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[
 
 
 class Small:
-    """A job on one rank, its parts at hand."""
+    """A job on one rank, with access to its parts."""
 
     def __init__(self, config: Config) -> None:
         self.data = PlannedData(config.data, config.run.seed)
@@ -80,8 +80,8 @@ def test_a_bad_batch_ends_the_job(clicks: MakeConfig, value: float, rows: int) -
 
 
 @pytest.mark.parametrize("rows", [0, 80, 10_000])
-def test_a_bad_batch_left_out(clicks: MakeConfig, rows: int) -> None:
-    """As if it had not been in the data, running means included; with optimizers that count no steps."""
+def test_a_skipped_batch_leaves_no_trace(clicks: MakeConfig, rows: int) -> None:
+    """A skipped batch leaves no trace, running means included, with optimizers that do not count steps."""
     config = change(clicks(), model__factory="tests.system.staged_models:normalising", cache__rows=rows)
     config = change(config, optim__dense="sgd", run__nonfinite="skip")
     job = Small(config)
@@ -97,13 +97,13 @@ def test_a_bad_batch_left_out(clicks: MakeConfig, rows: int) -> None:
     with other.store:
         without = other.engine.train(plan_rank_batches(batches, other.built.spec))
         assert found[1:] == (float(without.progress.loss_sum), without.progress.samples)
-        # Rows that only the bad batch has are in neither store: they were never updated.
+        # Rows that occur only in the bad batch are in neither store: they were never updated.
         assert found[0] == other.digests()
 
 
 @pytest.mark.parametrize("rows", [0, 100])
-def test_ranks_leave_out_the_same(clicks: MakeConfig, rows: int) -> None:
-    """One rank finds it, all leave it out; whatever the cache."""
+def test_all_ranks_skip_the_same_batches(clicks: MakeConfig, rows: int) -> None:
+    """If one rank finds a bad batch, all ranks skip it, for any cache size."""
     config = change(clicks(), cache__rows=rows, run__nonfinite="skip")
     ends = [
         run_ranks(change(config, cache__rows=rows), 3, spoil=lambda rank, steps: spoil_of(rank, steps))
@@ -120,7 +120,7 @@ def spoil_of(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
     return spoilt(steps, float("nan")) if rank == 1 else steps
 
 
-def test_the_rank_is_named(clicks: MakeConfig) -> None:
+def test_the_error_names_the_rank(clicks: MakeConfig) -> None:
     with pytest.raises(JobError, match=rf"batch {BAD} of rank 1: the loss is not finite"):
         run_ranks(change(clicks(), cache__rows=100), 2, spoil=spoil_of)
 
@@ -135,7 +135,7 @@ def test_stages_stop(clicks: MakeConfig, schedule: str) -> None:
 
 
 def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> None:
-    """Rows of a batch that was left out were planned, and are not in the store."""
+    """Rows of a skipped batch were planned but are not in the store; they do not count as lost."""
     config = change(clicks(), cache__rows=0, run__nonfinite="skip")
     name = uuid.uuid4().hex
     job = Recorded(
@@ -147,8 +147,8 @@ def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> No
     assert again.results[0].progress.skipped_batches == 1, "the count goes on"
 
 
-def test_only_terms_count() -> None:
-    """A sum of finite terms may overflow."""
+def test_an_overflowing_sum_of_finite_gradients_is_good() -> None:
+    """Only non-finite terms are bad: a sum of finite terms can overflow."""
     guard = guard_of(NullStreams())
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.full((2,), 3e38)
@@ -159,7 +159,7 @@ def test_only_terms_count() -> None:
 
 
 @pytest.mark.parametrize("total", _TOTALS.values(), ids=_TOTALS)
-def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+def test_a_total_is_finite_if_and_only_if_all_terms_are(total: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
     terms = [torch.randn(3, 5), torch.tensor(2.0, dtype=torch.float64), torch.full((1,), 3e38), torch.randn(7).half()]
     assert bool(total(terms).isfinite())
     for tensor in (terms[0][1], terms[1], terms[2]):
@@ -170,15 +170,17 @@ def test_one_number_tells_of_all_terms(total: Callable[[list[torch.Tensor]], tor
             tensor.copy_(before)
 
 
-def test_nothing_to_look_at() -> None:
+def test_empty_groups_are_good() -> None:
     groups: tuple[ActiveTableGroup, ...] = ()
     guard = guard_of(NullStreams(), rank=2, skips=True)
     assert not guard.is_bad(0, groups=groups)
     assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])
 
 
-def test_what_a_rank_sends_is_looked_at_where_it_arrives(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device the sender does not know yet that it is bad; here it never will."""
+def test_the_receiver_checks_gradients_of_rows(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver checks gradients too: on a device, the sender does not know yet that they are bad. Here it never
+    does.
+    """
     is_bad, write = NonfiniteGuard.is_bad, MemoryStore.write_many
     monkeypatch.setitem(devices.STREAMS, "cpu", lambda device: LaggingStreams())
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Jobs over two hosts: torchrun on each, a store and a cacher that are reached over the network between them."""
+"""Jobs over two hosts: torchrun on each; store and cacher are reached over the network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store_url(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory
 
 
 def flags_of(config: Config, **values: object) -> list[str]:
-    """Command-line flags of what the tests set in a configuration."""
+    """Command-line flags of the test configuration."""
     config = change(config, **values)
     keys = {
         "data": ("path", "format", "schema", "batch_size", "eval_fraction", "epochs"),
@@ -62,7 +62,7 @@ def flags_of(config: Config, **values: object) -> list[str]:
 
 
 class Job:
-    """torchrun on both hosts. Use as a context manager."""
+    """torchrun on both hosts. Context manager."""
 
     def __init__(self, hosts: tuple[Host, Host], arguments: list[str], folder: Path) -> None:
         self.mark = uuid.uuid4().hex
@@ -94,7 +94,7 @@ class Job:
 
 
 def own_lines(done: Done) -> list[str]:
-    """What was said on stderr; torch's c10d complains that no name server knows our addresses."""
+    """Lines on stderr, without those of torch's c10d about addresses that no name server knows."""
     return [line for line in done.err.splitlines() if "[c10d] The hostname of the client socket" not in line]
 
 
@@ -102,10 +102,10 @@ def error_lines(done: Done) -> list[str]:
     return [line for line in done.err.splitlines() if line.startswith("error:")]
 
 
-def test_two_hosts_equal_one(
+def test_two_hosts_equal_one_host(
     hosts: tuple[Host, Host], store_url: str, clicks: MakeConfig, redis_server: Any, tmp_path: Path
 ) -> None:
-    """Rank 0 starts a cacher that the other host can reach, with a secret."""
+    """Rank 0 starts a cacher that the other host reaches with a secret."""
     config = change(clicks("everything", "factory", eval_fraction=0.1), cache__rows=100)
     result = tmp_path / "out.json"
     arguments = flags_of(config, store__url=store_url, store__namespace=uuid.uuid4().hex)
@@ -137,7 +137,7 @@ def test_a_rank_s_error_ends_the_job_on_both_hosts(
 
 
 def test_a_pulled_plug_ends_the_job_on_both_sides(clicks: MakeConfig, tmp_path: Path) -> None:
-    """No connection is closed, packets just stop coming: each side is on its own deadline."""
+    """No connection is closed, packets just stop: each side ends on its own deadline."""
     with two_hosts() as hosts, serve_store(hosts[0], tmp_path) as store:
         namespace = uuid.uuid4().hex
         config = change(clicks(epochs=10_000), cache__rows=0, store__namespace=namespace)
@@ -148,7 +148,7 @@ def test_a_pulled_plug_ends_the_job_on_both_sides(clicks: MakeConfig, tmp_path: 
             writes.close()
             hosts[1].pull_the_plug()
             await_end([pid for program in job.programs for pid in ranks_of(program)])
-            # torchrun itself, on the side without the rendezvous, waits for TCP to give up, a quarter of an hour.
+            # torchrun on the host without the rendezvous waits for the TCP timeout, a quarter of an hour.
             for program in job.programs:
                 assert program.process is not None
                 program.process.kill()

@@ -1,4 +1,4 @@
-"""Signals, dying processes and what is left of them. Real processes throughout."""
+"""Signals and dying processes leave a consistent store and no orphans. Real processes throughout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ ENDLESS = [
 
 
 def in_mid_run(arguments: list[str], folder: Path | None) -> Program:
-    """A fresh interpreter without a folder; see `Program.forked`."""
+    """A job in the middle of training: a fresh interpreter if `folder` is None, forked otherwise; see
+    `Program.forked`.
+    """
     return Program([*ENDLESS, *arguments], forked=folder)
 
 
@@ -42,7 +44,7 @@ def test_an_interrupted_job_keeps_what_it_trained(
 ) -> None:
     result = tmp_path / "result.json"
     arguments = ["--store.url", server.url, "--store.namespace", namespace]
-    # A terminal's is the whole program's, from its first import to the end of its interpreter.
+    # A fresh interpreter, as in a terminal: from its first import to interpreter exit.
     with in_mid_run([*arguments, "--result", str(result)], None if who == "terminal" else tmp_path) as program:
         writes.wait(200)
         assert program.process is not None
@@ -57,12 +59,12 @@ def test_an_interrupted_job_keeps_what_it_trained(
     assert stopped["stopped"] is True
     assert stopped["steps"] > 0
     assert stopped["auc"] is None
-    # All that was trained is in the server: the same number of steps without an interruption ends the same.
+    # All trained batches are in the server: an uninterrupted job of as many batches ends the same.
     steps = ["--run.steps", str(stopped["steps"])]
     uninterrupted = run_job(parse_config([*ENDLESS, *steps, "--store.url", "memory://"], "test").config)
     assert uninterrupted.dense_digest == stopped["dense_digest"]
     assert uninterrupted.embedding_digest == stopped["embedding_digest"]
-    # A second start on the same namespace goes on from the rows that are there.
+    # A second start on the same namespace continues from the stored rows.
     more = run_job(parse_config([*ENDLESS, *arguments, "--run.steps", "2"], "test").config)
     assert more.trained.progress.rows_fetched > 0
     assert more.dense_digest != stopped["dense_digest"]
@@ -73,7 +75,7 @@ def embedded_client(folder: Path) -> redis.Redis:
 
 
 def test_ctrl_c_reaches_a_job_with_its_own_server(tmp_path: Path) -> None:
-    """A terminal sends Ctrl-C to the whole group, the embedded server and the cacher among it; they must outlast it."""
+    """A terminal sends Ctrl-C to the whole group, embedded server and cacher included; they outlive the trainer."""
     result, trace = tmp_path / "result.json", tmp_path / "tensorboard"
     arguments = ["--run.dir", str(tmp_path / "job"), "--result", str(result), "--run.tensorboard", str(trace)]
     with in_mid_run(arguments, tmp_path) as program:
@@ -101,7 +103,7 @@ def await_training(program: Program) -> None:
 
 
 def await_file(folder: Path, name: str, program: Program) -> None:
-    """Wait until a server listens at a socket in `folder`: tries follow each other, each waiting on the process."""
+    """Wait until a server listens at a socket in `folder`. Each attempt waits on the process."""
     assert program.process is not None
     while True:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -128,7 +130,7 @@ def descendants(program: Program, words: str) -> list[int]:
 
 
 def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
-    """kill -9: the cacher sees its socket closed, its parser ends with it, the server dies with its parent."""
+    """After kill -9, the cacher sees its socket close, its parser ends with it, and the server dies with its parent."""
     path = tmp_path / "clicks.tsv"
     line = b"\t".join([b"1", *[b"2"] * 13, *[b"%x" % number for number in range(26)]]) + b"\n"
     path.write_bytes(line * 20_000)
@@ -174,7 +176,7 @@ def test_a_job_whose_server_dies_fails_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 def interrupted_at_start(signal_number: signal.Signals, tmp_path: Path) -> Done:
-    # One is forked, one a program from its first import to the end of its interpreter.
+    # One signal hits a forked process; the other a program from its first import to interpreter exit.
     forked = tmp_path if signal_number == signal.SIGINT else None
     with in_mid_run(["--run.dir", str(tmp_path / "job")], forked) as program:
         await_file(tmp_path / "job", "store.sock", program)

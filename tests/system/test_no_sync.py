@@ -1,6 +1,6 @@
-"""No thread waits for the device in the steady state, but the host lanes for what the schedule says; see `lagging`.
+"""In the steady state no thread waits for the device, except host lanes where the schedule says so; see `lagging`.
 
-On a device that lags infinitely a ring of staging areas that is too short, or a number read from the device, is a wait.
+On a device with unbounded lag, a staging ring that is too short or a value read from the device shows as a wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.system.lagging import LaggingStreams
 from tests.training.small import guard_of
 from trainer.progress import ProgressReporter
 
-#: Batches until rings, scratch memory and the optimizer's state are there, and the first batch's ids are checked.
+#: Batches until rings, scratch memory and optimizer state exist and the first batch's ids are checked.
 WARM_UP = 3
 
 
@@ -38,9 +38,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> LaggingStreams:
 
 
 def job_of(shape: str, streams: LaggingStreams, **settings: Any) -> PlainJob:
-    """A job that is watched from its fourth batch to its last but one."""
+    """A job watched from its fourth batch to its second to last."""
     reporter = ProgressReporter("", streams=streams)
-    reporter._last_s = float("-inf")  # shows every batch: the interval is for people
+    reporter._last_s = float("-inf")  # report every batch, ignoring the interval
     num_batches = len(batches_of(shape))
 
     def on_batch(totals: Callable[[], Progress]) -> None:
@@ -48,7 +48,7 @@ def job_of(shape: str, streams: LaggingStreams, **settings: Any) -> PlainJob:
         reporter._last_s = float("-inf")
         reporter(totals)
 
-    # Not far ahead, so that all lanes have work while they are watched.
+    # A short prefetch, so that all lanes have work while they are watched.
     given = {"prefetch_depth": 2, "read_ahead": 3, "eps": 1e-3, **settings}
     return PlainJob(PlainSettings(schema=schema_of(SHAPES[shape]), **given), on_batch=on_batch)
 
@@ -57,10 +57,12 @@ def job_of(shape: str, streams: LaggingStreams, **settings: Any) -> PlainJob:
     ("shape", "rows", "cached", "every"),
     [("weighted", "adam", True, 2), ("mean", "rowwise_adagrad", True, 0), ("mean", "sgd", False, 0)],
 )
-def test_training_waits_where_the_schedule_says_and_nowhere_else(
+def test_training_waits_only_where_scheduled(
     shape: str, rows: str, cached: bool, every: int, streams: LaggingStreams, tmp_path: Path
 ) -> None:
-    """Checkpoints included. Who writes them waits, and after that a lane need not: so not in all cases."""
+    """Covers checkpoints. The checkpoint thread's waits can make a lane's wait unnecessary, so not all cases have
+    them.
+    """
     settings = {"rows": rows, "cache_rows": smallest_cache(shape) if cached else 0}
     with ExitStack() as stack:
         job = stack.enter_context(job_of(shape, streams, **settings))
@@ -76,7 +78,7 @@ def test_training_waits_where_the_schedule_says_and_nowhere_else(
 
 
 def test_staging_changes_no_bit(streams: LaggingStreams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it lose a score, or change their order."""
+    """Staged copies change neither digests nor the scores and their order."""
 
     def outcome() -> tuple[tuple[str, str], list[float], list[float]]:
         with job_of("multi-hot", streams, rows="adagrad", cache_rows=smallest_cache("multi-hot")) as job:
@@ -101,8 +103,8 @@ def with_a_bad_one(number: int) -> list[Batch]:
 def test_a_bad_batch_is_in_no_checkpoint(
     streams: LaggingStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sums may be later than all that the lanes do for a checkpoint: whoever writes it waits for them."""
-    monkeypatch.setattr(NonfiniteGuard, "check", lambda guard: None)  # lanes always look too early
+    """The sums can arrive after all lane work of a checkpoint: the checkpoint thread waits for them."""
+    monkeypatch.setattr(NonfiniteGuard, "check", lambda guard: None)  # lanes always check too early
     with (
         job_of("one-hot", streams, cache_rows=smallest_cache("one-hot")) as job,
         recorded(job, tmp_path, every=2) as parts,
@@ -112,11 +114,11 @@ def test_a_bad_batch_is_in_no_checkpoint(
     assert list(parts) == [2, 4]
 
 
-def test_a_bad_batch_is_told_to_all_who_ask(streams: LaggingStreams) -> None:
+def test_every_check_reports_a_bad_batch(streams: LaggingStreams) -> None:
     guard = guard_of(streams)
     assert not guard.is_bad(3, loss=torch.tensor(float("nan")))
     guard.check()  # too early
-    guard.check_before(3)  # what a checkpoint before it holds is good
+    guard.check_before(3)  # a checkpoint before the batch is good
     for _ in range(2):
         with pytest.raises(JobError, match="batch 3"):
             guard.check_before(4)
@@ -125,7 +127,7 @@ def test_a_bad_batch_is_told_to_all_who_ask(streams: LaggingStreams) -> None:
 
 
 def test_a_bad_batch_is_seen_before_its_rows_are_stored(streams: LaggingStreams) -> None:
-    """Its sums come late: the job ends all the same, and nothing of the batch has reached the store."""
+    """The sums arrive late, but the job ends before any row of the batch reaches the store."""
     with job_of("one-hot", streams, cache_rows=smallest_cache("one-hot")) as job:
         with pytest.raises(JobError, match=r"batch 4: the loss, or a gradient, is not finite"):
             job.train(with_a_bad_one(4))
@@ -134,7 +136,7 @@ def test_a_bad_batch_is_seen_before_its_rows_are_stored(streams: LaggingStreams)
             assert torch.from_numpy(rows).isfinite().all()
 
 
-def test_what_would_wait_is_seen(streams: LaggingStreams) -> None:
+def test_device_waits_are_detected(streams: LaggingStreams) -> None:
     calls = [torch.Tensor.item, torch.Tensor.nonzero, bool, torch.Tensor.cpu, torch.unique]
     with job_of("one-hot", streams) as job:
         update = job.engine.cache.update
@@ -151,7 +153,7 @@ def test_what_would_wait_is_seen(streams: LaggingStreams) -> None:
         assert any(f" {name} at" in line for line in streams.found), name
 
 
-def test_a_ring_that_is_too_short_is_seen(streams: LaggingStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staging_ring_that_is_too_short_is_detected(streams: LaggingStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     original = RowCache.uploads
     monkeypatch.setattr(RowCache, "uploads", lambda cache, num_areas: original(cache, 1))
     with job_of("one-hot", streams) as job:

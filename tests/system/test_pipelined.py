@@ -1,7 +1,7 @@
-"""The dense part in stages, on one rank and on several: every schedule gives the numbers of the model trained whole.
+"""Staged dense part on one or more ranks: every schedule gives the numbers of the whole model.
 
-By default every schedule meets one model at each number of ranks, and every model four schedules; all of them with all
-are ``-m slow``.
+By default every schedule runs with one model at each number of ranks, and every model with four schedules. The full
+product is ``-m slow``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import pytest
 
 from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from tests.system.jobs import JobEnd, change, run_job
-from tests.system.staging import MODELS, assert_equal_numbers, end_of, full, of_job, staged
+from tests.system.jobs import JobOutcome, change, run_job
+from tests.system.staging import MODELS, assert_equal_numbers, full, of_job, run_staged, staged
 from tests.system.test_exactness import MakeConfig
 
 WORLDS = (1, 2, 4)
 
-#: Ten batches of twelve, and one of fewer examples than there are micro-batches.
+#: Ten batches of twelve, and one with fewer examples than micro-batches.
 _EXAMPLES = 125
 
 Case = tuple[str, str, str, int]
 
-#: Model, its schema, schedule, ranks.
+#: Model, schema, schedule, ranks.
 ALL: list[Case] = [(*model, schedule, world) for model in MODELS for schedule in DENSE_SCHEDULES for world in WORLDS]
 
 
@@ -43,13 +43,13 @@ def some() -> list[Case]:
 
 
 class References:
-    """The model trained whole, in float64, each run once."""
+    """Float64 results of the whole model, each run once."""
 
     def __init__(self, clicks: MakeConfig) -> None:
         self._clicks = clicks
-        self._ends: dict[tuple[str, str], JobEnd] = {}
+        self._ends: dict[tuple[str, str], JobOutcome] = {}
 
-    def of(self, model: str, schema: str) -> tuple[Config, JobEnd]:
+    def of(self, model: str, schema: str) -> tuple[Config, JobOutcome]:
         config = change(self._clicks(schema, model, "adagrad", limit=_EXAMPLES), run__dtype="float64")
         if (model, schema) not in self._ends:
             self._ends[model, schema] = run_job(config)
@@ -66,7 +66,7 @@ def check(references: References, case: Case) -> None:
     config, whole = references.of(model, schema)
     config = staged(config, schedule, full(schedule, world_size))
     if world_size > 1:
-        assert_equal_numbers(end_of(config, world_size), of_job(whole))
+        assert_equal_numbers(run_staged(config, world_size), of_job(whole))
         return
     end = run_job(config)
     assert_equal_numbers(of_job(end), of_job(whole))
@@ -89,23 +89,23 @@ def test_every_schedule_with_every_model(references: References) -> None:
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("rows", ["adam", "sgd", "rowwise_adagrad"])
 def test_every_optimizer(clicks: MakeConfig, rows: str, world_size: int) -> None:
-    """On four ranks, two replicas of the pipeline."""
+    """Four ranks, two replicas of the pipeline."""
     dense = {"adam": "sgd", "sgd": "adam", "rowwise_adagrad": "adam"}[rows]
     config = change(clicks("mixed", "deepfm", rows, limit=120), run__dtype="float64", optim__dense=dense)
-    assert_equal_numbers(end_of(staged(config, "1f1b", 2), world_size), end_of(config))
+    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> None:
     config = change(clicks("mean", "dcnv2"), run__dtype="float64")
-    assert_equal_numbers(end_of(change(config, pipeline__microbatches=4), world_size), end_of(config))
+    assert_equal_numbers(run_staged(change(config, pipeline__microbatches=4), world_size), run_staged(config))
 
 
-def test_examples_where_their_rows_are(clicks: MakeConfig) -> None:
-    """Allowed where all ranks read equal parts of a batch, as both ends of two pipes do."""
+def test_locality_assignment_of_examples(clicks: MakeConfig) -> None:
+    """Locality assignment is allowed if all ranks read equal parts of a batch, as both ends of two pipes do."""
     config = change(clicks("mixed", "deepfm", limit=101), run__dtype="float64", cache__rows=300)
     ours = staged(change(config, cacher__assign="locality"), "chimera", 2)
-    assert_equal_numbers(end_of(ours, 2), end_of(config))
+    assert_equal_numbers(run_staged(ours, 2), run_staged(config))
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
@@ -113,7 +113,7 @@ def test_examples_where_their_rows_are(clicks: MakeConfig) -> None:
 def test_batches_smaller_than_the_microbatches(clicks: MakeConfig, schedule: str, world_size: int) -> None:
     """Some micro-batches are empty, some ranks have no example, and the last batch holds one."""
     config = change(clicks(batch_size=3, limit=37), run__dtype="float64", optim__dense="adam")
-    assert_equal_numbers(end_of(staged(config, schedule, 2), world_size), end_of(config))
+    assert_equal_numbers(run_staged(staged(config, schedule, 2), world_size), run_staged(config))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_batches_smaller_than_the_microbatches(clicks: MakeConfig, schedule: str
     ],
 )
 def test_stages_by_name(clicks: MakeConfig, schedule: str, partition: str) -> None:
-    """The graph's edges may lead to lower numbers."""
+    """Edges of the stage graph can lead to lower numbers."""
     config = change(clicks(), run__dtype="float64")
-    whole = end_of(config)
+    whole = run_staged(config)
     config = staged(config, schedule, 3, pipeline__partition=partition)
     for world_size in (1, 3):
-        assert_equal_numbers(end_of(config, world_size), whole)
+        assert_equal_numbers(run_staged(config, world_size), whole)

@@ -1,8 +1,8 @@
-"""The dense part in stages: what changes no bit, in one process and with a rank, here a thread, for every lane.
+"""Staged dense part, bit for bit: settings that must not change the digests, in one process and in rank threads.
 
-Promised are equal bits for the same schedule, stages and micro-batches: whatever cache, lookahead and prefetch depth,
-with or without recomputation, and whoever runs the stages. The last holds for one replica with one pipe: where several
-ranks read examples, each sums its own part of a row's gradient first, as ranks do without stages.
+Equal schedule, stages and micro-batches give equal bits for any cache, lookahead and prefetch depth, with or without
+recomputation, and for any placement of stages. The last holds for one replica with one pipe: if several ranks read
+examples, each sums its own part of a row's gradient first, as ranks do without stages.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.system.jobs import change, largest_batch, run_job
-from tests.system.staging import DIGESTED, assert_equal_numbers, end_of, of_job, staged
+from tests.system.staging import DIGESTED, assert_equal_numbers, of_job, run_staged, staged
 from tests.system.test_exactness import MakeConfig
 
 
 def digests_of(config: Config, world_size: int = 1) -> tuple[str, str]:
-    return end_of(config, world_size).digests
+    return run_staged(config, world_size).digests
 
 
 def cached(config: Config, num_owners: int = 1) -> list[Config]:
@@ -33,7 +33,7 @@ def cached(config: Config, num_owners: int = 1) -> list[Config]:
     ("schedule", "num_ranks"),
     [(schedule, ranks) for schedule in DIGESTED for ranks in (2, 4) if ranks * DENSE_SCHEDULES[schedule].chunks <= 4],
 )
-def test_cache_and_place_change_no_bit(clicks: MakeConfig, schedule: str, num_ranks: int) -> None:
+def test_cache_and_placement_change_no_bit(clicks: MakeConfig, schedule: str, num_ranks: int) -> None:
     config = change(staged(clicks("mixed", "deepfm", limit=100), schedule, num_ranks), cache__rows=0)
     here, there = digests_of(config), digests_of(config, num_ranks)
     for other in cached(config):
@@ -59,10 +59,10 @@ def test_recomputing_changes_no_bit(clicks: MakeConfig, schedule: str) -> None:
     ("schedule", "rows", "dense"), [("1f1b", "rowwise_adagrad", "adam"), ("chimera", "sgd", "sgd")]
 )
 def test_replicas_of_a_pipeline(clicks: MakeConfig, schedule: str, rows: str, dense: str) -> None:
-    """Two replicas of two stages: the numbers of one device, and direct mode's bits."""
+    """Two replicas of two stages give one device's numbers and direct mode's bits."""
     config = change(clicks("mean", "dcnv2", rows, limit=100), run__dtype="float64", optim__dense=dense)
-    whole, config = end_of(config), staged(config, schedule, 2)
-    direct = end_of(change(config, cache__rows=0), 4)
+    whole, config = run_staged(config), staged(config, schedule, 2)
+    direct = run_staged(change(config, cache__rows=0), 4)
     assert_equal_numbers(direct, whole)
     for other in cached(config, 4):
         assert digests_of(other, 4) == direct.digests
@@ -77,8 +77,8 @@ def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> Non
 
 
 @pytest.mark.parametrize("schedule", DIGESTED)
-def test_a_dropout_draws_by_example(clicks: MakeConfig, schedule: str) -> None:
-    """Not by who runs the stage, nor when, nor how often."""
+def test_dropout_depends_only_on_the_example(clicks: MakeConfig, schedule: str) -> None:
+    """Dropout depends on the example, not on the placement of the stage, its time, or the number of its runs."""
     factory = "tests.system.staged_models:dropping"
     config = staged(change(clicks("sum", limit=100), model__factory=factory), schedule, 2)
     first = digests_of(config)
@@ -90,14 +90,14 @@ def test_a_dropout_draws_by_example(clicks: MakeConfig, schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "graph", "chimera", "zb-v"])
 def test_two_heads(clicks: MakeConfig, schedule: str) -> None:
-    """The loss is the sum of both; the numbers are those of the model trained whole, held-out examples included."""
+    """The loss is the sum of both heads; the numbers equal the whole model's, held-out examples included."""
     config = change(clicks("sum", limit=100, eval_fraction=0.2), run__dtype="float64")
     config = change(config, model__factory="tests.system.staged_models:two_heads")
     whole, config = run_job(config), staged(config, schedule, 2)
     ours = run_job(config)
     assert_equal_numbers(of_job(ours), of_job(whole))
     assert (ours.auc, ours.ne) == (pytest.approx(whole.auc, abs=1e-12), pytest.approx(whole.ne, abs=1e-12))
-    there = end_of(config, 2)
+    there = run_staged(config, 2)
     assert_equal_numbers(there, of_job(whole))
     if schedule != "chimera":
         assert there.digests == ours.digests

@@ -1,4 +1,4 @@
-"""How a job in stages ends when a rank does: it fails in the midst of a step, and no other waits for it."""
+"""A failing rank in the middle of a staged step ends the job; no other rank waits forever."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from trainer.ranks import Ranks
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
-#: In the midst of the sixth batch, of which a stage has eight micro-batches (with two pipes, four in each).
+#: In the middle of the sixth batch; a stage has eight micro-batches of it (with two pipes, four in each).
 _FORWARD = 5 * 8 + 3
 
-#: A lane that hangs goes on after that: the others must have given up, the test must not hang with it.
+#: A hanging lane continues after this time, so the test does not hang. The others must have given up before.
 _HANG_S = DEADLINE_S + 3
 
 _STAGES = ["--pipeline.stages", "2", "--pipeline.microbatches", "8"]
 
 
 def broken_job(membership: Membership, config: Config, how: str, broken_rank: int) -> dict[str, Any]:
-    """One rank of a job; to one of them something happens inside a stage's forward."""
+    """One rank of a job; the forward of one stage breaks on one of the ranks."""
     open_job = trainer.job.open_job
     forwards = itertools.count()
 
@@ -71,7 +71,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
     return whole_job(membership, config)
 
 
-#: Schedule, its pipeline ranks, ranks of the job, the one that fails, and how.
+#: Schedule, pipeline ranks, ranks of the job, failing rank, kind of failure.
 FAILURES = [
     ("1f1b", 2, 2, 1, "defect"),
     ("1f1b", 2, 2, 1, "SIGKILL"),
@@ -84,7 +84,7 @@ FAILURES = [
 ]
 
 
-#: By what happened, what the others say; one that waits for a hanging rank keeps others waiting in its turn.
+#: Kind of failure -> message of the other ranks. A rank that waits for a hanging rank keeps others waiting in turn.
 SAID = {
     "defect": r"rank {0}: ZeroDivisionError: division by zero",
     "hang": r"waited for rank \d at the other end of .* at most 3 s \(run\.peer_timeout_s\)",
@@ -92,8 +92,8 @@ SAID = {
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: "-".join(map(str, failure)))
-def test_one_rank_ends_all(failure: tuple[str, int, int, int, str], clicks: MakeConfig) -> None:
-    """The store and the cacher are rank 0's; what is said is why, not what it led to."""
+def test_a_failing_rank_ends_all_ranks(failure: tuple[str, int, int, int, str], clicks: MakeConfig) -> None:
+    """Rank 0 owns the store and the cacher. The error names the cause, not its consequences."""
     schedule, num_ranks, world_size, broken, how = failure
     config = change(clicks("mixed", "deepfm", epochs=50), cache__rows=0, store__url="", run__peer_timeout_s=DEADLINE_S)
     stopped = broken if how == "SIGSTOP" else -1
@@ -111,7 +111,7 @@ def test_one_rank_ends_all(failure: tuple[str, int, int, int, str], clicks: Make
     elif how == "defect":
         assert ends[broken].error == ("ZeroDivisionError", "division by zero")
     else:
-        assert ends[broken].code == -signal.SIGKILL  # a stopped one was killed by the test
+        assert ends[broken].code == -signal.SIGKILL  # a stopped process was killed by the test
 
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_batch(clicks: MakeConfig, redis_server: EmbeddedServer) -> None:
@@ -127,7 +127,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_batch(clicks: MakeConfig, re
     stopped = ends[0].value
     assert stopped["stopped"]
     assert stopped["steps"] > 5
-    # All that was trained is in the store: the same number of steps without an interruption ends the same.
+    # All trained batches are in the store: an uninterrupted job of as many batches ends the same.
     config = change(config, run__steps=stopped["steps"], store__namespace=uuid.uuid4().hex)
     assert digests_of(run_to_the_end(config, 2)) == digests_of([end.value for end in ends])
 
@@ -148,10 +148,10 @@ def test_ctrl_c_in_one_process(server: EmbeddedServer, writes: Writes, namespace
     assert run_job(again).digests == (stopped["dense_digest"], stopped["embedding_digest"])
 
 
-@pytest.mark.slow  # the launcher's part is the same as without stages, in test_torchrun
+@pytest.mark.slow  # the launcher behaves as without stages, see test_torchrun
 def test_ctrl_c_under_torchrun(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
     flags = [*ENDLESS, *_STAGES, "--pipeline.schedule", "1f1b"]
     stopped = stopped_by_ctrl_c(flags, server.url, writes, namespace, tmp_path)
     again = parse_config([*flags, "--run.steps", str(stopped["steps"]), "--store.url", "memory://"], "test").config
-    # One pipe: one process ends with the ranks' bits.
+    # One pipe: one process ends with the same bits as several ranks.
     assert run_job(again).digests == (stopped["dense_digest"], stopped["embedding_digest"])

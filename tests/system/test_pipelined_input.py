@@ -1,4 +1,4 @@
-"""What a user gets wrong about stages: exit code 2, one line that says what and where, and an untouched store."""
+"""Invalid pipeline settings: exit code 2, one line that names the problem and its place, and an untouched store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = [
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Keys of the section and their values after those of a good job, and what is said about them."""
+    """Keys of the section with their values, added to those of a valid job, and the expected message."""
 
     name: str
     pattern: str
@@ -170,7 +170,7 @@ def keys_of(server: EmbeddedServer, namespace: str) -> list[bytes]:
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_stages(case: Case, good_file: Path, redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
     store = ["--store.url", redis_server.url, "--store.namespace", namespace]
-    # The case's own flags stand last, and win.
+    # The case's own flags stand last and take precedence.
     done = run_forked([*SMALL, "--data.path", str(good_file), *store, *case.arguments], tmp_path)
     assert done.code == 2, done.err
     assert re.fullmatch(f"error: {case.pattern}", done.error_line), done.err

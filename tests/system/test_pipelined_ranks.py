@@ -1,7 +1,7 @@
-"""Stages in processes of their own: the bits of the same stages in one process, whatever the cache; and under torchrun.
+"""Stages in separate processes give the bits of the same stages in one process, for any cache; also under torchrun.
 
-Digests of one pipe are those of one process. Where two ranks read examples (chimera) they are direct mode's on the same
-ranks, and the numbers are one process's.
+Digests of one pipe equal those of one process. If two ranks read examples (chimera), digests equal direct mode's on the
+same ranks, and numbers equal one process's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bagpipe.store.server.embedded import EmbeddedServer
 from tests.data.files import criteo_lines, real_samples
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.programs import await_gone, torchrun
-from tests.system.staging import end_of, staged
+from tests.system.staging import run_staged, staged
 from tests.system.test_exactness import MakeConfig
 from tests.system.test_ranks import digests_of, run_processes, run_to_the_end
 
@@ -40,19 +40,19 @@ def test_a_process_per_rank(clicks: MakeConfig, redis_server: EmbeddedServer, sc
     config = staged(clicks("mixed", "deepfm", limit=150, eval_fraction=0.1), schedule, num_ranks)
     rows = -(-largest_batch(config) // num_ranks)
     there = in_processes(config, redis_server, num_ranks, cache__rows=rows, oracle__lookahead=4)
-    assert there == end_of(change(config, cache__rows=0)).digests
+    assert there == run_staged(change(config, cache__rows=0)).digests
 
 
-def test_a_dropout_draws_alike_in_processes(clicks: MakeConfig, redis_server: EmbeddedServer) -> None:
+def test_dropout_is_the_same_in_processes(clicks: MakeConfig, redis_server: EmbeddedServer) -> None:
     config = change(clicks(limit=100), model__factory="tests.system.staged_models:dropping", cache__rows=200)
     config = staged(config, "zb-v", 2)
-    assert in_processes(config, redis_server, 2) == end_of(config).digests
+    assert in_processes(config, redis_server, 2) == run_staged(config).digests
 
 
 def test_replicas_and_a_daemon(clicks: MakeConfig, redis_server: EmbeddedServer, tmp_path: Path) -> None:
-    """Two replicas of two stages, and a cacher elsewhere."""
+    """Two replicas of two stages, with a separate cacher daemon."""
     config = staged(clicks("mean", "dcnv2", "adam", limit=100), "1f1b", 2, pipeline__recompute=True)
-    here = end_of(change(config, cache__rows=0, pipeline__recompute=False), 4)
+    here = run_staged(change(config, cache__rows=0, pipeline__recompute=False), 4)
     rows = -(-largest_batch(config) // 4)
     config = change(config, store__url=redis_server.url, store__namespace=uuid.uuid4().hex, cache__rows=rows)
     assert digests_of(run_processes(config, 4, tmp_path)) == here.digests
@@ -69,7 +69,7 @@ def log_config(path: Path, *flags: str) -> Config:
 
 
 def check_log(config: Config, server: EmbeddedServer, schedule: str) -> None:
-    """Cached on two ranks, there are direct mode's bits, and the numbers of the model trained whole."""
+    """Two ranks with a cache give direct mode's bits and the whole model's numbers."""
     whole = run_job(change(config, cache__rows=0))
     config = staged(config, schedule, 2)
     rows = -(-largest_batch(config) // 2) + 100
@@ -77,7 +77,7 @@ def check_log(config: Config, server: EmbeddedServer, schedule: str) -> None:
     placed = change(config, store__url=server.url, store__namespace=namespace, cache__rows=rows)
     results = run_to_the_end(placed, 2)
     if DENSE_SCHEDULES[schedule].num_pipes == 1:
-        assert digests_of(results) == end_of(change(config, cache__rows=0)).digests
+        assert digests_of(results) == run_staged(change(config, cache__rows=0)).digests
     else:
         assert digests_of(results) == in_processes(config, server, 2, cache__rows=0)
     progress = whole.trained.progress
@@ -106,7 +106,7 @@ def test_the_real_sample(path: Path, redis_server: EmbeddedServer, schedule: str
 
 @pytest.mark.parametrize(("schedule", "ranks"), [("zb-h1", 2), pytest.param("chimera", 4, marks=pytest.mark.slow)])
 def test_torchrun(schedule: str, ranks: int, log: Path, redis_server: EmbeddedServer, tmp_path: Path) -> None:
-    """The command line of the documentation; the second job is two replicas of two stages."""
+    """The command line of the documentation. The second job has two replicas of two stages."""
     result, namespace = tmp_path / "out.json", uuid.uuid4().hex
     flags = ["--pipeline.schedule", schedule, "--pipeline.stages", "2", "--pipeline.microbatches", "8"]
     flags += ["--data.path", str(log), "--data.format", "criteo-tsv", "--data.batch_size", "128", *MODEL]
@@ -118,5 +118,5 @@ def test_torchrun(schedule: str, ranks: int, log: Path, redis_server: EmbeddedSe
     await_gone(done.mark)
     found = json.loads(result.read_text())
     config = parse_config(flags, "test").config
-    there = end_of(change(config, cache__rows=0, store__url="memory://"), 1 if ranks == 2 else ranks)
+    there = run_staged(change(config, cache__rows=0, store__url="memory://"), 1 if ranks == 2 else ranks)
     assert (found["dense_digest"], found["embedding_digest"]) == there.digests

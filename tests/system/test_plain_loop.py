@@ -1,4 +1,4 @@
-"""Direct mode on one rank against `tests.system.reference`: the same losses, parameters, rows and optimizer state."""
+"""Direct mode on one rank equals `tests.system.reference`: losses, parameters, rows and optimizer state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config
-from tests.system.jobs import JobEnd, change, run_job
+from tests.system.jobs import JobOutcome, change, run_job
 from tests.system.plain_jobs import plain_job
 from tests.system.reference import Trained, row_state
 from tests.system.test_exactness import MODELS
@@ -21,12 +21,12 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-5}
 
 @pytest.fixture(autouse=True)
 def _checked_sparse_tensors() -> Iterator[None]:
-    """torch warns, once, when sparse gradients are made with checks neither on nor off."""
+    """Silences torch's one-time warning about sparse tensor checks that are neither on nor off."""
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         yield
 
 
-def assert_same(end: JobEnd, plain: Trained, config: Config) -> None:
+def assert_same(end: JobOutcome, plain: Trained, config: Config) -> None:
     tolerance: dict[str, Any] = {"rtol": TOLERANCE[config.run.dtype], "atol": TOLERANCE[config.run.dtype]}
     np.testing.assert_allclose(end.losses, plain.losses, **tolerance)
     parameters = dict(plain.model.named_parameters())

@@ -1,4 +1,4 @@
-"""Dense stages under watch (`tests.harness.races`): activations, gradients and weights of many lanes."""
+"""Staged jobs have no stream races (`tests.harness.races`): activations, gradients and weights of many lanes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def staged(clicks: Callable[..., Config], schedule: str) -> Config:
 
 
 def test_one_process(clicks: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two pipes, whose gradients a lane of their own adds up."""
-    # It reads the loss of every batch, so that the compute lane waits for the device, which hides races.
+    """Two pipes, whose gradients a separate lane sums."""
+    # `_Losses` reads the loss of every batch, so the compute lane waits for the device, which hides races.
     monkeypatch.setattr(jobs._Losses, "__call__", lambda losses, totals: None)
     with watch() as found:
         run_job(staged(clicks, "chimera"))

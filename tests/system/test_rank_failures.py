@@ -1,4 +1,4 @@
-"""How a job of several ranks ends when one of them does: the same error everywhere, soon, and nothing left behind."""
+"""A failing rank ends a job of several ranks: the same error everywhere, in time, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 MakeConfig = Callable[..., Config]
 
-#: Starting, the error, its deadline, and what a busy machine adds.
+#: Startup, the error, its deadline, and slack for a busy machine.
 WITHIN_S = DEADLINE_S + 12
 
 
 def broken_job(membership: Membership, config: Config, how: str, broken_rank: int = 1) -> dict[str, Any]:
-    """One rank of a job in which something happens to one rank at its sixth batch."""
+    """One rank of a job; one of the ranks breaks at its sixth batch."""
     open_job = trainer.job.open_job
     batches = itertools.count()
 
@@ -73,8 +73,8 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
         ("SIGSTOP", "PeerError", "lost rank 1, dead or stopped"),
     ],
 )
-def test_one_rank_ends_all(how: str, kind: str, line: str, clicks: MakeConfig) -> None:
-    """Rank 0 runs the cacher and the store for all, and is not the one that fails."""
+def test_a_failing_rank_ends_all_ranks(how: str, kind: str, line: str, clicks: MakeConfig) -> None:
+    """Rank 0 runs the cacher and the store for all and is not the failing rank."""
     config = change(clicks(epochs=50), cache__rows=0, store__url="", run__peer_timeout_s=DEADLINE_S)
     ends = run_ranks(3, broken_job, config, how, stopped=1 if how == "SIGSTOP" else -1)
     for rank in (0, 2):
@@ -90,15 +90,15 @@ def test_one_rank_ends_all(how: str, kind: str, line: str, clicks: MakeConfig) -
         assert ends[1].error[0] == own[how]
         assert not ends[1].error[1].startswith("rank")
     else:
-        assert ends[1].code == -signal.SIGKILL  # a stopped one was killed by the test
+        assert ends[1].code == -signal.SIGKILL  # a stopped process was killed by the test
 
 
 @pytest.mark.parametrize(
     ("how", "kind", "line"),
     [("defect", "PeerError", "rank 0: ZeroDivisionError"), ("SIGKILL", "PeerError", "lost rank 0")],
 )
-def test_rank_0_takes_the_store_and_the_cacher_with_it(how: str, kind: str, line: str, clicks: MakeConfig) -> None:
-    """What the others see may be a store that is gone; what they say is why."""
+def test_a_failure_of_rank_0_ends_all_ranks(how: str, kind: str, line: str, clicks: MakeConfig) -> None:
+    """The other ranks lose the store as a consequence, but their errors name the cause."""
     config = change(clicks(epochs=50), cache__rows=0, store__url="", run__peer_timeout_s=DEADLINE_S)
     ends = run_ranks(3, broken_job, config, how, 0)
     for rank in (1, 2):
@@ -132,7 +132,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_batch(clicks: MakeConfig, re
     assert stopped["stopped"]
     assert stopped["steps"] > 5
     digests = digests_of([end.value for end in ends])
-    # All that was trained is in the store: the same number of steps without an interruption ends the same.
+    # All trained batches are in the store: an uninterrupted job of as many batches ends the same.
     config = change(config, run__steps=stopped["steps"], store__namespace=uuid.uuid4().hex)
     assert digests_of(run_to_the_end(config, 3)) == digests
 
@@ -146,7 +146,7 @@ def another_rate(membership: Membership, config: Config) -> dict[str, Any]:
 
 
 def another_model(membership: Membership, config: Config) -> dict[str, Any]:
-    """The same configuration, and a model that depends on something else."""
+    """The same configuration with a model that depends on another setting."""
     build = trainer.job.build_training_model
     wide = change(config, model__bottom_mlp=(7,))
 

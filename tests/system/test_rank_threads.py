@@ -1,4 +1,4 @@
-"""Several ranks are exact: the bits of direct mode at every world size, one rank's numbers up to summation order."""
+"""Several ranks are exact: direct mode's bits at every world size, one rank's numbers up to summation order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
 from tests.system.clicks import NUM_EXAMPLES
 from tests.system.jobs import change, run_job
-from tests.system.rank_threads import RanksEnd, run_ranks
+from tests.system.rank_threads import RanksOutcome, run_ranks
 
 MakeConfig = Callable[..., Config]
 
@@ -70,7 +70,7 @@ def test_batches_smaller_than_the_world(clicks: MakeConfig) -> None:
 
 def test_evaluation_scores_every_example_once(clicks: MakeConfig) -> None:
     config = change(clicks(eval_fraction=0.3), cache__rows=60)
-    ends: list[RanksEnd] = [run_ranks(config, 2), run_ranks(direct(config), 2)]
+    ends: list[RanksOutcome] = [run_ranks(config, 2), run_ranks(direct(config), 2)]
     assert ends[0].scores == ends[1].scores
     assert sum(map(len, ends[0].scores)) == int(NUM_EXAMPLES * 0.3)
 
@@ -81,8 +81,8 @@ def test_locality_sends_fewer_rows(clicks: MakeConfig) -> None:
     assert locality.rows_sent < contiguous.rows_sent
 
 
-def test_bad_input_that_one_rank_meets_first_ends_all_at_that_batch(clicks: MakeConfig) -> None:
-    """What came before is trained and written back, and every rank hears of it."""
+def test_bad_input_on_one_rank_ends_all_ranks_at_that_batch(clicks: MakeConfig) -> None:
+    """Batches before the bad input are trained and written back, and every rank reports the error."""
 
     def spoil(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         if rank != 1:
@@ -103,8 +103,8 @@ def test_bad_input_that_one_rank_meets_first_ends_all_at_that_batch(clicks: Make
     assert not any(result.report.stopped for result in spoiled.results)
 
 
-def test_a_rank_whose_data_ends_before_the_others_is_no_end(clicks: MakeConfig) -> None:
-    """All stop at its batch, as they must; but what was trained is a part of the data."""
+def test_data_that_ends_early_on_one_rank_is_an_error(clicks: MakeConfig) -> None:
+    """All ranks stop at that batch with an error, since they trained only part of the data."""
 
     def spoil(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         return itertools.islice(steps, 5) if rank == 1 else steps

@@ -1,4 +1,4 @@
-"""Serial equivalence of several ranks, each a process: direct mode's bits at every world size, one rank's numbers."""
+"""Serial equivalence of ranks in processes: direct mode's bits at every world size, one rank's numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bagpipe.store.open import open_store
 from tests.cacher.daemons import served
 from tests.distributed.processes import run_ranks
 from tests.system.covering import covering
-from tests.system.jobs import JobEnd, change, largest_batch, run_job
+from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS
 from trainer.job import open_job
 from trainer.job import run_job as run_rank
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 MakeConfig = Callable[..., Config]
 
-#: What must not change a bit of a job given by world size and assignment.
+#: Settings that must not change a bit of a job with a given world size and assignment.
 AXES = {
     "world_size": (2, 4),
     "assign": ("contiguous", "locality"),
@@ -42,12 +42,12 @@ AXES = {
 
 
 def whole_job(membership: Membership, config: Config) -> dict[str, Any]:
-    """One rank of a job, as the program runs it."""
+    """One rank of a job, run as the program runs it."""
     return dataclasses.asdict(run_rank(config, membership=membership))
 
 
 def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
-    """One rank of a job, and its dense parameters at the end."""
+    """One rank of a job; returns its dense parameters, too."""
     torch.set_num_threads(1)
     with open_ranks(membership, timeout_s=20.0, device="cpu") as ranks, ExitStack() as stack:
         parts = open_job(config, ranks, stack)
@@ -58,7 +58,7 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
 
 
 def run_processes(config: Config, world_size: int, folder: Path, work: Callable[..., Any] = whole_job) -> list[Any]:
-    """What every rank of a job returns, the cacher being a thread here."""
+    """Results of all ranks. The cacher is a thread of this process."""
     listen = f"unix:{folder}/{uuid.uuid4().hex[:8]}.sock"
     with served(config, listen):
         return run_to_the_end(change(config, cacher__url=listen), world_size, work)
@@ -78,7 +78,7 @@ def digests_of(results: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 class References:
-    """Direct mode's digests by world size and assignment, run once."""
+    """Direct mode's digests by world size and assignment, each run once."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
@@ -127,8 +127,8 @@ def test_every_pair_of_settings(
     assert digests_of(results) == references.of(world_size, row["assign"])
 
 
-def assert_equal_numbers(alone: JobEnd, config: Config, together: list[dict[str, Any]]) -> None:
-    """fp64: dense parameters and every row with its optimizer state within 1e-12."""
+def assert_equal_numbers(alone: JobOutcome, config: Config, together: list[dict[str, Any]]) -> None:
+    """Assert in float64: dense parameters and every row with its optimizer state agree within 1e-12."""
     schema = alone.built.rows
     url, namespace = config.store.url, config.store.namespace
     with open_store(url, namespace=namespace, schema=schema, buckets=config.store.buckets) as store:
@@ -175,14 +175,14 @@ def test_two_ranks_equal_one(
 def test_batches_smaller_than_the_world(
     model: tuple[str, str], clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Some ranks have no example at all, most see no id of some table, and the last batch holds one example."""
+    """Some ranks have no example, most see no id of some table, and the last batch holds one example."""
     config = change(clicks(model[1], model[0], batch_size=3, limit=37), run__dtype="float64", optim__dense="adam")
     alone = run_job(change(config, cache__rows=0))
     config = change(config, cache__rows=30, store__url=redis_servers[0], store__namespace=uuid.uuid4().hex)
     assert_equal_numbers(alone, config, run_processes(config, 4, tmp_path, dense_of_job))
 
 
-def test_the_result_is_the_jobs_not_a_ranks(clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_result_covers_all_ranks(clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path) -> None:
     config = change(clicks(eval_fraction=0.3, batch_size=3, limit=100), run__dtype="float64", cache__rows=500)
     alone = run_job(config)
     config = change(config, store__url=redis_servers[0], store__namespace=uuid.uuid4().hex)
@@ -198,7 +198,7 @@ def test_the_result_is_the_jobs_not_a_ranks(clicks: MakeConfig, redis_servers: t
 
 
 def test_a_model_with_buffers_and_dropout(clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path) -> None:
-    """Every rank has statistics and a dropout of its own, whatever the cache; the result is that of rank 0's."""
+    """Every rank has its own statistics and dropout, for any cache; the result has rank 0's."""
     config = change(
         clicks("everything", "factory", eval_fraction=0.2, limit=120),
         model__factory="tests.system.factory:normalised",

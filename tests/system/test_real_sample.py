@@ -1,4 +1,4 @@
-"""The real sample, where it has been put: cached equals direct bit for bit, and both score as the plain loop does."""
+"""The real sample, if present: cached equals direct bit for bit, and both score as the plain loop does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def config_of(path: Path) -> Config:
-    """The shipped configuration, with batch 1024 and lookahead 32, on the sample."""
+    """The shipped configuration on the sample, with batch 1024 and lookahead 32."""
     values = tomllib.loads((ROOT / "trainer/configs/criteo.toml").read_text())
     model: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values["model"].items()

@@ -1,4 +1,4 @@
-"""Checkpoints made while training: a job ended anywhere goes on and ends with the bits of one that was never ended."""
+"""Checkpoints during training: a job killed at any batch resumes and ends with an uninterrupted job's bits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from bagpipe.pipeline.runner import Interrupted
 from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import Progress
 from tests.system.jobs import change, largest_batch
-from tests.system.recording import Crash, RecordedEnd, recorded
+from tests.system.recording import Crash, RecordedOutcome, recorded
 from tests.system.staging import staged
 
 MakeConfig = Callable[..., Config]
 
-#: Of the click log.
+#: Batches of the click log.
 NUM_BATCHES = 26
 
 
 def check(config: Config, root: Path, crashes: list[int], *, every: int = 3, world_size: int = 1) -> None:
-    """Ended after so many batches of each start, the last start ends alike."""
+    """Assert that a job killed after so many batches of each start ends like an uninterrupted one."""
     whole = recorded(config, root, every=1_000, world_size=world_size).run()
     job = recorded(config, root, every=every, world_size=world_size)
     for crash_at in crashes:
@@ -40,22 +40,22 @@ def check(config: Config, root: Path, crashes: list[int], *, every: int = 3, wor
     assert_alike(job.run(), whole)
 
 
-def assert_alike(end: RecordedEnd, whole: RecordedEnd) -> None:
+def assert_alike(end: RecordedOutcome, whole: RecordedOutcome) -> None:
     assert end.digests == whole.digests
     assert end.totals == whole.totals
 
 
 @pytest.mark.parametrize("rows", [0, 10_000, None])
 @pytest.mark.parametrize("crash_at", [1, 4, 9, 17, 25])
-def test_a_job_ended_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | None, crash_at: int) -> None:
-    """Without a cache, with one for all rows, and with one that is always full."""
+def test_a_job_killed_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | None, crash_at: int) -> None:
+    """No cache, a cache for all rows, and a cache that is always full."""
     config = clicks(optimizer="adam")
     rows = largest_batch(config) + 7 if rows is None else rows
     check(change(config, cache__rows=rows), tmp_path, [crash_at])
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_job_ended_again_and_again(clicks: MakeConfig, tmp_path: Path, seed: int) -> None:
+def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     config = clicks(*rng.choice([("sum", "dlrm"), ("ragged", "wide-deep"), ("mixed", "deepfm")]), "adagrad")
     config = change(
@@ -81,7 +81,7 @@ def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | 
 @pytest.mark.parametrize("schedule", ["1f1b", "chimera", "zb-v"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_stages(clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int) -> None:
-    """With dropout, whose seeds are those of the batches' numbers."""
+    """With dropout, which is seeded by batch number."""
     config = change(
         clicks(), model__factory="tests.system.staged_models:dropping", cache__rows=200, optim__dense="adam"
     )
@@ -89,14 +89,14 @@ def test_stages(clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: i
 
 
 def test_dropout_and_running_means(clicks: MakeConfig, tmp_path: Path) -> None:
-    """The random state and the buffers of the moment."""
+    """Checkpoints hold the random state and the buffers at the time of the checkpoint."""
     config = clicks("everything", "factory")
     config = change(config, model__factory="tests.system.factory:normalised", cache__rows=200)
     check(config, tmp_path, [5, 7, 4], every=2)
 
 
-def test_only_the_last_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
-    """A job that is done does nothing when it is started again."""
+def test_a_finished_job_does_nothing(clicks: MakeConfig, tmp_path: Path) -> None:
+    """A finished job does nothing when it is started again."""
     job = recorded(clicks(), tmp_path, every=0)
     whole = job.run()
     again = job.run()
@@ -104,8 +104,8 @@ def test_only_the_last_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
     assert_alike(again, whole)
 
 
-def test_longer_data_goes_on(clicks: MakeConfig, tmp_path: Path) -> None:
-    """Batches are numbered over all starts, and the last checkpoint is one to go on from."""
+def test_a_job_continues_on_longer_data(clicks: MakeConfig, tmp_path: Path) -> None:
+    """Batches are numbered across starts, and a job can resume from its final checkpoint."""
     config = change(clicks(optimizer="adam"), cache__rows=200)
     whole = recorded(config, tmp_path, every=0).run()
     job = recorded(change(config, data__limit=12 * 10), tmp_path, every=0)
@@ -117,7 +117,7 @@ def test_longer_data_goes_on(clicks: MakeConfig, tmp_path: Path) -> None:
 
 
 def test_logs_of_jobs_without_files(clicks: MakeConfig, tmp_path: Path) -> None:
-    """They are closed at every checkpoint's time; nothing is copied."""
+    """Logs are closed at every checkpoint; no rows are copied."""
     config = change(clicks(), cache__rows=200)
     job = recorded(config, tmp_path, rows_only=True)
     end = job.run()
@@ -128,7 +128,7 @@ def test_logs_of_jobs_without_files(clicks: MakeConfig, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
-    """In one line, and the checkpoints before are as they were."""
+    """The error is one line, and earlier checkpoints are unchanged."""
     config = change(clicks(), cache__rows=200)
     whole = recorded(config, tmp_path, every=100).run()
     job = recorded(config, tmp_path)
@@ -136,7 +136,7 @@ def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def refuse(step: int) -> None:
-        """Its rows come second, after all that is of the checkpoint before."""
+        """The rows come second, after everything of the previous checkpoint."""
         calls.append(step)
         if calls.count(9) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
@@ -150,8 +150,8 @@ def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
     assert_alike(end, whole)
 
 
-def test_one_ranks_full_disk_is_told_to_all_at_once(clicks: MakeConfig, tmp_path: Path) -> None:
-    """By the thread that met it: the rank's lanes may be waiting for the others."""
+def test_a_full_disk_of_one_rank_is_reported_immediately(clicks: MakeConfig, tmp_path: Path) -> None:
+    """The publisher thread reports the error, since the rank's lanes can be waiting for the other ranks."""
     job = recorded(change(clicks(), cache__rows=200), tmp_path, world_size=2)
     told: list[tuple[str, str]] = []
     is_full = itertools.chain([True], itertools.repeat(False))
@@ -178,7 +178,7 @@ def test_one_ranks_full_disk_is_told_to_all_at_once(clicks: MakeConfig, tmp_path
 
 
 def test_a_second_request_to_stop_does_not_wait_for_the_last_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
-    """However long that takes; the one before is as good as it was."""
+    """The second request abandons the last checkpoint; the one before stays valid."""
     config = change(clicks(), cache__rows=200)
     whole = recorded(config, tmp_path, every=100).run()
     job = recorded(config, tmp_path)
@@ -215,18 +215,18 @@ def test_a_second_request_to_stop_does_not_wait_for_the_last_checkpoint(clicks: 
 
 @pytest.mark.parametrize("resumes", [False, True])
 def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) -> None:
-    """One that this process wrote, and one that it only knows from the checkpoint."""
+    """A row written by this process, and a row known only from the checkpoint."""
     config = clicks()
     job = recorded(change(config, cache__rows=0), tmp_path)
     if resumes:
-        # Ended, not killed: its last checkpoint is there, however slow its publisher is.
+        # Ended, not killed: the last checkpoint is complete, however slow the publisher.
         job.spoil = lambda rank, steps: itertools.islice(steps, 9)
         job.run()
         job.spoil = lambda rank, steps: steps
     before = {"batch": -1}
 
     def lose(engine: Engine) -> OnBatch:
-        """After some batches, or before the first, the rows of one table are gone."""
+        """Delete the rows of one table after some batches, or before the first."""
 
         def forget(totals: Callable[[], Progress] | None = None) -> None:
             if before["batch"] < 0 and (totals is None or totals().steps == 12):
@@ -256,7 +256,7 @@ hash = true
 
 @pytest.mark.parametrize("loses", [False, True])
 def test_a_row_that_another_rank_wrote(clicks: MakeConfig, tmp_path: Path, loses: bool) -> None:
-    """Of bounded tables the plan knows all rows that were ever there; nothing is lost where nothing is missing."""
+    """The plan of bounded tables knows all rows that ever existed; no row counts as lost if none is missing."""
     schema = tmp_path / "bounded.toml"
     schema.write_text(BOUNDED)
     config = change(clicks(), data__schema=str(schema))
@@ -270,7 +270,7 @@ def test_a_row_that_another_rank_wrote(clicks: MakeConfig, tmp_path: Path, loses
                     ids = engine.store.ids(table)
                     with engine.store.ledger() as ledger:
                         ledger.delete(np.full(len(ids), table, np.uint32), ids)
-            # What this rank wrote is known anyway.
+            # Rows written by this rank would be known anyway.
             assert engine.recorder is not None
             engine.recorder.written = WrittenRows()
 
@@ -284,6 +284,6 @@ def test_a_row_that_another_rank_wrote(clicks: MakeConfig, tmp_path: Path, loses
         job.run()
 
 
-def test_what_it_costs_is_told(clicks: MakeConfig, tmp_path: Path) -> None:
+def test_the_checkpoint_stall_is_reported(clicks: MakeConfig, tmp_path: Path) -> None:
     result = recorded(change(clicks(), cache__rows=200), tmp_path).run().results[0]
     assert 0 < result.checkpoint_stall_s < result.progress.elapsed_s

@@ -1,4 +1,4 @@
-"""Lanes that come to a checkpoint together: whichever is first, it is made once, and counts what came before it."""
+"""Several lanes reach a checkpoint: it is made once, and its counters include exactly the batches before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MakeConfig = Callable[..., Config]
 
 @pytest.fixture
 def job(clicks: MakeConfig, tmp_path: Path) -> Recorded:
-    """Of two ranks, so that two lanes update rows; nothing leaves the cache, so nothing waits for an update."""
+    """Two ranks, so that two lanes update rows. No row leaves the cache, so no lane waits for an update."""
     return recorded(change(clicks(), cache__rows=10_000), tmp_path, every=2, world_size=2)
 
 
@@ -30,8 +30,8 @@ def rank_of(engine: Engine) -> int:
     return engine.peers.rank
 
 
-def test_a_lane_that_is_late_makes_no_second_one(job: Recorded) -> None:
-    """It comes to the moment when all of the rank's part is written."""
+def test_a_late_lane_makes_no_second_checkpoint(job: Recorded) -> None:
+    """The late lane arrives when the rank's whole part is already written."""
     late = []
 
     def prepare(engine: Engine) -> None:
@@ -55,11 +55,11 @@ def test_a_lane_that_is_late_makes_no_second_one(job: Recorded) -> None:
 
 
 def test_no_row_changes_before_the_examples_are_counted(job: Recorded) -> None:
-    """The lane that is second waits until the first has counted: what it does next is of the batch after."""
+    """The second lane waits until the first has read the counters: its next update belongs to the next batch."""
     held = []
 
     class Watched:
-        """The run, with a look at the lock while its counters are read."""
+        """A run that records whether the lock is held while its counters are read."""
 
         def __init__(self, run: LoopRun, engine: Engine) -> None:
             self._run, self._engine = run, engine

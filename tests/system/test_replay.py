@@ -1,4 +1,4 @@
-"""A replay counts what a job does: the same rows used, read and written, and the same hit rate."""
+"""A replay equals the job in rows used, read and written, and in hit rate."""
 
 from __future__ import annotations
 

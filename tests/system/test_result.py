@@ -1,4 +1,4 @@
-"""What a run leaves: the result JSON, digests that others can recompute, the trace, TensorBoard's files."""
+"""Outputs of a run: the result JSON, reproducible digests, the trace, and TensorBoard files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = [
     "--model.top_mlp", "5", "--data.workers", "0", "--cache.rows", "3000", "--oracle.lookahead", "5",
 ]  # fmt: skip
 
-#: Others script against these: name, type (float also means int), may it be null?
+#: Fields of the result, used by scripts: name, type (float includes int), whether it can be null.
 FIELDS = {
     "steps": (int, False),
     "samples": (int, False),
@@ -82,7 +82,7 @@ def test_every_field_of_the_result(tmp_path: Path) -> None:
 
 
 def test_digests_by_hand(redis_servers: tuple[str, ...], namespace: str, tmp_path: Path) -> None:
-    """From the hashes of the servers, with redis-py and the documented format alone."""
+    """Digests can be recomputed from the servers' hashes with redis-py and the documented format alone."""
     url = ",".join(redis_servers)
     _, result = run(["--store.url", url, "--store.namespace", namespace], tmp_path)
     rows: dict[tuple[bytes, int], bytes] = {}
@@ -96,7 +96,7 @@ def test_digests_by_hand(redis_servers: tuple[str, ...], namespace: str, tmp_pat
             for key in client.scan_iter(f"{namespace}:{{*}}"):
                 for field, value in client.hgetall(key).items():
                     table, row_id = struct.unpack(">Iq", field)
-                    rows[names[table], row_id] = value[:-8]  # the check word
+                    rows[names[table], row_id] = value[:-8]  # row checksum
     assert all(records)
     digest = hashlib.sha256()
     for (name, row_id), record in sorted(rows.items()):
@@ -137,7 +137,7 @@ def test_the_trace_can_be_read_and_has_every_lane(tmp_path: Path) -> None:
     ):  # fmt: skip
         for batch in range(result["steps"]):
             assert (lane, f"{op}{batch}") in names
-    # One clock for all processes: a batch is planned before it is read, and read before it is trained.
+    # All processes share a clock: a batch is planned before it is read, and read before it is trained.
     first = {(lanes[span["tid"]], span["name"]): span for span in reversed(spans)}
     for batch in (0, 9, 21):
         planned, read, forward = (
@@ -181,8 +181,8 @@ def test_no_examples_held_out(tmp_path: Path) -> None:
     assert (result["auc"], result["ne"], result["samples"]) == (None, None, 1500)
 
 
-def test_numbers_that_blow_up_are_null(tmp_path: Path) -> None:
-    """JSON has no NaN; a reader of the result must not choke on a learning rate that was too high in the last step."""
+def test_non_finite_numbers_are_null(tmp_path: Path) -> None:
+    """JSON has no NaN, so non-finite numbers of a diverged run are null."""
     rates = ["--optim.rows", "sgd", "--optim.rows_lr", "1e38", "--optim.dense_lr", "1e38"]
     _, result = run(["--run.steps", "1", *rates], tmp_path)
     assert result["loss"] > 0

@@ -1,4 +1,4 @@
-"""Jobs that are killed, stopped or refused and started again: the same digests, or one clear line."""
+"""Killed, stopped and refused jobs that are started again: the same digests, or one clear error line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS = ["--data.epochs", "1000000", "--data.eval_fraction", "0"]
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """What the job ends with if nothing happens, and no checkpoint is made."""
+    """Final numbers of the uninterrupted job without checkpoints."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     done = run_forked([*JOB, "--result", str(folder / "result.json")], folder)
     assert (done.code, done.err) == (0, "")
@@ -36,14 +36,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 @pytest.fixture
 def job(server: EmbeddedServer, tmp_path: Path) -> Resumed:
-    """Nothing started yet, on a server that outlives its starts."""
+    """A job before its first start, on a server that outlives its starts."""
     return Resumed(folder=tmp_path, arguments=["--store.url", server.url])
 
 
 @pytest.mark.parametrize(
     ("point", "resumed_from"),
     [
-        # A thread that dies may be ahead of, or behind, one that works at a checkpoint.
+        # The dying thread can be ahead of or behind the checkpoint thread.
         ("after-fetch:3", [None]),
         ("mid-write-back:14", [None, 5, 10]),
         ("after-dense-copy:2", [None, 5]),
@@ -55,7 +55,7 @@ def job(server: EmbeddedServer, tmp_path: Path) -> Resumed:
         ("after-commit:2", [10]),
     ],
 )
-def test_a_killed_job_goes_on(point: str, resumed_from: list[int | None], job: Resumed, expected: object) -> None:
+def test_a_killed_job_resumes(point: str, resumed_from: list[int | None], job: Resumed, expected: object) -> None:
     died = job.run(dies_at=point)
     assert died.code == -signal.SIGKILL
     await_gone(died.mark)
@@ -65,8 +65,8 @@ def test_a_killed_job_goes_on(point: str, resumed_from: list[int | None], job: R
     assert job.resumed_from() in resumed_from
 
 
-def test_a_killed_job_with_half_rows_goes_on(server: EmbeddedServer, tmp_path: Path) -> None:
-    """What is rounded up, and what down, does not depend on when a job began."""
+def test_a_killed_job_with_half_rows_resumes(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Stochastic rounding does not depend on the start of the job."""
     half = ["--cache.dtype", "bfloat16"]
     done = run_forked([*JOB, *half, "--result", str(tmp_path / "uninterrupted.json")], tmp_path)
     assert (done.code, done.err) == (0, "")
@@ -79,7 +79,7 @@ def test_a_killed_job_with_half_rows_goes_on(server: EmbeddedServer, tmp_path: P
 
 
 @pytest.mark.parametrize("point", ["after-acquire", "mid-recovery", "before-begin", "after-begin"])
-def test_a_job_killed_in_its_recovery_goes_on(point: str, job: Resumed, expected: object) -> None:
+def test_a_job_killed_in_its_recovery_resumes(point: str, job: Resumed, expected: object) -> None:
     job.run(dies_at="after-checkpoint-data:3")
     assert job.run(dies_at=point).code == -signal.SIGKILL
     done = job.run()
@@ -100,7 +100,7 @@ def test_a_store_that_lost_something_is_loaded_from_files(
         }[keys]
         client.delete(*client.keys(names))
     done = job.run()
-    if keys == "checkpoint ids":  # rows that nobody vouches for
+    if keys == "checkpoint ids":  # rows without a valid checkpoint id
         assert done.code == 2
         assert "holds rows that belong to no checkpoint" in done.error_line
         return
@@ -125,7 +125,7 @@ def test_a_job_at_its_end_trains_nothing(job: Resumed, expected: object) -> None
     values = json.loads(job.result.read_text())
     assert (values["steps"], values["samples"], values["rows_fetched"]) == (22, 2700, 0)
     assert job.steps() == [20, 22]
-    # The reader goes on at the checkpoint's own step: nothing is read and thrown away.
+    # The reader resumes at the checkpoint's step: no batch is read and discarded.
     for path in job.checkpoints.glob("*/*/manifest.json"):
         manifest = json.loads(path.read_text())
         assert manifest["parts"][0]["progress"]["reader_state"]["batch"] == manifest["step"]
@@ -140,12 +140,12 @@ def test_a_longer_run_of_the_same_job(job: Resumed, expected: object) -> None:
 
 
 def test_an_earlier_checkpoint(job: Resumed, expected: object) -> None:
-    """Also with another cache, look-ahead and reader: results do not depend on them."""
+    """Also with another cache, lookahead and reader: results do not depend on them."""
     assert job.run("--checkpoint.keep", "99").code == 0
     other = ["--cache.rows", "2500", "--oracle.lookahead", "9", "--cache.prefetch_depth", "2", "--data.workers", "1"]
     again = ["--checkpoint.keep", "99", *other]
     assert job.run("--checkpoint.resume", "10", *again, dies_at="after-fetch:2").code == -signal.SIGKILL
-    # What it has begun is what a restart goes on with, not what it went back over.
+    # A restart continues the new generation, not the checkpoints after the chosen one.
     assert job.run(*again).code == 0
     assert job.resumed_from() == 10
     assert digests(job.result) == expected
@@ -154,16 +154,16 @@ def test_an_earlier_checkpoint(job: Resumed, expected: object) -> None:
     assert "has no whole checkpoint of step 11, it has steps 0, 5, 10, 15, 20, 22" in done.error_line
 
 
-def test_a_broken_checkpoint_is_passed_over(job: Resumed, expected: object) -> None:
+def test_a_broken_checkpoint_is_skipped(job: Resumed, expected: object) -> None:
     job.run(dies_at="after-commit:3")
-    # The next one may have been begun: it is the newest published one that breaks.
+    # The next checkpoint may have begun: the newest published one is damaged.
     newest = max(job.checkpoints.glob("*/*/manifest.json")).with_name("dense-0000.safetensors")
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     done = job.run(dies_at="before-manifest:2")
     assert "the checkpoint of step 15 is broken and skipped" in done.err
-    # It is not one of the two that are kept: there is a second one to go back to.
+    # It is in addition to the two that are kept: there is a second one to fall back to.
     assert job.steps() == [10, 15, 15]
     assert job.run().code == 0
     assert job.resumed_from() == 15
@@ -215,7 +215,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def newer(job: Resumed) -> None:
-    """A manifest that a later version has written."""
+    """A manifest written by a later version."""
     path = sorted(job.checkpoints.glob("*/*/manifest.json"))[-1]
     value = {name: item for name, item in json.loads(path.read_text()).items() if name != "checksum"}
     value["format_version"] += 1
@@ -233,7 +233,7 @@ def nothing(job: Resumed) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedServer, Resumed]]:
-    """A job at its end; nothing may change it or its server."""
+    """A finished job; no test may change it or its server."""
     folder = tmp_path_factory.mktemp("finished")
     with EmbeddedServer(folder / "server") as server:
         job = Resumed(folder=folder, arguments=["--store.url", server.url])
@@ -312,7 +312,7 @@ def test_a_disk_that_fills_up_ends_the_job_with_its_last_checkpoint_whole(
     assert digests(job.result) == expected
 
 
-def test_beginning_anew(server: EmbeddedServer, job: Resumed, expected: object) -> None:
+def test_resume_never_starts_a_new_job(server: EmbeddedServer, job: Resumed, expected: object) -> None:
     assert job.run().code == 0
     job.namespace = uuid.uuid4().hex
     assert job.run("--checkpoint.resume", "never").code == 0
@@ -323,7 +323,7 @@ def test_beginning_anew(server: EmbeddedServer, job: Resumed, expected: object) 
 def test_a_lost_row_invalidates_the_store(
     server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
-    """Rows go while the job runs: it ends, and the next one trusts no row."""
+    """Rows vanish during the run: the job ends, and the next one does not trust the store."""
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
     with Program(job.line("--checkpoint.every", "40"), forked=tmp_path) as program:
         writes.wait(200)
@@ -340,7 +340,7 @@ def test_a_lost_row_invalidates_the_store(
 def test_rows_lost_between_two_starts_are_loaded_from_files(
     server: EmbeddedServer, job: Resumed, expected: object
 ) -> None:
-    """The checkpoint ids and the logs are right; but a recovery counts the rows."""
+    """Checkpoint ids and logs are right, but recovery counts the rows."""
     assert job.run("--run.steps", "11").code == 0
     delete_rows(server, job)
     done = job.run()

@@ -1,6 +1,6 @@
-"""Several ranks, and models in stages: killed ranks and launchers, restarts by torchrun, another number of ranks.
+"""Resumed jobs of several ranks or stages: killed ranks and launchers, torchrun restarts, changed world size.
 
-A launcher is there where it is what is tested; elsewhere ranks are forked.
+Only tests of the launcher start one; the others fork their ranks.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def config_of(arguments: Sequence[str]) -> Config:
 
 
 def dying_job(membership: Membership, config: Config, point: str) -> dict[str, Any]:
-    """One rank, whose process dies at a point."""
+    """One rank, whose process dies at a failpoint."""
     os.environ["BAGPIPE_CRASH_AT"] = point
-    importlib.reload(crash_points)  # it reads the environment when it is imported, which was in the fork server
+    importlib.reload(crash_points)  # it read the fork server's environment when it was imported
     return whole_job(membership, config)
 
 
 def two_ranks_that_die(arguments: Sequence[str], point: str) -> list[Ended]:
-    """Whoever is first at the point is killed there; the other loses it, or dies there too."""
+    """The first rank at the failpoint is killed; the other one loses its peer, or dies there too."""
     ends = run_ranks(2, dying_job, change(config_of(arguments), run__peer_timeout_s=20.0), point)
     assert -signal.SIGKILL in [end.code for end in ends]
     assert [end.value for end in ends] == [None, None]
@@ -53,12 +53,12 @@ def two_ranks_that_die(arguments: Sequence[str], point: str) -> list[Ended]:
 
 
 def numbers(results: list[dict[str, Any]]) -> tuple[object, ...]:
-    """Of all ranks' results, as `digests` of a result file."""
+    """The values of `digests`, from the results of all ranks."""
     return (*digests_of(results), results[0]["loss"], results[0]["auc"])
 
 
 def uninterrupted(*more: str) -> tuple[object, ...]:
-    """What the job of two ranks ends with if nothing happens, and no checkpoint is made."""
+    """Final numbers of the uninterrupted job of two ranks without checkpoints."""
     return numbers(run_to_the_end(config_of([*JOB, *more]), 2))
 
 
@@ -83,7 +83,7 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
     results = run_to_the_end(config_of(job.settings()), 2)
     assert numbers(results) == uninterrupted()
     assert (results[0]["resumed_from"] or 0) > 0
-    # One rank alone goes on from where two were; it says what it cannot promise.
+    # One rank resumes a job of two, with a warning about changed results.
     for path in job.checkpoints.glob("*/step-00000022/manifest.json"):
         path.unlink()
     done = run_forked(job.line(), tmp_path)
@@ -93,7 +93,7 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_model_in_stages_goes_on(ranks: int, server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_staged_job_resumes(ranks: int, server: EmbeddedServer, tmp_path: Path) -> None:
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *STAGES])
     if ranks == 1:
         assert job.run(dies_at="after-checkpoint-data:3").code == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""`torchrun … -m trainer` as a user runs it: the command line, Ctrl-C, a restart, and a launcher that is killed."""
+"""`torchrun … -m trainer` as a user runs it: the command line, Ctrl-C, a restart, and a killed launcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = [
     "--model.embedding_dim", "4", "--model.bottom_mlp", "6", "--model.top_mlp", "5", "--oracle.lookahead", "5",
     "--cache.rows", "500",
 ]  # fmt: skip
-#: The data does not end.
+#: A job with endless data.
 ENDLESS = [*JOB, "--data.epochs", "1000000", "--data.eval_fraction", "0"]
 
 
@@ -39,7 +39,7 @@ def direct_digests(arguments: list[str], url: str, **values: object) -> tuple[st
 
 
 def stopped_by_ctrl_c(flags: list[str], store_url: str, writes: Writes, namespace: str, folder: Path) -> dict[str, Any]:
-    """The result of two ranks on endless data that are interrupted while they train, and end as they should."""
+    """The result of two ranks on endless data, interrupted while they train; they exit cleanly."""
     result = folder / "out.json"
     store = ["--store.url", store_url, "--store.namespace", namespace, "--result", str(result)]
     with torchrun([*flags, *store], forked=folder) as program:
@@ -56,7 +56,7 @@ def stopped_by_ctrl_c(flags: list[str], store_url: str, writes: Writes, namespac
 
 
 def test_ctrl_c_stops_all_ranks_cleanly(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
-    # Multiplied before the ranks' sums, divided out after them: the expected job does neither.
+    # The scale multiplies before the ranks' sums and is divided out after them; the expected job has no scale.
     flags = [*ENDLESS, "--run.loss_scale", "1024"]
     stopped = stopped_by_ctrl_c(flags, server.url, writes, namespace, tmp_path)
     expected = direct_digests(ENDLESS, server.url, run__steps=stopped["steps"])
@@ -78,7 +78,7 @@ def broken_in_the_first_attempt(tmp_path: Path, factory: str, *, restarts: int) 
 
 
 def test_a_job_restarted_after_a_kill_connects(tmp_path: Path) -> None:
-    """The second attempt must not meet the addresses of the first in the launcher's store."""
+    """The second attempt must not read the addresses of the first from the launcher's store."""
     done = broken_in_the_first_attempt(tmp_path, "dies_once", restarts=1)
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "out.json").read_text())["samples"] == 90

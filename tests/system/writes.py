@@ -1,4 +1,4 @@
-"""`Writes`: what a store server is told, as it happens; how a test knows that a job in another process is training."""
+"""`Writes`: notifications of a store server's writes. They show that a job in another process is training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def client_of(url: str) -> redis.Redis:
 
 
 class Writes:
-    """Tells when rows have been written into a namespace, without asking again and again."""
+    """Waits for rows written into a namespace, without polling."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self._client = client_of(url)
@@ -23,7 +23,7 @@ class Writes:
         self._events.psubscribe(f"__keyspace@0__:{namespace}:{{*")
 
     def wait(self, count: int) -> None:
-        """Return after so many writes."""
+        """Wait for so many writes."""
         seen = 0
         while seen < count:
             message = self._events.get_message(timeout=60)
