@@ -113,8 +113,8 @@ def run_job(
         engine = build_engine(built, store if wrap is None else wrap(store))
         losses = _Losses()
         # The caller closes the batches: a job that fails leaves them half read.
-        with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as steps:  # type: ignore[type-var] # both sources' are generators
-            trained = engine.train(steps, on_batch=losses)
+        with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as batches:  # type: ignore[type-var] # both sources' are generators
+            trained = engine.train(batches, on_batch=losses)
         metrics = BinaryMetrics()
         if config.data.eval_fraction:
             engine.evaluate(source.batches("eval", built.spec), metrics.add)
@@ -143,4 +143,4 @@ def largest_batch(config: Config) -> int:
     source = PlannedData(config.data, config.run.seed)
     spec = dataclasses.replace(build_training_model(config, source.schema).spec, num_slots=0)
     phases = ("train", "eval") if config.data.eval_fraction else ("train",)
-    return max(len(step.consumer.unique) for phase in phases for step in source.batches(phase, spec))  # type: ignore[arg-type]
+    return max(len(rank_batch.consumer.unique) for phase in phases for rank_batch in source.batches(phase, spec))  # type: ignore[arg-type]

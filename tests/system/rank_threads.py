@@ -36,7 +36,7 @@ from data.formats import open_source
 from data.loader import open_loader
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
 
-__all__ = ["RankOrderSum", "RanksOutcome", "dense_of_rank", "engine_of_rank", "run_ranks", "steps_of_rank"]
+__all__ = ["RankOrderSum", "RanksOutcome", "batches_of_rank", "dense_of_rank", "engine_of_rank", "run_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class RankOrderSum:
         return False
 
 
-def steps_of_rank(
+def batches_of_rank(
     config: Config, spec: OracleSpec, phase: str, rank: int, *, first_batch: int = 0
 ) -> Iterator[RankBatch]:
     """Batches of one rank. Every rank plans on its own; all plans must be equal."""
@@ -110,7 +110,7 @@ def run_ranks(
     config: Config,
     world_size: int,
     *,
-    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, steps: steps,
+    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches,
 ) -> RanksOutcome:
     """Train, and evaluate if the configuration holds examples out.
 
@@ -138,14 +138,14 @@ def run_ranks(
         def work(peer: LocalPeers) -> None:
             _, engine, built = jobs[peer.rank]
             try:
-                with closing(steps_of_rank(config, built.spec, "train", peer.rank)) as steps:  # type: ignore[type-var]
-                    results[peer.rank] = engine.train(spoil(peer.rank, steps))
+                with closing(batches_of_rank(config, built.spec, "train", peer.rank)) as batches:  # type: ignore[type-var]
+                    results[peer.rank] = engine.train(spoil(peer.rank, batches))
                 if built.stages is not None:
                     held = held_stages(built.stages.staged, built.stages.mesh)
                     share_stages(held, engine.dense.optimizer, peer.dense, peer.gather)
                 if config.data.eval_fraction:
-                    with closing(steps_of_rank(config, built.eval_spec, "eval", peer.rank)) as steps:  # type: ignore[type-var]
-                        engine.evaluate(steps, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))
+                    with closing(batches_of_rank(config, built.eval_spec, "eval", peer.rank)) as batches:  # type: ignore[type-var]
+                        engine.evaluate(batches, lambda logits, labels: scores[peer.rank].extend(logits.tolist()))
             except BaseException as error:
                 results[peer.rank] = error
                 peer.close()

@@ -37,7 +37,7 @@ from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.part import LoopPart
 from bagpipe.training.progress import Progress, RunResult
 from cacher.planning import PlannedData
-from tests.system.rank_threads import RankOrderSum, dense_of_rank, steps_of_rank
+from tests.system.rank_threads import RankOrderSum, batches_of_rank, dense_of_rank
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 
 __all__ = ["Crash", "Recorded", "RecordedOutcome", "recorded"]
@@ -86,7 +86,7 @@ class Recorded:
     world_size: int = 1
     rows_only: bool = False
     prepare: Callable[[Engine], OnBatch | None] = lambda engine: None
-    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, steps: steps
+    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches
     on_folder: Callable[[int], None] = lambda step: None
     stores: list[MemoryStore] = field(default_factory=list)
 
@@ -213,19 +213,19 @@ class Recorded:
         with ExitStack() as stack:
             stack.enter_context(rank.recorder)
             stack.callback(rank.publisher.close)
-            steps = stack.enter_context(closing(self._steps(rank, first_batch)))
-            spoilt = self.spoil(rank.peer.rank, steps)
+            batches = stack.enter_context(closing(self._batches(rank, first_batch)))
+            spoilt = self.spoil(rank.peer.rank, batches)
             result = rank.engine.train(spoilt, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
         if rank.built.stages is not None and self.world_size > 1:
             held = held_stages(rank.built.stages.staged, rank.built.stages.mesh)
             share_stages(held, rank.engine.dense.optimizer, rank.peer.dense, rank.peer.gather)
         return result
 
-    def _steps(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
+    def _batches(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
         spec = rank.built.spec
         if self.world_size == 1:
             return PlannedData(self.config.data, self.config.run.seed).batches("train", spec, first_batch=first_batch)
-        return steps_of_rank(self.config, spec, "train", rank.peer.rank, first_batch=first_batch)
+        return batches_of_rank(self.config, spec, "train", rank.peer.rank, first_batch=first_batch)
 
 
 def recorded(config: Config, root: Path, *, every: int = 3, **values: Any) -> Recorded:

@@ -99,9 +99,9 @@ def test_an_engine_trains_again(built: BuiltModel) -> None:
         assert totals[1].rows_fetched == totals[1].rows_inserted == totals[0].rows_inserted
 
 
-def bad_after(steps: Iterator[RankBatch], count: int) -> Iterator[RankBatch]:
+def bad_after(batches: Iterator[RankBatch], count: int) -> Iterator[RankBatch]:
     for _ in range(count):
-        yield next(steps)
+        yield next(batches)
     raise InputError("file.tsv:7: bad")
 
 

@@ -36,8 +36,8 @@ def built_model_of(config: Config) -> BuiltModel:
 def unique_rows(config: Config) -> list[int]:
     """Unique rows of every training batch."""
     built = built_model_of(change(config, cache__rows=0))
-    steps = PlannedData(config.data, config.run.seed).batches("train", built.spec)
-    return [len(step.consumer.unique) for step in steps]
+    batches = PlannedData(config.data, config.run.seed).batches("train", built.spec)
+    return [len(batch.consumer.unique) for batch in batches]
 
 
 def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(clicks: MakeConfig, namespace: str) -> None:

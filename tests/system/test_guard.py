@@ -37,15 +37,15 @@ MakeConfig = Callable[..., Config]
 BAD = 7
 
 
-def spoilt(steps: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
+def spoilt(batches: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
     """The batches, with a non-finite dense column in one example of batch `at`."""
-    for step in steps:
-        if step.batch.index == at and step.batch.num_examples:
-            dense = step.batch.dense.copy()
+    for rank_batch in batches:
+        if rank_batch.batch.index == at and rank_batch.batch.num_examples:
+            dense = rank_batch.batch.dense.copy()
             dense[-1, 0] = value
-            yield dataclasses.replace(step, batch=dataclasses.replace(step.batch, dense=dense))
+            yield dataclasses.replace(rank_batch, batch=dataclasses.replace(rank_batch.batch, dense=dense))
         else:
-            yield step
+            yield rank_batch
 
 
 class Small:
@@ -57,7 +57,7 @@ class Small:
         self.store = MemoryStore(self.built.rows, num_buckets=8)
         self.engine: Engine = build_engine(self.built, self.store)
 
-    def steps(self) -> Iterator[RankBatch]:
+    def batches(self) -> Iterator[RankBatch]:
         return self.data.batches("train", self.built.spec)
 
     def digests(self) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def test_a_bad_batch_ends_the_job(clicks: MakeConfig, value: float, rows: int) -
     job = Small(change(clicks(), cache__rows=rows))
     with job.store:
         with pytest.raises(JobError, match=rf"batch {BAD}: the loss is not finite.*run.nonfinite"):
-            job.engine.train(spoilt(job.steps(), value))
+            job.engine.train(spoilt(job.batches(), value))
         assert job.is_finite()
 
 
@@ -86,13 +86,13 @@ def test_a_skipped_batch_leaves_no_trace(clicks: MakeConfig, rows: int) -> None:
     config = change(config, optim__dense="sgd", run__nonfinite="skip")
     job = Small(config)
     with job.store:
-        result = job.engine.train(spoilt(job.steps(), float("nan")))
+        result = job.engine.train(spoilt(job.batches(), float("nan")))
         assert (result.progress.steps, result.progress.skipped_batches) == (26, 1)
         assert job.is_finite()
         assert np.isfinite(float(result.progress.loss_sum))
         found = job.digests(), float(result.progress.loss_sum), result.progress.samples
     other = Small(config)
-    batches = [step.batch for step in other.steps() if step.batch.index != BAD]
+    batches = [rank_batch.batch for rank_batch in other.batches() if rank_batch.batch.index != BAD]
     batches = [dataclasses.replace(batch, index=index) for index, batch in enumerate(batches)]
     with other.store:
         without = other.engine.train(plan_rank_batches(batches, other.built.spec))
@@ -106,7 +106,7 @@ def test_all_ranks_skip_the_same_batches(clicks: MakeConfig, rows: int) -> None:
     """If one rank finds a bad batch, all ranks skip it, for any cache size."""
     config = change(clicks(), cache__rows=rows, run__nonfinite="skip")
     ends = [
-        run_ranks(change(config, cache__rows=rows), 3, spoil=lambda rank, steps: spoil_of(rank, steps))
+        run_ranks(change(config, cache__rows=rows), 3, spoil=lambda rank, batches: spoil_of(rank, batches))
         for rows in (0, rows or 10_000)
     ]
     assert ends[0].digests == ends[1].digests
@@ -116,8 +116,8 @@ def test_all_ranks_skip_the_same_batches(clicks: MakeConfig, rows: int) -> None:
         assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
 
 
-def spoil_of(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
-    return spoilt(steps, float("nan")) if rank == 1 else steps
+def spoil_of(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    return spoilt(batches, float("nan")) if rank == 1 else batches
 
 
 def test_the_error_names_the_rank(clicks: MakeConfig) -> None:
@@ -130,7 +130,7 @@ def test_stages_stop(clicks: MakeConfig, schedule: str) -> None:
     job = Small(staged(change(clicks(), cache__rows=200), schedule, 2))
     with job.store:
         with pytest.raises(JobError, match=rf"batch {BAD}: .* is not finite"):
-            job.engine.train(spoilt(job.steps(), float("nan")))
+            job.engine.train(spoilt(job.batches(), float("nan")))
         assert job.is_finite()
 
 
@@ -139,7 +139,7 @@ def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> No
     config = change(clicks(), cache__rows=0, run__nonfinite="skip")
     name = uuid.uuid4().hex
     job = Recorded(
-        config=config, root=tmp_path, name=name, every=3, spoil=lambda rank, steps: spoilt(steps, np.inf, at=0)
+        config=config, root=tmp_path, name=name, every=3, spoil=lambda rank, batches: spoilt(batches, np.inf, at=0)
     )
     end = job.run()
     assert end.results[0].progress.skipped_batches == 1

@@ -60,8 +60,8 @@ def test_an_interrupted_job_keeps_what_it_trained(
     assert stopped["steps"] > 0
     assert stopped["auc"] is None
     # All trained batches are in the server: an uninterrupted job of as many batches ends the same.
-    steps = ["--run.steps", str(stopped["steps"])]
-    uninterrupted = run_job(parse_config([*ENDLESS, *steps, "--store.url", "memory://"], "test").config)
+    limit = ["--run.steps", str(stopped["steps"])]
+    uninterrupted = run_job(parse_config([*ENDLESS, *limit, "--store.url", "memory://"], "test").config)
     assert uninterrupted.dense_digest == stopped["dense_digest"]
     assert uninterrupted.embedding_digest == stopped["embedding_digest"]
     # A second start on the same namespace continues from the stored rows.

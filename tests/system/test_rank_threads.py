@@ -84,12 +84,12 @@ def test_locality_sends_fewer_rows(clicks: MakeConfig) -> None:
 def test_bad_input_on_one_rank_ends_all_ranks_at_that_batch(clicks: MakeConfig) -> None:
     """Batches before the bad input are trained and written back, and every rank reports the error."""
 
-    def spoil(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    def spoil(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
         if rank != 1:
-            return steps
+            return batches
 
         def some() -> Iterator[RankBatch]:
-            yield from itertools.islice(steps, 5)
+            yield from itertools.islice(batches, 5)
             raise InputError("day_0:77: expected 40 columns, got 3")
 
         return some()
@@ -106,8 +106,8 @@ def test_bad_input_on_one_rank_ends_all_ranks_at_that_batch(clicks: MakeConfig) 
 def test_data_that_ends_early_on_one_rank_is_an_error(clicks: MakeConfig) -> None:
     """All ranks stop at that batch with an error, since they trained only part of the data."""
 
-    def spoil(rank: int, steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
-        return itertools.islice(steps, 5) if rank == 1 else steps
+    def spoil(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+        return itertools.islice(batches, 5) if rank == 1 else batches
 
     with pytest.raises(JobError, match=r"^the data ended at batch 5, but ranks \[0, 2\] have more$"):
         run_ranks(change(clicks(), cache__rows=100), 3, spoil=spoil)

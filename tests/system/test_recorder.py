@@ -220,9 +220,9 @@ def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) 
     job = recorded(change(config, cache__rows=0), tmp_path)
     if resumes:
         # Ended, not killed: the last checkpoint is complete, however slow the publisher.
-        job.spoil = lambda rank, steps: itertools.islice(steps, 9)
+        job.spoil = lambda rank, batches: itertools.islice(batches, 9)
         job.run()
-        job.spoil = lambda rank, steps: steps
+        job.spoil = lambda rank, batches: batches
     before = {"batch": -1}
 
     def lose(engine: Engine) -> OnBatch:

@@ -183,11 +183,11 @@ def test_a_stopped_job_leaves_a_checkpoint(
     assert (done.code, done.err) == (130, "")
     stopped = json.loads(job.result.read_text())["steps"]
     assert job.steps()[-1] == stopped
-    steps = ["--run.steps", str(stopped + 7)]
-    assert job.run(*steps).code == 0
+    limit = ["--run.steps", str(stopped + 7)]
+    assert job.run(*limit).code == 0
     assert job.resumed_from() == stopped
     ended = digests(job.result)
-    assert run_forked([*JOB, *ENDLESS, *steps, "--result", str(job.result)], tmp_path).code == 0
+    assert run_forked([*JOB, *ENDLESS, *limit, "--result", str(job.result)], tmp_path).code == 0
     assert digests(job.result) == ended
 
 
