@@ -48,27 +48,27 @@ class SchemaRecord:
             "digest": self.schema.digest(),
         }
 
-    def compare(self, stored: Mapping[str, str], place: str) -> None:
+    def compare(self, stored: Mapping[str, str], label: str) -> None:
         """Refuse a stored record that differs from this one.
 
         Args:
             stored: fields read from the store; not empty.
-            place: the namespace and server, for the message.
+            label: the namespace and server, for the message.
 
         Raises:
             InputError: names the first field that differs, with both values.
         """
-        for name, theirs, ours in self._pairs(stored, place):
+        for name, theirs, ours in self._pairs(stored, label):
             if theirs != ours:
-                raise InputError(f"{place} was made with {name} {theirs!r}, this job has {ours!r}")
+                raise InputError(f"{label} was made with {name} {theirs!r}, this job has {ours!r}")
 
-    def _pairs(self, stored: Mapping[str, str], place: str) -> Iterator[tuple[str, Any, Any]]:
+    def _pairs(self, stored: Mapping[str, str], label: str) -> Iterator[tuple[str, Any, Any]]:
         """(name, stored value, our value); a pair is meaningful only if all earlier pairs agree."""
         yield "format version", stored.get("format"), str(self.format_version)
         yield "store.buckets", stored.get("buckets"), str(self.num_buckets)
         yield "number of servers", stored.get("servers"), str(self.num_servers)
         yield "server position", stored.get("server"), str(self.server)
-        theirs, ours = _parse_schema(stored.get("schema", ""), place), self.schema.to_json()
+        theirs, ours = _parse_schema(stored.get("schema", ""), label), self.schema.to_json()
         yield "optimizer", theirs.get("optimizer"), ours["optimizer"]
         yield "dtype", theirs.get("dtype"), ours["dtype"]
         yield "rounding", theirs.get("rounding"), ours.get("rounding")
@@ -81,13 +81,13 @@ class SchemaRecord:
         yield "schema digest", stored.get("digest"), self.schema.digest()
 
 
-def _parse_schema(text: str, place: str) -> dict[str, Any]:
+def _parse_schema(text: str, label: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise InputError(f"{place} holds a schema record that is not a JSON object: {text[:80]!r}")
+        raise InputError(f"{label} holds a schema record that is not a JSON object: {text[:80]!r}")
     return value
 
 

@@ -41,7 +41,7 @@ class ClusterNode:
     options: Mapping[str, str]
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """The node's URL in messages."""
         return f"redis+cluster://127.0.0.1:{self.port}"
 

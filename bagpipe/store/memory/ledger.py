@@ -28,7 +28,7 @@ class MemoryNamespace:
     """Rows and fencing state of one namespace. Hold `lock` for every access.
 
     Attributes:
-        place: name of the namespace, for messages.
+        label: name of the namespace, for messages.
         num_buckets: reported by the ledger; rows are not stored by bucket.
         record: schema record; empty: not claimed.
         tables: by table number; created on first use.
@@ -36,8 +36,8 @@ class MemoryNamespace:
         logs: by writer and epoch: the rows of each write, as `FIELD_DTYPE`.
     """
 
-    def __init__(self, place: str, num_buckets: int) -> None:
-        self.place = place
+    def __init__(self, label: str, num_buckets: int) -> None:
+        self.label = label
         self.num_buckets = num_buckets
         self.lock = threading.Lock()
         self.record: dict[str, str] = {}
@@ -49,9 +49,9 @@ class MemoryNamespace:
     def check_owner(self, token: str) -> None:
         """Raise FencedError if the owner is another job, RolledBackError if there is none."""
         if not self.owner:
-            raise RolledBackError(f"{self.place} has no owner any more, expected {token!r}")
+            raise RolledBackError(f"{self.label} has no owner any more, expected {token!r}")
         if self.owner != token:
-            raise FencedError(f"{self.place} was taken over: its owner is {self.owner!r}, not {token!r}")
+            raise FencedError(f"{self.label} was taken over: its owner is {self.owner!r}, not {token!r}")
 
     def num_groups(self, fence: Fence) -> list[int]:
         """Groups in each bucket's log of a writer; no buckets if it has no log."""
@@ -159,7 +159,7 @@ class MemoryLedger:
                 return
             self._check_complete(recovery, [0] * self.num_buckets if num_groups is None else num_groups)
             if num_rows is not None and namespace.num_rows() != list(num_rows):
-                raise RolledBackError(f"{namespace.place} has lost rows that were written")
+                raise RolledBackError(f"{namespace.label} has lost rows that were written")
             namespace.checkpoint_id = checkpoint_id
             namespace.logs = {Fence(token=self._token, writer=writer, epoch=1): [] for writer in range(num_writers)}
 
@@ -194,4 +194,4 @@ class MemoryLedger:
 
     def _check_complete(self, fence: Fence, num_groups: Sequence[int]) -> None:
         if self._namespace.num_groups(fence) != list(num_groups):
-            raise RolledBackError(f"{self._namespace.place} has lost groups that were written")
+            raise RolledBackError(f"{self._namespace.label} has lost groups that were written")

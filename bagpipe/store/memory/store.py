@@ -65,14 +65,14 @@ class MemoryStore:
         """See `Store.check`."""
         with self._namespace.lock:
             if self._namespace.record:
-                self._record.compare(self._namespace.record, self._namespace.place)
+                self._record.compare(self._namespace.record, self._namespace.label)
             return bool(self._namespace.record)
 
     def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
         with self._namespace.lock:
             if self._namespace.record:
-                self._record.compare(self._namespace.record, self._namespace.place)
+                self._record.compare(self._namespace.record, self._namespace.label)
                 return False
             self._namespace.record = self._record.to_fields()
             return True
@@ -147,7 +147,7 @@ class MemoryStore:
             self._namespace.check_owner(fence.token)
         if fence not in self._namespace.logs:
             raise RolledBackError(
-                f"{self._namespace.place} has lost the log of writer {fence.writer}; rows may be lost"
+                f"{self._namespace.label} has lost the log of writer {fence.writer}; rows may be lost"
             )
 
     def _table(self, table: int) -> Table:

@@ -53,9 +53,9 @@ class Cluster:
     seeds: tuple[Server, ...]
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """For messages: the first seed."""
-        return self.seeds[0].place
+        return self.seeds[0].endpoint
 
     @property
     def database(self) -> int:
@@ -80,7 +80,7 @@ class Cluster:
         """
         deadline_s = time.monotonic() + timeout_s
         failure: Unreachable | None = None
-        known = {server.place: server for server in (*map(self.server_at, first), *self.seeds)}
+        known = {server.endpoint: server for server in (*map(self.server_at, first), *self.seeds)}
         for server in known.values():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -89,7 +89,7 @@ class Cluster:
                 return _ask_topology(server, min(left_s, patience_s or left_s))
             except Unreachable as error:
                 failure = failure or error
-        raise failure or Unreachable(f"store {self.place}: no time was left to ask for the cluster's nodes")
+        raise failure or Unreachable(f"store {self.endpoint}: no time was left to ask for the cluster's nodes")
 
     def whole_topology(self, timeout_s: float) -> Topology:
         """`topology`, checked to cover every slot.
@@ -99,15 +99,15 @@ class Cluster:
         """
         topology = self.topology(timeout_s)
         if topology.num_covered < NUM_SLOTS:
-            raise InputError(f"store {self.place}: the cluster serves {topology.num_covered} of {NUM_SLOTS} slots")
+            raise InputError(f"store {self.endpoint}: the cluster serves {topology.num_covered} of {NUM_SLOTS} slots")
         return topology
 
     def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of every master, see `Server.infos`."""
+        """(endpoint, INFO) of every master, see `Server.infos`."""
         found: list[tuple[str, Mapping[str, Any]]] = []
         for address in self.whole_topology(timeout_s).masters:
             server = self.server_at(address)
-            found.append((server.place, server.info(timeout_s, with_fsync=with_fsync)))
+            found.append((server.endpoint, server.info(timeout_s, with_fsync=with_fsync)))
         return found
 
     @contextmanager
@@ -162,7 +162,7 @@ class ClusterSession:
             threading.Event().wait(_PAUSE_S)
             self._topology = self._cluster.topology(self._timeout_s, first=self._topology.masters)
         raise InputError(
-            f"store {self._cluster.place}: no answer about {key.decode()} within store.timeout_s = "
+            f"store {self._cluster.endpoint}: no answer about {key.decode()} within store.timeout_s = "
             f"{self._timeout_s:g} s ({trouble})"
         )
 
@@ -212,10 +212,10 @@ def _ask_topology(server: Server, timeout_s: float) -> Topology:
             if "cluster support disabled" not in str(error):
                 raise
             raise InputError(
-                f"store {server.place} is a server on its own, expected a cluster node; use redis:// instead"
+                f"store {server.endpoint} is a server on its own, expected a cluster node; use redis:// instead"
             ) from None
     topology = parse_slots(reply, Address(server.settings["host"], server.settings["port"]))
     if not topology.masters:
         # A node that was reset, or is just joining; another one can know more.
-        raise Unreachable(f"store {server.place} knows of no node that serves any slot")
+        raise Unreachable(f"store {server.endpoint} knows of no node that serves any slot")
     return topology

@@ -126,10 +126,10 @@ class ClusterClient(Generic[G]):
         """See `ShardClient.num_commands`."""
         return self._router.num_commands(routed, max_rows=max_command_rows(row_bytes))
 
-    def place(self, bucket: int) -> str:
-        """See `ShardClient.place`."""
+    def endpoint(self, bucket: int) -> str:
+        """See `ShardClient.endpoint`."""
         address = self._topology.master_of(self._slots[bucket])
-        return self._cluster.place if address is None else self._cluster.server_at(address).place
+        return self._cluster.endpoint if address is None else self._cluster.server_at(address).endpoint
 
     def execute(self, groups: Sequence[G], *, repeat: bool) -> None:
         """See `ShardClient.execute`. After an error the client stays closed."""
@@ -258,7 +258,7 @@ class ClusterClient(Generic[G]):
         slot = self._slots[first.command.bucket]
         answer = first.redirect.line if first.redirect else str(lost or "no node serves it")
         raise StoreError(
-            f"store {self._cluster.place}: slot {slot} was not served within store.timeout_s = "
+            f"store {self._cluster.endpoint}: slot {slot} was not served within store.timeout_s = "
             f"{self._timeout_s:g} s: {answer}"
         )
 
@@ -267,12 +267,12 @@ class ClusterClient(Generic[G]):
     ) -> None:
         """Fetch the topology, then apply MOVED redirections: the node asked may not know of them yet."""
         before = self._topology
-        lost_places = set(lost.places) if isinstance(lost, LinkLost) else set()
+        lost_endpoints = set(lost.endpoints) if isinstance(lost, LinkLost) else set()
         # Another node each time: a partitioned node has a stale view.
         self._num_refreshes += 1
         turn = self._num_refreshes % len(before.masters)
         first = [*before.masters[turn:], *before.masters[:turn], *before.replicas]
-        first.sort(key=lambda address: self._cluster.server_at(address).place in lost_places)
+        first.sort(key=lambda address: self._cluster.server_at(address).endpoint in lost_endpoints)
         try:
             left_s = max(deadline_s - time.monotonic(), 0.0)
             topology = self._cluster.topology(left_s, first=first, patience_s=self._step_s(deadline_s))
@@ -297,7 +297,7 @@ class ClusterClient(Generic[G]):
             self._failovers += 1
             logging.getLogger(__name__).warning(
                 "store %s: %s took over from %s, whose last acknowledged rows may be lost",
-                self._cluster.place, new, old,
+                self._cluster.endpoint, new, old,
             )  # fmt: skip
 
     def _adopt(self, topology: Topology) -> None:
@@ -331,10 +331,10 @@ class ClusterClient(Generic[G]):
             try:
                 with server.admin(timeout_s) as client:
                     info = client.info()
-                    check_eviction(server.place, info)
+                    check_eviction(server.endpoint, info)
                     run_id = str(info.get("run_id"))
                     if self._run_ids.setdefault(address, run_id) != run_id:
-                        raise RolledBackError(f"store {server.place} was started again, its rows may be lost")
+                        raise RolledBackError(f"store {server.endpoint} was started again, its rows may be lost")
             except BaseException:
                 link.close("the node was refused")
                 raise

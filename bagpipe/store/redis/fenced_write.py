@@ -266,18 +266,18 @@ def _queued(num_commands: int) -> bytes:
 
 def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, end: int) -> StoreError:
     """The error for a log of unexpected length; lengths include the first, empty element."""
-    place = f"bucket {bucket.decode()}"
+    label = f"bucket {bucket.decode()}"
     generation = token.partition("-")[0]
     if owner and owner != token.encode():
         theirs = owner.decode(errors="replace").partition("-")[0]
         return FencedError(
-            f"{place} was taken over by another start of a job (generation {theirs}, this one is {generation}); "
+            f"{label} was taken over by another start of a job (generation {theirs}, this one is {generation}); "
             "nothing more is written"
         )
     if found == 0:
-        return RolledBackError(f"{place}: the store has lost the log of this job; rows may be lost")
+        return RolledBackError(f"{label}: the store has lost the log of this job; rows may be lost")
     return ShortLog(
-        f"{place}: the store acknowledged {expected - 1} groups of rows and has {found - 1} in its log", end
+        f"{label}: the store acknowledged {expected - 1} groups of rows and has {found - 1} in its log", end
     )
 
 

@@ -152,14 +152,14 @@ class RedisLedger:
             fence = parse_log_name(name)
             log = log_key(key, fence) if fence.token == owner else fenced_log_key(key, fence)
             if not length:
-                raise RolledBackError(f"{self._place(bucket)} has lost the log {name.decode()} of bucket {bucket}")
+                raise RolledBackError(f"{self._label(bucket)} has lost the log {name.decode()} of bucket {bucket}")
             for start in range(1, length, _LOG_GROUPS):
                 (groups,) = self._run([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
                 joined = b"".join(groups)
                 if len(groups) != min(_LOG_GROUPS, length - start):
-                    raise RolledBackError(f"{self._place(bucket)} has lost some of the log {name.decode()}")
+                    raise RolledBackError(f"{self._label(bucket)} has lost some of the log {name.decode()}")
                 if len(joined) % FIELD_BYTES:
-                    raise StoreError(f"{self._place(bucket)}: the log {name.decode()} of bucket {bucket} is damaged")
+                    raise StoreError(f"{self._label(bucket)}: the log {name.decode()} of bucket {bucket} is damaged")
                 parts.append(np.frombuffer(joined, FIELD_DTYPE))
                 num_rows += len(parts[-1])
                 if num_rows > _FOLD_ROWS:
@@ -252,7 +252,7 @@ class RedisLedger:
         for (bucket, key), milliseconds in zip(wanted, answers, strict=True):
             if milliseconds != -1:
                 said = "has expired" if milliseconds == -2 else f"expires in {milliseconds / 1000:g} s"
-                raise StoreError(f"{self._place(bucket)}: the key {key.decode()} {said}; rows must not expire")
+                raise StoreError(f"{self._label(bucket)}: the key {key.decode()} {said}; rows must not expire")
         self._had_rows = self._buckets_with_rows()
 
     def _buckets_with_rows(self) -> set[int]:
@@ -290,13 +290,13 @@ class RedisLedger:
         for bucket, answer in zip(buckets, answers, strict=True):
             if answer == b"OK":
                 continue
-            place = self._place(bucket)
+            label = self._label(bucket)
             if answer == b"LOST":
-                raise RolledBackError(f"{place}: bucket {bucket} has lost rows that were written")
+                raise RolledBackError(f"{label}: bucket {bucket} has lost rows that were written")
             if not answer:
-                raise RolledBackError(f"{place} has forgotten its owner, expected {self._token!r}: rows may be lost")
+                raise RolledBackError(f"{label} has forgotten its owner, expected {self._token!r}: rows may be lost")
             raise FencedError(
-                f"{place} was taken over: its owner is the job {answer.decode()!r}, this one is {self._token!r}"
+                f"{label} was taken over: its owner is the job {answer.decode()!r}, this one is {self._token!r}"
             )
 
     def _run(self, commands: Sequence[KeyCommand]) -> list[Any]:
@@ -315,8 +315,8 @@ class RedisLedger:
                 answers[number] = answer
         return answers
 
-    def _place(self, bucket: int) -> str:
-        return self._namespace.place_of(self._backend_of_key[self._keys[bucket]])
+    def _label(self, bucket: int) -> str:
+        return self._namespace.label_of(self._backend_of_key[self._keys[bucket]])
 
 
 def _bucket_state(answer: list[Any]) -> BucketState:

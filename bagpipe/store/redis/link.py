@@ -33,12 +33,12 @@ class LinkLost(StoreError):
     """A connection is lost, or silent for too long. The server may still be running.
 
     Attributes:
-        places: `Link.place` of the servers concerned.
+        endpoints: `Link.endpoint` of the servers concerned.
     """
 
-    def __init__(self, message: str, *places: str) -> None:
+    def __init__(self, message: str, *endpoints: str) -> None:
         super().__init__(message)
-        self.places = places
+        self.endpoints = endpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +66,15 @@ class Link:
     """One connected socket to one server, with its receive buffer and its totals.
 
     Attributes:
-        place: the server's URL without the password, for messages.
+        endpoint: the server's URL without the password, for messages.
         pace: how far requests run ahead of replies.
         bytes_sent: since the link was made.
         bytes_received: since the link was made.
     """
 
-    def __init__(self, sock: socket.socket, place: str, close: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, endpoint: str, close: Callable[[], None]) -> None:
         sock.setblocking(False)
-        self.place = place
+        self.endpoint = endpoint
         self.pace = _LOCAL_PACE if sock.family == socket.AF_UNIX else _REMOTE_PACE
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -92,14 +92,14 @@ class Link:
             LinkLost: the server closed the connection.
         """
         if self._broken is not None:
-            raise StoreError(f"{self.place}: the connection was closed: {self._broken}")
+            raise StoreError(f"{self.endpoint}: the connection was closed: {self._broken}")
         try:
             unasked = self._sock.recv(1)
         except _WOULD_BLOCK:
             return
         if unasked:
-            raise StoreError(f"{self.place}: received bytes without a request")
-        raise LinkLost(f"{self.place}: the server closed the connection", self.place)
+            raise StoreError(f"{self.endpoint}: received bytes without a request")
+        raise LinkLost(f"{self.endpoint}: the server closed the connection", self.endpoint)
 
     def close(self, why: str) -> None:
         """Close the socket. Idempotent; later uses report the first reason."""

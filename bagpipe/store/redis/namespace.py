@@ -63,7 +63,7 @@ class Backend(Protocol):
     """A server of a list, or a whole cluster: holds one schema record and some of the buckets."""
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """Address without the password, for messages."""
         ...
 
@@ -73,7 +73,7 @@ class Backend(Protocol):
         ...
 
     def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of every server that stores rows; `with_fsync` adds its appendfsync."""
+        """(endpoint, INFO) of every server that stores rows; `with_fsync` adds its appendfsync."""
         ...
 
     def session(self, timeout_s: float) -> AbstractContextManager[Session]: ...
@@ -115,14 +115,14 @@ class Namespace:
         """
         seen: dict[object, str] = {}
         for backend in self.backends:
-            for place, info in backend.infos(self.timeout_s, with_fsync=needs_appendfsync(self.durability)):
-                check_eviction(place, info)
-                check_durability(place, info, str(info.get("appendfsync", "")), self.durability)
+            for endpoint, info in backend.infos(self.timeout_s, with_fsync=needs_appendfsync(self.durability)):
+                check_eviction(endpoint, info)
+                check_durability(endpoint, info, str(info.get("appendfsync", "")), self.durability)
                 # Detects one server under two addresses; two databases of a server count as two servers.
                 identity = (info.get("run_id"), backend.database)
                 if info.get("run_id") is not None and identity in seen:
-                    raise InputError(f"store.url names one server twice: {seen[identity]} and {place}")
-                seen[identity] = place
+                    raise InputError(f"store.url names one server twice: {seen[identity]} and {endpoint}")
+                seen[identity] = endpoint
 
     def check(self, *, reloads: bool = False) -> bool:
         """See `Store.check`."""
@@ -152,9 +152,9 @@ class Namespace:
         """Number of each bucket's backend."""
         return servers_of_buckets(self.num_buckets, len(self.backends)).astype(np.int64)
 
-    def place_of(self, number: int) -> str:
+    def label_of(self, number: int) -> str:
         """Namespace and backend, for messages."""
-        return f"namespace {self.name!r} at {self.backends[number].place}"
+        return f"namespace {self.name!r} at {self.backends[number].endpoint}"
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
@@ -178,7 +178,7 @@ class Namespace:
             keys = self._keys(number)[:_ASKED_BUCKETS]
             with backend.session(self.timeout_s) as session:
                 denied = session.run_all([denied_commands(key) for key in keys])
-            check_rights(backend.place, sorted({name for names in denied for name in names}))
+            check_rights(backend.endpoint, sorted({name for names in denied for name in names}))
 
     def _record(self, number: int) -> SchemaRecord:
         return SchemaRecord(
@@ -205,22 +205,22 @@ class Namespace:
             records.append(_Stored(fields=fields, has_rows=any(exist)))
         for number, record in enumerate(records):
             if record.fields is not None:
-                self._record(number).compare(record.fields, self.place_of(number))
+                self._record(number).compare(record.fields, self.label_of(number))
         claimed = records[0].fields is not None
         for number, record in enumerate(records):
             if record.fields is None and record.has_rows:
                 raise InputError(
-                    f"{self.place_of(number)} holds rows but no schema record; use another store.namespace"
+                    f"{self.label_of(number)} holds rows but no schema record; use another store.namespace"
                 )
             if reloads:
                 continue
             if record.fields is None and claimed:
                 raise InputError(
-                    f"{self.place_of(number)} has lost its data: server 0 has a schema record, this one has none"
+                    f"{self.label_of(number)} has lost its data: server 0 has a schema record, this one has none"
                 )
             if not claimed and record.has_rows:
                 raise InputError(
-                    f"{self.place_of(0)} has lost its data: server {number} holds rows, this one no record"
+                    f"{self.label_of(0)} has lost its data: server {number} holds rows, this one no record"
                 )
         return records
 
@@ -231,7 +231,7 @@ class Namespace:
             stored = session.run(key, partial(_create, key=key, fields=record.to_fields()))
         if stored is None:
             return True
-        record.compare(stored, self.place_of(number))
+        record.compare(stored, self.label_of(number))
         return False
 
 

@@ -104,7 +104,7 @@ class RequestPipeline:
             StoreError: bytes follow the last reply.
         """
         if self._end > self._start:
-            raise StoreError(f"{self.link.place}: {self._end - self._start} bytes follow the last reply expected")
+            raise StoreError(f"{self.link.endpoint}: {self._end - self._start} bytes follow the last reply expected")
 
     def _send(self) -> bool:
         if not self._pieces:
@@ -163,7 +163,7 @@ class RequestPipeline:
             after = self._expected[0].accept(self.link.buffer, self._start, self._end)
         except StoreError as error:
             kind = next((named for named in _NAMED if isinstance(error, named)), StoreError)
-            raise kind(f"{self.link.place}: {error}") from None
+            raise kind(f"{self.link.endpoint}: {error}") from None
         if after is None:
             return False
         self._start = after
@@ -190,7 +190,7 @@ def exchange(
         LinkLost: a connection is lost or silent. All links are closed.
         StoreError: a server sent an unexpected reply or missed the deadline. All links are closed.
     """
-    place = pipelines[0].link.place if pipelines else ""
+    endpoint = pipelines[0].link.endpoint if pipelines else ""
     if deadline_s is None:
         deadline_s = time.monotonic() + timeout_s
     try:
@@ -200,7 +200,7 @@ def exchange(
         while pending:
             moved = False
             for pipeline in pending:
-                place = pipeline.link.place
+                endpoint = pipeline.link.endpoint
                 moved |= pipeline.advance()
             pending = [pipeline for pipeline in pending if not pipeline.done]
             if pending and not moved:
@@ -208,11 +208,11 @@ def exchange(
             elif pending and time.monotonic() > deadline_s:
                 raise StoreError(_late(pending, timeout_s))
         for pipeline in pipelines:
-            place = pipeline.link.place
+            endpoint = pipeline.link.endpoint
             pipeline.finish()
     except OSError as error:
-        _close_all(pipelines, f"{place}: {error}")
-        raise LinkLost(f"{place}: {error}", place) from error
+        _close_all(pipelines, f"{endpoint}: {error}")
+        raise LinkLost(f"{endpoint}: {error}", endpoint) from error
     except BaseException as error:
         _close_all(pipelines, str(error) or type(error).__name__)
         raise
@@ -238,10 +238,10 @@ def _wait(pipelines: Sequence[RequestPipeline], deadline_s: float, timeout_s: fl
     if not poller.poll(min(left_s, patience_s) * 1e3):
         if left_s <= patience_s:
             raise StoreError(_late(pipelines, timeout_s))
-        places = [pipeline.link.place for pipeline in pipelines]
-        raise LinkLost(f"{', '.join(places)}: silent for {patience_s:g} s", *places)
+        endpoints = [pipeline.link.endpoint for pipeline in pipelines]
+        raise LinkLost(f"{', '.join(endpoints)}: silent for {patience_s:g} s", *endpoints)
 
 
 def _late(pipelines: Sequence[RequestPipeline], timeout_s: float) -> str:
-    places = ", ".join(pipeline.link.place for pipeline in pipelines)
-    return f"{places}: no complete answer within store.timeout_s = {timeout_s:g} s"
+    endpoints = ", ".join(pipeline.link.endpoint for pipeline in pipelines)
+    return f"{endpoints}: no complete answer within store.timeout_s = {timeout_s:g} s"

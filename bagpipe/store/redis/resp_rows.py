@@ -352,10 +352,10 @@ def _refuse(buffer: Bytes, start: int, end: int, expected: bytes) -> None:
 def _find_markers(buffer: Bytes, start: int, end: int) -> NDArray[np.int64]:
     """Offsets of all `$-1 CR LF` in ``buffer[start:end]``, ascending."""
     marker_bytes = len(_MISSING)
-    places = np.flatnonzero(buffer[start : max(end - marker_bytes + 1, start)] == _MISSING[0]) + start
+    positions = np.flatnonzero(buffer[start : max(end - marker_bytes + 1, start)] == _MISSING[0]) + start
     for offset in range(1, marker_bytes):
-        places = places[buffer[places + offset] == _MISSING[offset]]
-    return places
+        positions = positions[buffer[positions + offset] == _MISSING[offset]]
+    return positions
 
 
 def _strided(buffer: Bytes, dtype: np.dtype[Any], offset: int, count: int, stride: int) -> NDArray[Any]:

@@ -66,7 +66,7 @@ class Router:
         order = servers.argsort(kind="stable")
         self._buckets: list[int] = order.tolist()
         self._order = order
-        self._places = order.argsort().astype(np.uint16)
+        self._positions = order.argsort().astype(np.uint16)
         self._in_order = bool((servers[1:] >= servers[:-1]).all())
         self._firsts: list[int] = np.searchsorted(servers[order], np.arange(int(servers.max()) + 2)).tolist()
 
@@ -75,17 +75,17 @@ class Router:
         lengths = [len(ids) for _, ids in requests]
         tables = np.repeat(np.array([table for table, _ in requests], np.uint32), lengths)
         ids = np.concatenate([ids for _, ids in requests]) if requests else np.empty(0, np.int64)
-        places = bucket_of(tables, ids, self.num_buckets)
+        positions = bucket_of(tables, ids, self.num_buckets)
         if not self._in_order:
-            places = self._places[places]
-        stops: list[int] = np.bincount(places, minlength=self.num_buckets).cumsum().tolist()
-        return RoutedRows(tables=tables, ids=ids, order=places.argsort(kind="stable"), stops=stops)
+            positions = self._positions[positions]
+        stops: list[int] = np.bincount(positions, minlength=self.num_buckets).cumsum().tolist()
+        return RoutedRows(tables=tables, ids=ids, order=positions.argsort(kind="stable"), stops=stops)
 
     def route_buckets(self) -> RoutedRows:
         """One placeholder row per bucket, for commands on buckets; its table and id are meaningless."""
         none = np.zeros(self.num_buckets, np.int64)
-        places = np.arange(self.num_buckets)
-        return RoutedRows(tables=none.astype(np.uint32), ids=none, order=places, stops=(places + 1).tolist())
+        positions = np.arange(self.num_buckets)
+        return RoutedRows(tables=none.astype(np.uint32), ids=none, order=positions, stops=(positions + 1).tolist())
 
     def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[BucketCommand]:
         """Commands for one server in sending order, of at most `max_rows` rows each. `rows`: routed by this router.
@@ -94,8 +94,8 @@ class Router:
         """
         first, last = self._firsts[server], self._firsts[server + 1]
         start = rows.stops[first - 1] if first else 0
-        for place in range(first, last):
-            bucket, stop = self._buckets[place], rows.stops[place]
+        for position in range(first, last):
+            bucket, stop = self._buckets[position], rows.stops[position]
             for part, begin in enumerate(range(start, stop, max_rows)):
                 yield BucketCommand(bucket, begin, min(begin + max_rows, stop), part)
             start = stop

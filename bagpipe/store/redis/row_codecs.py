@@ -269,12 +269,12 @@ def _accept_rows(
     reply = decoder.decode(buffer, start, end, command.stop - command.start)
     if reply is None:
         return None
-    places = group.routed.order[command.start : command.stop]
+    positions = group.routed.order[command.start : command.stop]
     if reply.found is not None:
-        group.found[places] = reply.found
-        places = places[reply.found]
-    group.rows[places] = reply.rows["row"]
-    group.checks[places] = reply.rows["check"]
+        group.found[positions] = reply.found
+        positions = positions[reply.found]
+    group.rows[positions] = reply.rows["row"]
+    group.checks[positions] = reply.rows["check"]
     return reply.end
 
 

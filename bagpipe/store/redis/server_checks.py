@@ -88,18 +88,18 @@ def denied_commands(bucket_key: bytes) -> KeyCommand:
     return KeyCommand(bucket_key, ("EVAL", _DENIED_COMMANDS, 1, bucket_key, *REQUIRED_COMMANDS))
 
 
-def check_rights(place: str, denied: list[bytes]) -> None:
+def check_rights(endpoint: str, denied: list[bytes]) -> None:
     """Raise InputError that names the server and the denied commands, if there are any."""
     if denied:
         names = ", ".join(f"'{name.decode()}'" for name in denied)
-        raise InputError(f"store {place}: the user may not run commands that are needed: {names}; see docs/store.md")
+        raise InputError(f"store {endpoint}: the user may not run commands that are needed: {names}; see docs/store.md")
 
 
-def check_eviction(place: str, info: Mapping[str, Any]) -> None:
+def check_eviction(endpoint: str, info: Mapping[str, Any]) -> None:
     """Refuse a server that can evict rows.
 
     Args:
-        place: the server, for the message.
+        endpoint: the server, for the message.
         info: its INFO.
 
     Raises:
@@ -107,10 +107,10 @@ def check_eviction(place: str, info: Mapping[str, Any]) -> None:
     """
     policy, max_bytes = info.get("maxmemory_policy"), int(info.get("maxmemory", 0))
     if policy is None:
-        raise InputError(f"store {place}: INFO does not tell maxmemory_policy, so rows may be dropped")
+        raise InputError(f"store {endpoint}: INFO does not tell maxmemory_policy, so rows may be dropped")
     if max_bytes > 0 and policy != "noeviction":
         raise InputError(
-            f"store {place} drops rows when full: maxmemory {max_bytes} with maxmemory-policy {policy}, "
+            f"store {endpoint} drops rows when full: maxmemory {max_bytes} with maxmemory-policy {policy}, "
             f"expected noeviction; run CONFIG SET maxmemory-policy noeviction"
         )
 
@@ -120,11 +120,11 @@ def needs_appendfsync(durability: str) -> bool:
     return durability != "memory"
 
 
-def check_durability(place: str, info: Mapping[str, Any], appendfsync: str, durability: str) -> None:
+def check_durability(endpoint: str, info: Mapping[str, Any], appendfsync: str, durability: str) -> None:
     """Refuse a server that is less durable than `store.durability`.
 
     Args:
-        place: the server, for the message.
+        endpoint: the server, for the message.
         info: its INFO.
         appendfsync: from its CONFIG GET; only used if `needs_appendfsync`.
         durability: the value of `store.durability`.
@@ -136,29 +136,29 @@ def check_durability(place: str, info: Mapping[str, Any], appendfsync: str, dura
         return
     if not int(info.get("aof_enabled", 0)):
         raise InputError(
-            f"store {place} keeps rows in memory only: appendonly is no, but store.durability is {durability}; "
+            f"store {endpoint} keeps rows in memory only: appendonly is no, but store.durability is {durability}; "
             f"run CONFIG SET appendonly yes, or set store.durability = memory"
         )
     if appendfsync not in _at_least(durability):
         raise InputError(
-            f"store {place} has appendfsync {appendfsync}, but store.durability is {durability}; "
+            f"store {endpoint} has appendfsync {appendfsync}, but store.durability is {durability}; "
             f"run CONFIG SET appendfsync {durability}, or set a weaker store.durability"
         )
 
 
-def check_still_durable(place: str, info: Mapping[str, Any], durability: str) -> None:
+def check_still_durable(endpoint: str, info: Mapping[str, Any], durability: str) -> None:
     """Raise StoreError if a running server no longer provides `durability`. `info`: INFO plus appendfsync."""
     if durability == "memory":
         return
     if not int(info.get("aof_enabled", 0)):
-        raise StoreError(f"store {place}: appendonly is now no, but store.durability is {durability}")
+        raise StoreError(f"store {endpoint}: appendonly is now no, but store.durability is {durability}")
     appendfsync = str(info.get("appendfsync", durability))
     if appendfsync not in _at_least(durability):
-        raise StoreError(f"store {place}: appendfsync is now {appendfsync}, but store.durability is {durability}")
+        raise StoreError(f"store {endpoint}: appendfsync is now {appendfsync}, but store.durability is {durability}")
     status = info.get("aof_last_write_status", "ok")
     if status != "ok":
         raise StoreError(
-            f"store {place} cannot write its append-only file: aof_last_write_status is {status}, expected ok; "
+            f"store {endpoint} cannot write its append-only file: aof_last_write_status is {status}, expected ok; "
             "is its disk full?"
         )
 
@@ -188,13 +188,13 @@ class ServerMonitor:
     Expired keys are counted, not refused: other users of a server may let their keys expire.
 
     Args:
-        infos: (place, INFO) of every server.
+        infos: (endpoint, INFO) of every server.
         durability: the value of `store.durability`.
     """
 
     def __init__(self, infos: list[tuple[str, Mapping[str, Any]]], durability: str) -> None:
         self._durability = durability
-        self._states = {place: _ServerState.from_info(info) for place, info in infos}
+        self._states = {endpoint: _ServerState.from_info(info) for endpoint, info in infos}
 
     def check(self, infos: list[tuple[str, Mapping[str, Any]]]) -> bool:
         """Compare, and keep these for the next check. A cluster's nodes may come and go.
@@ -206,30 +206,30 @@ class ServerMonitor:
             StoreError: names the server, the old and the new value.
         """
         has_expired = False
-        for place, info in infos:
+        for endpoint, info in infos:
             now = _ServerState.from_info(info)
-            before = self._states.get(place, now)
-            _compare(place, before, now)
+            before = self._states.get(endpoint, now)
+            _compare(endpoint, before, now)
             try:
-                check_eviction(place, info)
+                check_eviction(endpoint, info)
             except InputError as error:  # a valid setting when the job began: no longer the user's input
                 raise StoreError(str(error)) from error
-            check_still_durable(place, info, self._durability)
+            check_still_durable(endpoint, info, self._durability)
             has_expired = has_expired or now.expired != before.expired
-        self._states = {place: _ServerState.from_info(info) for place, info in infos}
+        self._states = {endpoint: _ServerState.from_info(info) for endpoint, info in infos}
         return has_expired
 
 
-def _compare(place: str, before: _ServerState, now: _ServerState) -> None:
+def _compare(endpoint: str, before: _ServerState, now: _ServerState) -> None:
     if now.run_id != before.run_id:
         raise StoreError(
-            f"store {place} was started again while the job ran: run_id was {before.run_id}, is {now.run_id}; "
+            f"store {endpoint} was started again while the job ran: run_id was {before.run_id}, is {now.run_id}; "
             "rows may be lost"
         )
     if now.role != before.role:
-        raise StoreError(f"store {place} changed its role from {before.role} to {now.role}")
+        raise StoreError(f"store {endpoint} changed its role from {before.role} to {now.role}")
     if now.evicted not in (before.evicted, 0):  # CONFIG RESETSTAT resets it to 0
-        raise StoreError(f"store {place} has evicted keys: evicted_keys was {before.evicted}, is {now.evicted}")
+        raise StoreError(f"store {endpoint} has evicted keys: evicted_keys was {before.evicted}, is {now.evicted}")
 
 
 def _at_least(durability: str) -> tuple[str, ...]:

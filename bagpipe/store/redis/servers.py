@@ -1,6 +1,6 @@
 """`Server`: one server of a URL. redis-py opens and authenticates every connection.
 
-    store.url ──bagpipe.store.redis.urls──> Server (place without password, redis-py settings)
+    store.url ──bagpipe.store.redis.urls──> Server (endpoint without password, redis-py settings)
     Server ──connect──> redis-py connection, whose socket the row path uses directly
            ──admin────> redis-py client for INFO, the schema record and scans
 
@@ -59,17 +59,17 @@ class Server:
     """One server of a namespace.
 
     Attributes:
-        place: its URL without the password, for messages.
+        endpoint: its URL without the password, for messages.
         settings: redis-py's connection settings, password included; never printed.
         connection_class: redis-py's class for the URL's scheme.
     """
 
-    place: str
+    endpoint: str
     settings: dict[str, Any]
     connection_class: type[AbstractConnection]
 
     def __repr__(self) -> str:
-        return f"Server({self.place})"
+        return f"Server({self.endpoint})"
 
     def connect(self, timeout_s: float) -> Link:
         """A connected, authenticated link.
@@ -88,7 +88,7 @@ class Server:
             connection.send_command("PING", check_health=False)
             if connection.read_response() != b"PONG":
                 raise redis.ConnectionError("it did not answer PING with PONG")
-        return Link(connection._sock, self.place, connection.disconnect)
+        return Link(connection._sock, self.endpoint, connection.disconnect)
 
     @property
     def database(self) -> int:
@@ -96,7 +96,7 @@ class Server:
         return int(self.settings["db"])
 
     def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
-        """(place, INFO) of this server, as a list with one element.
+        """(endpoint, INFO) of this server, as a list with one element.
 
         Args:
             timeout_s: limit of every command.
@@ -108,9 +108,10 @@ class Server:
         info = self.info(timeout_s, with_fsync=with_fsync)
         if int(info.get("cluster_enabled", 0)):
             raise InputError(
-                f"store {self.place} is a node of a cluster, expected a server on its own; use redis+cluster:// instead"
+                f"store {self.endpoint} is a node of a cluster, expected a server on its own; "
+                "use redis+cluster:// instead"
             )
-        return [(self.place, info)]
+        return [(self.endpoint, info)]
 
     def info(self, timeout_s: float, *, with_fsync: bool) -> dict[str, Any]:
         """INFO, see `infos`."""
@@ -121,7 +122,7 @@ class Server:
                     answer = client.execute_command("CONFIG GET", "appendfsync")
                 except redis.ResponseError as error:
                     raise InputError(
-                        f"store {self.place} does not tell its appendfsync, which store.durability needs to know: "
+                        f"store {self.endpoint} does not tell its appendfsync, which store.durability needs to know: "
                         f"grant the user +config|get, or set store.durability = memory ({error})"
                     ) from error
                 info["appendfsync"] = next((_text(value) for value in answer.values()), "unknown")
@@ -168,7 +169,7 @@ class Server:
             cleanup()
             kind = Unreachable if _is_unreachable(error) else InputError
             advice = _advice(error, self.connection_class)
-            raise kind(f"store {self.place}: {_explain(error, timeout_s)}{advice}") from error
+            raise kind(f"store {self.endpoint}: {_explain(error, timeout_s)}{advice}") from error
         except BaseException:
             cleanup()
             raise

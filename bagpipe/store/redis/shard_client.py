@@ -81,7 +81,7 @@ class ShardClient(Protocol[G_contra]):
         """Commands of each bucket, int64 ``[num_buckets]``."""
         ...
 
-    def place(self, bucket: int) -> str:
+    def endpoint(self, bucket: int) -> str:
         """Address of a bucket's server, for messages."""
         ...
 
@@ -153,9 +153,9 @@ class ServerListClient(Generic[G]):
         """See `ShardClient.num_commands`."""
         return self._router.num_commands(routed, max_rows=max_command_rows(row_bytes))
 
-    def place(self, bucket: int) -> str:
-        """See `ShardClient.place`."""
-        return self._servers[bucket % len(self._servers)].place
+    def endpoint(self, bucket: int) -> str:
+        """See `ShardClient.endpoint`."""
+        return self._servers[bucket % len(self._servers)].endpoint
 
     def execute(self, groups: Sequence[G], *, repeat: bool) -> None:
         """See `ShardClient.execute`. After an error the client stays closed."""
@@ -233,7 +233,7 @@ class ServerListClient(Generic[G]):
         try:
             for server, run_id in zip(self._servers, self._run_ids, strict=True):
                 if _run_id(server, timeout_s) != run_id:
-                    raise RolledBackError(f"store {server.place} was started again, its rows may be lost")
+                    raise RolledBackError(f"store {server.endpoint} was started again, its rows may be lost")
         except BaseException as error:
             for link in links:
                 link.close(str(error) or type(error).__name__)

@@ -257,7 +257,7 @@ class RedisStore:
         table, row_id = routed.tables[first], routed.ids[first]
         bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], len(self._keys))[0])
         raise CorruptRowError(
-            f"{self._reading.place(bucket)}: table {self.schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
+            f"{self._reading.endpoint(bucket)}: table {self.schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
             f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not match"
         )
 

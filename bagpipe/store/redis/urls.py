@@ -56,7 +56,7 @@ def parse_urls(urls: str) -> tuple[Server, ...]:
     servers = tuple(_parse_one(url, redact(url)) for url in parts)
     for number, server in enumerate(servers):
         if any(server.settings == other.settings for other in servers[:number]):
-            raise InputError(f"store.url names a server twice: {server.place}")
+            raise InputError(f"store.url names a server twice: {server.endpoint}")
     return servers
 
 
@@ -67,20 +67,20 @@ def parse_cluster_url(url: str) -> tuple[Server, ...]:
         InputError: a malformed URL, a database, a socket, or a duplicate node.
     """
     url = url.strip()
-    match, place = _CLUSTER.fullmatch(url), redact(url)
+    match, endpoint = _CLUSTER.fullmatch(url), redact(url)
     if match is None or _NEXT_URL.search(url):
-        raise InputError(f"store.url: {place} must be one redis+cluster://host:port[,host:port...] URL")
+        raise InputError(f"store.url: {endpoint} must be one redis+cluster://host:port[,host:port...] URL")
     login = f"{match['user']}@" if match["user"] is not None else ""
     nodes: dict[Address, Server] = {}
     for host in match["hosts"].split(","):
         if not host.strip():
-            raise InputError(f"store.url: {place} must name host:port, separated by commas")
-        server = _parse_one(f"{match[1]}://{login}{host.strip()}{match['rest']}", place)
+            raise InputError(f"store.url: {endpoint} must name host:port, separated by commas")
+        server = _parse_one(f"{match[1]}://{login}{host.strip()}{match['rest']}", endpoint)
         if server.settings["db"] != 0:
-            raise InputError(f"store.url: {place} names database {server.settings['db']}, a cluster has only 0")
+            raise InputError(f"store.url: {endpoint} names database {server.settings['db']}, a cluster has only 0")
         address = Address(server.settings.get("host", "localhost"), server.settings.get("port", 6379))
         if address in nodes:
-            raise InputError(f"store.url names a node twice: {address} in {place}")
+            raise InputError(f"store.url names a node twice: {address} in {endpoint}")
         nodes[address] = server_at(server, address)
     return tuple(nodes.values())
 
@@ -89,35 +89,36 @@ def server_at(server: Server, address: Address) -> Server:
     """The cluster node at another address, with the same user and options."""
     is_tls = server.connection_class is not Connection
     return Server(
-        place=f"redis{'s' if is_tls else ''}+cluster://{address}",
+        endpoint=f"redis{'s' if is_tls else ''}+cluster://{address}",
         settings=server.settings | {"host": address.host, "port": address.port},
         connection_class=server.connection_class,
     )
 
 
-def _parse_one(url: str, place: str) -> Server:
+def _parse_one(url: str, endpoint: str) -> Server:
     try:
         parts = urlsplit(url)
         if parts.scheme != "unix" and "@" in parts.path + parts.query + parts.fragment:
             raise ValueError("special characters in user and password must be percent-encoded")
         database = parts.path.strip("/") if parts.scheme != "unix" else ""
         if database and not database.isdigit():
-            raise InputError(f"store.url: the path of {place} must be a database number, got {database!r}")
+            raise InputError(f"store.url: the path of {endpoint} must be a database number, got {database!r}")
         if parts.scheme == "unix" and not parts.path:
-            raise InputError(f"store.url: {place} names no socket, expected unix:///path/to/socket")
+            raise InputError(f"store.url: {endpoint} names no socket, expected unix:///path/to/socket")
         unknown = sorted({name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _QUERY_OPTIONS)
         if unknown:
             raise InputError(
-                f"store.url: {place} has the option {unknown[0]!r}, known options: {', '.join(sorted(_QUERY_OPTIONS))}"
+                f"store.url: {endpoint} has the option {unknown[0]!r}, "
+                f"known options: {', '.join(sorted(_QUERY_OPTIONS))}"
             )
         settings = dict(parse_url(url))
         settings["db"] = int(settings.get("db", 0))
     except ValueError as error:
         # The unreadable part can be a part of the password.
         detail = str(error) if url == redact(url) or "percent-encoded" in str(error) else "is it percent-encoded?"
-        raise InputError(f"store.url: {place} cannot be read: {detail}") from None
+        raise InputError(f"store.url: {endpoint} cannot be read: {detail}") from None
     for option in _FILE_OPTIONS:
         if option in settings and not Path(settings[option]).is_file():
-            raise InputError(f"store.url: {option} of {place} names no file: {settings[option]}")
+            raise InputError(f"store.url: {option} of {endpoint} names no file: {settings[option]}")
     connection_class: type[AbstractConnection] = settings.pop("connection_class", Connection)
-    return Server(place=place, settings=settings, connection_class=connection_class)
+    return Server(endpoint=endpoint, settings=settings, connection_class=connection_class)

@@ -100,7 +100,7 @@ def test_every_master_must_keep_its_rows(redis_cluster: ClusterNodes, number: in
     node.client.config_set("maxmemory", "100mb")
     node.client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        refused(redis_cluster.url, node.place, "104857600", "allkeys-lru", "noeviction")
+        refused(redis_cluster.url, node.endpoint, "104857600", "allkeys-lru", "noeviction")
     finally:
         node.client.config_set("maxmemory-policy", "noeviction")
         node.client.config_set("maxmemory", "0")

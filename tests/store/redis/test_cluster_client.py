@@ -322,7 +322,7 @@ def test_a_node_that_was_started_again_has_lost_its_rows(tmp_path: Path, namespa
             node.server.__exit__(None, None, None)
             with EmbeddedServer(node.folder, options=node.options):
                 with pytest.raises(
-                    StoreError, match=f"{re.escape(node.place)} was started again, its rows may be lost"
+                    StoreError, match=f"{re.escape(node.endpoint)} was started again, its rows may be lost"
                 ):
                     store.read(0, IDS)
                 with pytest.raises(RolledBackError, match="was started again, its rows may be lost"):

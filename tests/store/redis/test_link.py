@@ -95,7 +95,7 @@ def test_a_connection_that_ended_is_lost(authority: Authority, tmp_path: Path) -
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(LinkLost, match="there: the server closed the connection") as caught:
             link.check()
-        assert caught.value.places == ("there",)
+        assert caught.value.endpoints == ("there",)
         with pytest.raises(ConnectionResetError):
             link.receive(0, 0, 10)
         link.close("enough")

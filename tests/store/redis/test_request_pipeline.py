@@ -139,10 +139,10 @@ def test_silence_ends_at_the_deadline_and_every_link_is_closed() -> None:
 def test_silence_may_count_as_a_lost_connection_before_the_deadline() -> None:
     log: list[bytes] = []
     with linked(answer(b"one\n")) as good, linked(answer(b"")) as silent:
-        silent.place = "server-2"
+        silent.endpoint = "server-2"
         with pytest.raises(LinkLost, match=r"server-2: silent for 0\.05 s") as caught:
             exchange([ask(good, log), ask(silent, log)], TIMEOUT_S, patience_s=0.05)
-        assert caught.value.places == ("server-2",)
+        assert caught.value.endpoints == ("server-2",)
         assert log == [b"one"]
 
 

@@ -123,8 +123,8 @@ def test_a_damaged_reply_is_read_as_a_sequential_reader_would(
     rows, row_bytes = reply
     damaged = bytearray(encode_reply(rows))
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(damaged) - 1))
-        damaged[place : place + 1] = data.draw(st.sampled_from([b"", b"\r", b"\n", b"$", b"1", b"-", b"::"]))
+        position = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[position : position + 1] = data.draw(st.sampled_from([b"", b"\r", b"\n", b"$", b"1", b"-", b"::"]))
     assert decode(bytes(damaged), len(rows), row_bytes) == parse_reply(bytes(damaged), len(rows), row_bytes)
 
 

@@ -44,8 +44,8 @@ def test_every_row_is_sent_once_to_the_server_of_its_bucket(
 def test_equal_ids_keep_their_order(num_servers: int) -> None:
     ids = np.array([5, 9, 5, 5], np.int64)
     routed = Router(servers_of_buckets(16, num_servers)).route([(0, ids), (0, ids)])
-    places = routed.order[routed.ids[routed.order] == 5]
-    assert places.tolist() == [0, 2, 3, 4, 6, 7]
+    positions = routed.order[routed.ids[routed.order] == 5]
+    assert positions.tolist() == [0, 2, 3, 4, 6, 7]
 
 
 def test_servers_of_a_list_take_buckets_in_turn() -> None:

@@ -51,8 +51,8 @@ def test_every_width(row_bytes: int, num_rows: int) -> None:
 
 
 @given(st.binary(min_size=64, max_size=64), st.integers(0, 15), st.binary(min_size=4, max_size=4))
-def test_a_change_of_one_word_never_goes_unnoticed(record: bytes, place: int, word: bytes) -> None:
-    other = record[: 4 * place] + word + record[4 * place + 4 :]
+def test_a_change_of_one_word_never_goes_unnoticed(record: bytes, position: int, word: bytes) -> None:
+    other = record[: 4 * position] + word + record[4 * position + 4 :]
     first, second = (check_words(TABLES[:1], IDS[:1], np.frombuffer(data, "V64")).tolist() for data in (record, other))
     assert (first == second) == (record == other)
 

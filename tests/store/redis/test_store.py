@@ -93,8 +93,8 @@ def test_no_server_listens(tmp_path: Path) -> None:
     refused(f"unix://{tmp_path}/no.sock", f"unix://{tmp_path}/no.sock", "cannot be reached")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    place = f"redis://user:***@127.0.0.1:{port}"
-    message = refused(place.replace("***", "secret"), place, "cannot be reached")
+    endpoint = f"redis://user:***@127.0.0.1:{port}"
+    message = refused(endpoint.replace("***", "secret"), endpoint, "cannot be reached")
     assert "secret" not in message
 
 

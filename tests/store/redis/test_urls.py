@@ -28,7 +28,7 @@ def test_a_password_is_never_shown(url: str, shown: str) -> None:
 
 def test_urls_are_split_where_another_begins() -> None:
     servers = parse_urls("redis://a:1, unix:///tmp/x,y.sock?db=3,rediss://u:p%2C@b/2")
-    assert [server.place for server in servers] == ["redis://a:1", "unix:///tmp/x,y.sock?db=3", "rediss://u:***@b/2"]
+    assert [server.endpoint for server in servers] == ["redis://a:1", "unix:///tmp/x,y.sock?db=3", "rediss://u:***@b/2"]
     assert [server.settings["db"] for server in servers] == [0, 3, 2]
     assert servers[2].settings["password"] == "p,"
     assert "p," not in repr(servers)
@@ -62,7 +62,7 @@ def test_a_bad_url_is_refused_in_one_line(url: str, message: str) -> None:
 
 def test_nodes_of_a_cluster_share_user_and_options() -> None:
     nodes = parse_cluster_url("rediss+cluster://u:p%2C@a:1, b,[::1]:3?ssl_check_hostname=false")
-    assert [node.place for node in nodes] == [
+    assert [node.endpoint for node in nodes] == [
         "rediss+cluster://a:1",
         "rediss+cluster://b:6379",
         "rediss+cluster://[::1]:3",
