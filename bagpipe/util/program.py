@@ -10,7 +10,10 @@ from contextlib import contextmanager
 
 from bagpipe.errors import EXIT_DONE, InputError, JobError, StoreError, exit_code
 
-__all__ = ["exiting", "run_program"]
+__all__ = ["EXPECTED_ERRORS", "exiting", "report_error", "run_program"]
+
+#: Errors that say all in one line. Any other exception is a defect.
+EXPECTED_ERRORS = (InputError, StoreError, JobError)
 
 
 @contextmanager
@@ -19,7 +22,7 @@ def exiting() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Exception) as error:
-        raise SystemExit(_report(error)) from None
+        raise SystemExit(report_error(error)) from None
 
 
 def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
@@ -31,12 +34,12 @@ def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
     try:
         return main(sys.argv[1:] if argv is None else argv) or EXIT_DONE
     except (KeyboardInterrupt, Exception) as error:
-        return _report(error)
+        return report_error(error)
 
 
-def _report(error: BaseException) -> int:
-    """Print the error; returns its exit code."""
-    if isinstance(error, (InputError, StoreError, JobError)):
+def report_error(error: BaseException) -> int:
+    """Print the error on stderr as `run_program` does; returns its exit code."""
+    if isinstance(error, EXPECTED_ERRORS):
         if os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0"):
             traceback.print_exc()
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
