@@ -38,7 +38,7 @@ def test_a_jumping_clock_changes_nothing(tmp_path: Path, namespace: str, monkeyp
             client.config_set("notify-keyspace-events", "Kh")
             before_s = client.time()[0]
             clock.jump(DAY_S)
-            await_true(lambda: client.time()[0] >= before_s + DAY_S, "the server to see this clock")  # it caches the time
+            await_true(lambda: client.time()[0] >= before_s + DAY_S, "the jump")  # the server caches the time
             clock.jump(0)
         flags = [*FLAGS, "--store.url", server.url, "--store.namespace", namespace]
         writes = Writes(server.url, namespace)
