@@ -26,14 +26,14 @@ check: setup ## ruff, formatting, mypy --strict
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Tests marked `alone` mostly wait. The pure tests run beside them at the lowest priority; their output follows. Then the
+# Tests marked `alone` mostly wait. The pure tests run beside them, at a lower priority; their output follows. Then the
 # tests with servers or processes run on all cores. Exit code 5 of pytest: no test of that part was chosen.
 PYTEST := $(PY) -m pytest
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
 	@pure=$$(mktemp); \
-	nice -n 19 $(PYTEST) $(ON_ALL_CORES) -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
+	nice -n 5 $(PYTEST) $(ON_ALL_CORES) -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
 	trap 'kill $$pid 2> /dev/null; cat $$pure; rm $$pure' EXIT; \
 	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS); codes=$$?; \
 	wait $$pid; codes="$$codes $$?"; cat $$pure; : > $$pure; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import signal
@@ -45,6 +46,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     needed, excluded = part
     is_needed = not needed or any(f"mark.{name}" in text for name in needed)
     return not is_needed or any(f"mark.{name}" in of_all for name in excluded) or None
+
+
+def pytest_unconfigure() -> None:
+    """A thread that outlives the tests keeps the process alive: after a minute it prints all stacks and exits."""
+    faulthandler.dump_traceback_later(60, exit=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
