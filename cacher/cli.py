@@ -26,7 +26,7 @@ from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
 from bagpipe.util.program import run_program
 from cacher.logs import LEVELS, start_logging
 from cacher.planning import PlannedData
-from cacher.process import settle_process
+from cacher.process import configure_process
 from cacher.security import Access
 from cacher.server import CacherServer, Limits
 
@@ -90,7 +90,7 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
         drain_timeout_s=_positive(options, "drain-timeout-s"),
     )
     start_logging(options["log-level"])
-    settle_process()
+    configure_process()
     server = CacherServer(
         PlannedData(config.data, config.run.seed), settings_of(config), listen, access=access, limits=limits
     )

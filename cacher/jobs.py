@@ -23,7 +23,7 @@ from cacher.planning import PlannedData, PlannedPhase
 from cacher.requests import PhaseRequest, check_hello, parse_start
 from cacher.run import Run
 
-__all__ = ["Jobs", "Member", "Place"]
+__all__ = ["EnteredRun", "Jobs", "Member"]
 
 _LOG = logging.getLogger("cacher")
 
@@ -84,8 +84,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A rank's position: its run, and the index of the batch to send next."""
+class EnteredRun:
+    """A run that a rank has entered: its number in the job, and the batch to send first."""
 
     run: Run
     number: int
@@ -151,7 +151,7 @@ class Jobs:
         member.left = False
         return member
 
-    def begin(self, member: Member, start: pb.Start) -> Place | None:
+    def begin(self, member: Member, start: pb.Start) -> EnteredRun | None:
         """Enter the requested run. The first rank of the job to request it starts it. None if the rank has finished it.
 
         Raises:
@@ -185,7 +185,7 @@ class Jobs:
         entered = run.enter(member.rank, credits=member.credits, next_batch=start.next_batch, watermark=start.watermark)
         if not entered:
             raise InputError(f"run {start.run}: rank {member.rank} asks for batch {start.next_batch} again, it is gone")
-        return Place(run=run, number=start.run, next_batch=start.next_batch)
+        return EnteredRun(run=run, number=start.run, next_batch=start.next_batch)
 
     def leave(self, member: Member, stream: Stream) -> None:
         """A rank is done."""

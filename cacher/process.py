@@ -16,7 +16,7 @@ import resource
 import sys
 from contextlib import suppress
 
-__all__ = ["SWITCH_INTERVAL_S", "settle_process"]
+__all__ = ["SWITCH_INTERVAL_S", "configure_process"]
 
 SWITCH_INTERVAL_S = 0.5e-3
 
@@ -24,7 +24,7 @@ SWITCH_INTERVAL_S = 0.5e-3
 _M_ARENA_MAX = -8
 
 
-def settle_process() -> None:
+def configure_process() -> None:
     """Apply the settings. Call it before starting threads."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)

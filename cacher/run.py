@@ -172,9 +172,9 @@ class Run:
         """
         with self._changed:
             buffer = self._buffers[rank]
-            place = index - buffer.first
-            if 0 <= place < len(buffer.messages):
-                return buffer.messages[place], False
+            offset = index - buffer.first
+            if 0 <= offset < len(buffer.messages):
+                return buffer.messages[offset], False
             if self._last is not None and index >= self._next_index:
                 return self._last, True
             return None

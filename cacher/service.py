@@ -23,7 +23,7 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.types.schema import DataSchema
 from cacher.counters import Counters
-from cacher.jobs import Jobs, Member, Place
+from cacher.jobs import EnteredRun, Jobs, Member
 
 __all__ = ["SERVICE_NAME", "CacherService"]
 
@@ -137,7 +137,7 @@ class _Stream:
         self._task = asyncio.current_task()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
-        self._place: Place | None = None
+        self._entered: EnteredRun | None = None
         self._next = 0
         self.member: Member | None = None
 
@@ -183,8 +183,8 @@ class _Stream:
         while (message := await self.receive()) is not None:
             kind = message.WhichOneof("kind")
             if kind == "start":
-                self._place = self._jobs.begin(self.member, message.start)
-                self._next = self._place.next_batch if self._place is not None else 0
+                self._entered = self._jobs.begin(self.member, message.start)
+                self._next = self._entered.next_batch if self._entered is not None else 0
                 self._changed.set()
             elif kind == "ack":
                 self._acknowledge(message.ack)
@@ -196,32 +196,32 @@ class _Stream:
 
     def _acknowledge(self, ack: pb.Ack) -> None:
         assert self.member is not None
-        place = self._place
-        if place is None or ack.run > place.number:
+        entered = self._entered
+        if entered is None or ack.run > entered.number:
             raise _ProtocolError(f"acknowledged run {ack.run} before it began")
-        if ack.run < place.number:
+        if ack.run < entered.number:
             return  # sent before the rank went on
-        if ack.watermark > self._next or not place.run.acknowledge(self.member.rank, ack.watermark):
+        if ack.watermark > self._next or not entered.run.acknowledge(self.member.rank, ack.watermark):
             raise _ProtocolError(f"acknowledged batches below {ack.watermark}, {self._next} is to be sent next")
 
     async def _send_batches(self) -> bool:
         """Send batches. Returns True once an error has been sent."""
         assert self.member is not None
-        ended: Place | None = None
+        ended: EnteredRun | None = None
         while True:
             self._changed.clear()
             if self._error is not None:
                 await self.send(_error_message(self._error))
                 return True
-            place = self._place
-            item = None if place is None or place is ended else place.run.item(self.member.rank, self._next)
+            entered = self._entered
+            item = None if entered is None or entered is ended else entered.run.item(self.member.rank, self._next)
             if item is None:
                 await self._changed.wait()
                 continue
             message, is_last = item
             if is_last:
-                ended = place
-                if place is not None and place.run.has_failed:
+                ended = entered
+                if entered is not None and entered.run.has_failed:
                     await self.send(message)
                     return True
             else:

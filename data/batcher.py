@@ -48,11 +48,11 @@ class BlockOrder:
         """The blocks of the epoch of `start`, from its block on, without those known to lie outside the row range."""
         numbers = list(range(len(self.segments))) if self.index is None else self.index.overlapping(self.row_range)
         order = segment_order(numbers, self.seed, start.epoch, self.shuffle)
-        for place in range(start.segment, len(order)):
-            first_block = start.block if place == start.segment else 0
-            yield from self._segment_tasks(start.epoch, place, order[place], first_block)
+        for ordinal in range(start.segment, len(order)):
+            first_block = start.block if ordinal == start.segment else 0
+            yield from self._segment_tasks(start.epoch, ordinal, order[ordinal], first_block)
 
-    def _segment_tasks(self, epoch: int, place: int, segment: int, first_block: int) -> Iterator[ReadTask]:
+    def _segment_tasks(self, epoch: int, ordinal: int, segment: int, first_block: int) -> Iterator[ReadTask]:
         first_row = None if self.index is None else self.index.first_rows[segment]
         for number, block in enumerate(self.source.blocks(self.segments[segment])):
             rows = block.num_rows
@@ -66,7 +66,7 @@ class BlockOrder:
                     if first_row is not None and rows is not None:
                         low, high = self.row_range.within(first_row, rows)
                     shuffle = Shuffle(seed=self.seed, epoch=epoch, segment=segment, low=low, high=high)
-                yield ReadTask(segment=place, number=number, first_row=first_row, block=block, shuffle=shuffle)
+                yield ReadTask(segment=ordinal, number=number, first_row=first_row, block=block, shuffle=shuffle)
             first_row = None if first_row is None or rows is None else first_row + rows
             if first_row is not None and self.row_range.high is not None and first_row >= self.row_range.high:
                 return

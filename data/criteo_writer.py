@@ -29,7 +29,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 def _digits(numbers: NDArray[np.int64], base: int, width: int) -> NDArray[np.uint8]:
     """uint8 characters ``[n, width]``, zero-padded."""
-    powers = np.array([base**place for place in range(width - 1, -1, -1)], np.int64)
+    powers = np.array([base**position for position in range(width - 1, -1, -1)], np.int64)
     characters: NDArray[np.uint8] = _HEX[(numbers[:, None] // powers) % base]
     return characters
 

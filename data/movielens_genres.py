@@ -50,10 +50,10 @@ class FilmGenres:
 
     def of(self, films: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The concatenated genres of some films, and the number of genres of each; unknown films have none."""
-        places = np.minimum(np.searchsorted(self.films, films), max(self.films.size - 1, 0))
-        known = self.films[places] == films if self.films.size else np.zeros(films.shape, np.bool_)
-        first = np.where(known, self.bounds[places], 0)
-        lengths = np.where(known, self.bounds[places + 1] - first, 0) if self.films.size else first
+        positions = np.minimum(np.searchsorted(self.films, films), max(self.films.size - 1, 0))
+        known = self.films[positions] == films if self.films.size else np.zeros(films.shape, np.bool_)
+        first = np.where(known, self.bounds[positions], 0)
+        lengths = np.where(known, self.bounds[positions + 1] - first, 0) if self.films.size else first
         ends = np.cumsum(lengths)
         picked = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(first - (ends - lengths), lengths)
         return self.genres[picked], lengths.astype(np.int32)

@@ -145,7 +145,7 @@ def environment(rehearse: bool) -> Mapping[str, str]:
     """Environment variables of the commands.
 
     PYTHONPATH is kept: a read-only interpreter can find its packages there. cuBLAS gets a fixed workspace, as in a
-    training job (`trainer.process.settle_device`).
+    training job (`trainer.process.configure_device`).
     """
     workspace = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return {**workspace, **os.environ, **({"BAGPIPE_GPU_REHEARSAL": "1"} if rehearse else {})}

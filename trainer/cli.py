@@ -14,7 +14,7 @@ from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
 from bagpipe.util.program import EXPECTED_ERRORS, exiting, report_error
-from trainer.process import follow_launcher, settle_device, settle_process
+from trainer.process import configure_device, configure_process, follow_launcher
 
 __all__ = ["main"]
 
@@ -42,9 +42,9 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _exit_interrupted)
         logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
-        settle_process()
+        configure_process()
         membership = Membership.from_environment()
-        settle_device(config.run.device, 1 if membership is None else membership.world_size)
+        configure_device(config.run.device, 1 if membership is None else membership.world_size)
         if membership is None:
             follow_launcher()
         from trainer.job import run_job

@@ -19,11 +19,11 @@ from pathlib import Path
 
 __all__ = [
     "SWITCH_INTERVAL_S",
+    "configure_device",
+    "configure_process",
     "follow_launcher",
     "following_launcher",
     "peak_rss_bytes",
-    "settle_device",
-    "settle_process",
 ]
 
 SWITCH_INTERVAL_S = 0.5e-3
@@ -40,7 +40,7 @@ _MALLOC_OPTIONS = {
 }
 
 
-def settle_process() -> None:
+def configure_process() -> None:
     """Apply the settings. Call before large allocations."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -83,7 +83,7 @@ def following_launcher() -> Iterator[None]:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
-def settle_device(device: str, num_ranks: int) -> None:
+def configure_device(device: str, num_ranks: int) -> None:
     """Set the environment variables that CUDA reads when it initialises. Call before the first use of the device.
 
     cuBLAS is reproducible across runs with several streams only with a fixed workspace size (cuBLAS manual, "Results

@@ -152,7 +152,7 @@ def _group_context(
     else:
         prepared = prepare_exchange(group, consumer, exchange, segment_sum, upload)
         group_exchange, backward = prepared.exchange, prepared.backward
-        forward = prepared.place[forward]
+        forward = prepared.arrival[forward]
     return GroupContext(
         tables=group,
         num_rows=end_row - first_row,

@@ -89,12 +89,12 @@ class _PreparedExchange:
 
     Attributes:
         exchange: the exchange.
-        place: int32 ``[U]``, position of each unique row of the plan in order of arrival.
+        arrival: int32 ``[U]``, position of each unique row of the plan in order of arrival.
         backward: segment sums of the gradients to push: now, later.
     """
 
     exchange: GroupExchange
-    place: Int32
+    arrival: Int32
     backward: tuple[SegmentSum, SegmentSum]
 
 
@@ -117,9 +117,9 @@ def prepare_exchange(
     now_rows, now_recv = _by_owner(owners, pull_now, num_ranks)
     push_rows, push_send = _by_owner(owners, sync_now, num_ranks)
     late_rows, late_send = _by_owner(owners, ~sync_now, num_ranks)
-    place = np.empty(len(owners), dtype=np.int32)
-    place[early_rows] = np.arange(len(early_rows), dtype=np.int32)
-    place[now_rows] = np.arange(len(early_rows), len(owners), dtype=np.int32)
+    arrival = np.empty(len(owners), dtype=np.int32)
+    arrival[early_rows] = np.arange(len(early_rows), dtype=np.int32)
+    arrival[now_rows] = np.arange(len(early_rows), len(owners), dtype=np.int32)
 
     in_group = np.zeros(len(exchange.owned), dtype=np.bool_)
     in_group[owned] = True
@@ -131,7 +131,7 @@ def prepare_exchange(
             late=_push_part(exchange, in_group & ~exchange.owned_sync_now, late_send, upload),
             owned=_slot_rows(exchange, in_group, upload),
         ),
-        place=place,
+        arrival=arrival,
         backward=(upload.segment_sum(segment_sum.select(push_rows)), upload.segment_sum(segment_sum.select(late_rows))),
     )
 

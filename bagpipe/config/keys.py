@@ -54,7 +54,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A value as the user wrote it, and its place: ``file.toml:12: data.limit`` or ``--data.limit``."""
+    """A value as the user wrote it, and its location: ``file.toml:12: data.limit`` or ``--data.limit``."""
 
     value: object
     subject: str
@@ -129,7 +129,7 @@ def section_type(section: str) -> type[Any]:
 
 
 def convert(key: Key, given: Given) -> object:
-    """Convert a value to the key's type. Raises InputError with its place, the expected type and the value."""
+    """Convert a value to the key's type. Raises InputError with its location, the expected type and the value."""
     words, converter = CONVERTERS[key.type]
     value = converter(given.value)
     if value is None:

@@ -4,7 +4,7 @@
     --config FILE.toml ──> values with "FILE:LINE" ┐
     --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> check_config ──> Config
 
-Every problem is one `InputError` line that names the place (file and line, or flag), what was expected and what came.
+Every problem is one `InputError` line: the location (file and line, or flag), what was expected and what came.
 Imports neither torch nor numpy.
 """
 
@@ -111,19 +111,19 @@ def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
     known_sections = {key.section for key in keys.values()}
     for section, table in document.items():
         if section not in known_sections:
-            place = f"{path}:{_line_of(text, section, None)}"
+            location = f"{path}:{_line_of(text, section, None)}"
             hint = _nearest(section, sorted(known_sections), [key.path for key in keys.values() if key.name == section])
-            raise InputError(f"{place}: unknown section {section!r}{hint}")
+            raise InputError(f"{location}: unknown section {section!r}{hint}")
         if not isinstance(table, dict):
-            place = f"{path}:{_line_of(text, section, None)}"
-            raise InputError(f"{place}: {section} is a section, written [{section}], got {table!r}")
+            location = f"{path}:{_line_of(text, section, None)}"
+            raise InputError(f"{location}: {section} is a section, written [{section}], got {table!r}")
         for name, value in table.items():
-            place = f"{path}:{_line_of(text, section, name)}"
+            location = f"{path}:{_line_of(text, section, name)}"
             key_path = f"{section}.{name}"
             if key_path not in keys:
                 same_name = [key.path for key in keys.values() if key.name == name]
-                raise InputError(f"{place}: unknown key {key_path}{_nearest(key_path, keys, same_name)}")
-            given[key_path] = Given(value=value, subject=f"{place}: {key_path}")
+                raise InputError(f"{location}: unknown key {key_path}{_nearest(key_path, keys, same_name)}")
+            given[key_path] = Given(value=value, subject=f"{location}: {key_path}")
     return given
 
 

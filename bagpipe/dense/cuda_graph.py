@@ -89,7 +89,7 @@ class _RecordedPass:
             parameter.grad = gradient
         given = [gradient.clone() if self.copies else gradient for gradient in of_values]
         if given:
-            torch.autograd.backward([self.values[place] for place in recorded.graded], given)
+            torch.autograd.backward([self.values[position] for position in recorded.graded], given)
 
 
 class CudaGraphExecutor:
@@ -136,8 +136,8 @@ class CudaGraphExecutor:
         leaves = [value.detach().clone().requires_grad_(value.requires_grad) for value in values]
         static_labels = labels.clone()
         root = labels.new_ones(())  # a loss has its labels' dtype
-        graded = [place for place, leaf in enumerate(leaves) if leaf.requires_grad]
-        wanted = [*self._parameters, *(leaves[place] for place in graded)]
+        graded = [position for position, leaf in enumerate(leaves) if leaf.requires_grad]
+        wanted = [*self._parameters, *(leaves[position] for position in graded)]
         reached: list[bool] = []
 
         def work() -> list[Tensor]:

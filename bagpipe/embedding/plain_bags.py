@@ -168,15 +168,15 @@ def _row_table(table: Table, dim: int) -> RowTable:
 def _columns(layout: LookupLayout, names: Sequence[str]) -> list[Column]:
     """The features in batch order, each with the position of its segment."""
     columns = []
-    for place, ref in enumerate(layout.features):
-        group = next(group for group in layout.groups if group.first_segment <= place < group.end_segment)
+    for position, ref in enumerate(layout.features):
+        group = next(group for group in layout.groups if group.first_segment <= position < group.end_segment)
         columns.append(
             Column(
                 name=names[ref.feature],
                 feature_name=names[ref.feature],
                 feature=ref.feature,
                 group=group.index,
-                segment=place - group.first_segment,
+                segment=position - group.first_segment,
                 dim=group.dim,
             )
         )

@@ -317,9 +317,9 @@ def _columns(
     columns = []
     for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
         table = table_names.index(config.name)
-        first = next(place for place, ref in enumerate(layout.features) if ref.table == table)
+        first = next(position for position, ref in enumerate(layout.features) if ref.table == table)
         groups = layout.collection_groups(number)
-        group = next(place for place, group in enumerate(groups) if group.first_table <= table < group.end_table)
+        group = next(position for position, group in enumerate(groups) if group.first_table <= table < group.end_table)
         for offset, (name, feature_name) in enumerate(zip(names, config.feature_names, strict=True)):
             columns.append(
                 Column(

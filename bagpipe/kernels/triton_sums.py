@@ -39,26 +39,26 @@ def _term(
     sources,
     factors,
     occurrences,
-    place,
+    position,
     ends,
     columns,
     DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """[ROWS, BLOCK]: the term of each row at `place`; zero after its last term."""
-    here = place < ends
-    vector = place
+    """[ROWS, BLOCK]: the term of each row at `position`; zero after its last term."""
+    here = position < ends
+    vector = position
     if sources is not None:
-        vector = tl.load(sources + place, mask=here, other=0)
+        vector = tl.load(sources + position, mask=here, other=0)
     if slot_index is not None:
         vector = tl.load(slot_index + vector, mask=here, other=0)
     at = vectors + vector.to(tl.int64)[:, None] * STRIDE + columns[None, :]
     value = tl.load(at, mask=here[:, None] & (columns < DIM)[None, :], other=0.0).to(TYPE)
     if factors is not None:
         if occurrences is not None:
-            place = tl.load(occurrences + place, mask=here, other=0)
-        value = value * tl.load(factors + place, mask=here, other=0.0)[:, None]
+            position = tl.load(occurrences + position, mask=here, other=0)
+        value = value * tl.load(factors + position, mask=here, other=0.0)[:, None]
     return value
 
 

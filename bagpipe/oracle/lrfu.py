@@ -69,18 +69,18 @@ class GhostScores:
 
     def recall(self, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
         """int32: scores of the rows with these hashes, `NO_SCORE` for unknown rows."""
-        words = self._cells.take(self._places(hashes))
+        words = self._cells.take(self._cells_of(hashes))
         scores = words.astype(np.uint32).view(np.int32)
         known: NDArray[np.int32] = np.where((words ^ hashes) >> np.uint64(32) == 0, scores, np.int32(NO_SCORE))
         return np.maximum(known, np.int32(NO_SCORE))
 
     def remember(self, hashes: NDArray[np.uint64], scores: NDArray[np.int32]) -> None:
         """Remember the scores of evicted rows with these hashes."""
-        places = self._places(hashes)
-        here = self._cells.take(places).astype(np.uint32).view(np.int32)
+        cells = self._cells_of(hashes)
+        here = self._cells.take(cells).astype(np.uint32).view(np.int32)
         higher = np.flatnonzero(scores >= here)
         words = (hashes >> np.uint64(32) << np.uint64(32)) | scores.astype(np.uint64)
-        self._cells[places[higher]] = words[higher]
+        self._cells[cells[higher]] = words[higher]
 
-    def _places(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def _cells_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         return (hashes & np.uint64(self._cells.shape[0] - 1)).astype(np.int64)

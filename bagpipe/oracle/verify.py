@@ -221,13 +221,13 @@ class Verifier:
 
     def _check_served(self, rank: int, exchange: ExchangePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
         owned = _rows_of(exchange.owned)
-        offsets, places = exchange.serve_offsets.tolist(), exchange.serve_rows.tolist()
-        if offsets[0] != 0 or offsets[-1] != len(places) or offsets != sorted(offsets):
+        offsets, positions = exchange.serve_offsets.tolist(), exchange.serve_rows.tolist()
+        if offsets[0] != 0 or offsets[-1] != len(positions) or offsets != sorted(offsets):
             self._fail(f"serve_offsets of rank {rank} do not span its serve_rows")
         for consumer, rows in enumerate(rows_of_ranks):
-            served = places[offsets[consumer] : offsets[consumer + 1]]
+            served = positions[offsets[consumer] : offsets[consumer + 1]]
             wanted = [row for row in rows if self._home[row][0] == rank]
-            if not all(0 <= place < len(owned) for place in served) or [owned[place] for place in served] != wanted:
+            if not all(0 <= n < len(owned) for n in served) or [owned[n] for n in served] != wanted:
                 self._fail(f"rank {rank} does not serve rank {consumer} the rows it reads, in its order")
             if served != sorted(served):
                 self._fail(f"serve_rows of rank {rank} for rank {consumer} are not ascending")

@@ -1,13 +1,13 @@
 """Next uses inside the window: the next batch that uses a row, and how often each rank uses it.
 
-One ring holds an int32 per unique row of every batch in the window, oldest batch first. By handle there is the place of
-a row's *latest* use. When a batch enters, it becomes the next use at that place:
+One ring holds an int32 per unique row of every batch in the window, oldest batch first. `entry_of_handle` is the ring
+entry of a row's *latest* use. A batch that enters becomes the next use in that entry:
 
-    enter(batch 7): ring[place_of_handle[h]] = 7 ; place_of_handle[h] = new place
+    enter(batch 7): ring[entry_of_handle[h]] = 7 ; entry_of_handle[h] = new entry
     leave():        ring of the oldest batch, in the order of its rows
 
 With several ranks a second ring holds running counts: in how many batches each rank has used the row so far. The
-difference between the latest place and the oldest is the number of uses in between.
+difference between the latest entry and the oldest is the number of uses in between.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class RankCounts:
         """uint64 ``[num_rows, num_words]``: a count of 1 for every rank and each of its distinct rows."""
         words = np.zeros((num_rows, self.num_words), dtype=np.uint64)
         for rank, rows in enumerate(rows_of_ranks):
-            word, place = divmod(rank, self._per_word)
+            word, counter = divmod(rank, self._per_word)
             column = words[:, word]
-            column[rows.astype(np.int64)] += np.uint64(1 << (8 * self._dtype.itemsize * place))
+            column[rows.astype(np.int64)] += np.uint64(1 << (8 * self._dtype.itemsize * counter))
         return words
 
     def unpack(self, words: NDArray[np.uint64]) -> NDArray[np.unsignedinteger]:
@@ -72,7 +72,7 @@ class NextUses:
         self._counts = np.zeros((self._ring.shape[0] if num_count_words else 0, num_count_words), dtype=np.uint64)
         self._head = 0
         self._count = 0
-        self._place_of_handle = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
+        self._entry_of_handle = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
 
     def enter(
         self, handles: NDArray[np.int64], batch_index: int, counts: NDArray[np.uint64] | None = None
@@ -84,21 +84,21 @@ class NextUses:
         """
         if self._count + handles.shape[0] > self._ring.shape[0]:
             self._grow_ring(self._count + handles.shape[0])
-        previous = self._place_of_handle.take(handles)
+        previous = self._entry_of_handle.take(handles)
         known = previous >= 0
-        known_places = previous.take(np.flatnonzero(known))
-        self._ring[known_places] = batch_index
+        known_entries = previous.take(np.flatnonzero(known))
+        self._ring[known_entries] = batch_index
         tail = self._head + self._count
         if counts is not None:
-            counts[known] += self._counts.take(known_places, axis=0)
+            counts[known] += self._counts.take(known_entries, axis=0)
             first, second = self._spans(tail, handles.shape[0])
             self._counts[first] = counts[: first.stop - first.start]
             self._counts[second] = counts[first.stop - first.start :]
         for span in self._spans(tail, handles.shape[0]):
             self._ring[span] = NEVER
-        places = np.arange(tail, tail + handles.shape[0], dtype=np.int32)
-        places &= np.int32(self._ring.shape[0] - 1)
-        self._place_of_handle[handles] = places
+        entries = np.arange(tail, tail + handles.shape[0], dtype=np.int32)
+        entries &= np.int32(self._ring.shape[0] - 1)
+        self._entry_of_handle[handles] = entries
         self._count += handles.shape[0]
         return handles.take(np.flatnonzero(~known))
 
@@ -107,7 +107,7 @@ class NextUses:
         next_use = np.concatenate([self._ring[span] for span in self._spans(self._head, handles.shape[0])])
         self._head = (self._head + handles.shape[0]) & (self._ring.shape[0] - 1)
         self._count -= handles.shape[0]
-        self._place_of_handle[handles.take(np.flatnonzero(next_use == NEVER))] = _NOT_IN_WINDOW
+        self._entry_of_handle[handles.take(np.flatnonzero(next_use == NEVER))] = _NOT_IN_WINDOW
         return next_use
 
     def later_counts(self, handles: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -117,18 +117,18 @@ class NextUses:
             handles: all rows of the oldest batch, as they entered.
             positions: which of them.
         """
-        places = (self._head + positions) & (self._ring.shape[0] - 1)
-        latest = self._place_of_handle.take(handles.take(positions))
-        later: NDArray[np.uint64] = self._counts.take(latest, axis=0) - self._counts.take(places, axis=0)
+        entries = (self._head + positions) & (self._ring.shape[0] - 1)
+        latest = self._entry_of_handle.take(handles.take(positions))
+        later: NDArray[np.uint64] = self._counts.take(latest, axis=0) - self._counts.take(entries, axis=0)
         return later
 
     def grow(self, num_handles: int) -> None:
-        places = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
-        places[: self._place_of_handle.shape[0]] = self._place_of_handle
-        self._place_of_handle = places
+        entries = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
+        entries[: self._entry_of_handle.shape[0]] = self._entry_of_handle
+        self._entry_of_handle = entries
 
     def _spans(self, first: int, count: int) -> tuple[slice, slice]:
-        """`count` places of the ring from number `first` on: up to the ring's end, then from its start."""
+        """`count` entries of the ring from number `first` on: up to the ring's end, then from its start."""
         size = self._ring.shape[0]
         start = first & (size - 1)
         stop = min(start + count, size)
@@ -144,6 +144,6 @@ class NextUses:
             kept = np.concatenate([self._counts[span] for span in spans])
             self._counts = np.zeros((self._ring.shape[0], self._counts.shape[1]), dtype=np.uint64)
             self._counts[: self._count] = kept
-        used = np.flatnonzero(self._place_of_handle >= 0)
-        self._place_of_handle[used] = (self._place_of_handle[used] - self._head) & mask
+        used = np.flatnonzero(self._entry_of_handle >= 0)
+        self._entry_of_handle[used] = (self._entry_of_handle[used] - self._head) & mask
         self._head = 0

@@ -64,9 +64,9 @@ class ChainSearch:
         self.sums = self._sums(relay)
         self.times = self._times()
         self.max_stages = min(len(self.order), model.cluster.devices)
-        # With unbounded memory a stage's place does not matter: one table suffices.
-        places = self.max_stages if model.cluster.memory_bytes < math.inf else 1
-        self.fits = np.stack([self._fits(place) for place in range(places)])
+        # With unbounded memory a stage's position does not matter: one table suffices.
+        positions = self.max_stages if model.cluster.memory_bytes < math.inf else 1
+        self.fits = np.stack([self._fits(position) for position in range(positions)])
 
     def _sums(self, relay: bool) -> dict[str, _Table]:
         """Per field of `Totals`: [starts, ends], 0 where the end precedes the start."""
@@ -95,10 +95,10 @@ class ChainSearch:
         times[:, ~np.triu(np.ones(times.shape[1:], dtype=np.bool_), 1)] = np.inf
         return times
 
-    def _fits(self, place: int) -> NDArray[np.bool_]:
-        """[replica choices, starts, ends]: whether the run fits the memory with `place` stages after it."""
+    def _fits(self, position: int) -> NDArray[np.bool_]:
+        """[replica choices, starts, ends]: whether the run fits the memory with `position` stages after it."""
         count, batch = self.microbatches, self.model.batch_examples
-        examples = -(min(place + 1, count) * batch // -count)
+        examples = -(min(position + 1, count) * batch // -count)
         cluster, sums = self.model.cluster, self.sums
         activations = examples / self.replicas[:, None, None] * sums["activation_bytes"]
         fits: NDArray[np.bool_] = cluster.weight_copies * sums["param_bytes"] + activations <= cluster.memory_bytes
@@ -114,8 +114,8 @@ class ChainSearch:
         used = np.full(size + 1, np.inf)
         used[size] = 0
         tables, cuts = [used], []
-        for place in range(self.max_stages):
-            through = devices_of[min(place, len(devices_of) - 1)] + tables[-1][None, :]
+        for position in range(self.max_stages):
+            through = devices_of[min(position, len(devices_of) - 1)] + tables[-1][None, :]
             cut = through.argmin(axis=1)
             best = np.append(through[np.arange(size), cut], 0)
             keep = tables[-1] <= best  # fewer stages do as well
@@ -126,17 +126,17 @@ class ChainSearch:
         return None
 
     def _devices(self, target: float) -> _Table:
-        """[places, starts, ends]: fewest replicas with which a run meets the target and fits; inf: none."""
+        """[positions, starts, ends]: fewest replicas with which a run meets the target and fits; inf: none."""
         good = (np.isfinite(self.times) & (self.times <= target))[None] & self.fits
         first = good.argmax(axis=1)
         return np.where(good.any(axis=1), self.replicas[first], np.inf)
 
     def _layout(self, cuts: Sequence[NDArray[np.int64]], devices_of: _Table) -> Layout:
         stages, start = [], 0
-        for place in reversed(range(len(cuts))):
-            end = int(cuts[place][start])
+        for position in reversed(range(len(cuts))):
+            end = int(cuts[position][start])
             if end >= 0:
-                devices = int(devices_of[min(place, len(devices_of) - 1)][start, end])
+                devices = int(devices_of[min(position, len(devices_of) - 1)][start, end])
                 stages.append(self.placed(start, end, devices))
                 start = end
         return tuple(stages)

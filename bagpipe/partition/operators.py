@@ -168,7 +168,8 @@ class OperatorGraph:
     def is_chain(self) -> bool:
         """Whether every operator depends on all operators before it."""
         return all(
-            self.descendants[operator].bit_count() == self.size - 1 - place for place, operator in enumerate(self.order)
+            self.descendants[operator].bit_count() == self.size - 1 - position
+            for position, operator in enumerate(self.order)
         )
 
     def names(self, mask: int) -> tuple[str, ...]:

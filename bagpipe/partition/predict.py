@@ -51,10 +51,10 @@ def edge_bytes(model: CostModel, layout: Sequence[Placed], *, relay: bool = Fals
     graph = model.graph
     if relay:
         order = [n for stage in layout for n in graph.order if stage.mask >> n & 1]
-        live, place, found = live_bytes(model, order), 0, {}
+        live, position, found = live_bytes(model, order), 0, {}
         for number, stage in enumerate(layout[:-1]):
-            place += stage.mask.bit_count()
-            found[number, number + 1] = live[place]
+            position += stage.mask.bit_count()
+            found[number, number + 1] = live[position]
         return found
     found = {}
     for number, stage in enumerate(layout):

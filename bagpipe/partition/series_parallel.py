@@ -180,13 +180,13 @@ class _Attempt:
                     tried.add(stage.devices)
                     yield from self._before(rest, _both(stage, later))
 
-    def _with_head(self, parts: Sequence[SPTree], place: int, later: _Way) -> Iterator[tuple[int, _Way]]:
-        """A fork (and what precedes it) in one stage with the start of one branch of ``parts[place]``."""
-        for trims in self.search.trimmed(parts[place], end=False):
+    def _with_head(self, parts: Sequence[SPTree], position: int, later: _Way) -> Iterator[tuple[int, _Way]]:
+        """A fork (and what precedes it) in one stage with the start of one branch of ``parts[position]``."""
+        for trims in self.search.trimmed(parts[position], end=False):
             tried = set()
             for taken, rest in trims:
                 run = taken
-                for start in range(place - 1, -1, -1):
+                for start in range(position - 1, -1, -1):
                     run |= parts[start].mask
                     if self._is_too_slow(run):
                         break
@@ -253,11 +253,11 @@ def _beside(one: _Way, other: _Way) -> _Way:
 
 def _in_order(model: CostModel, stages: Layout) -> Layout:
     """The stages in topological order."""
-    place = {operator: place for place, operator in enumerate(model.graph.order)}
+    position = {operator: number for number, operator in enumerate(model.graph.order)}
     left, done, ordered = list(stages), 0, []
     while left:
         ready = [s for s in left if all(not model.graph.producers[n] & ~(done | s.mask) for n in members(s.mask))]
-        chosen = min(ready, key=lambda s: min(place[n] for n in members(s.mask)))
+        chosen = min(ready, key=lambda s: min(position[n] for n in members(s.mask)))
         left.remove(chosen)
         ordered.append(chosen)
         done |= chosen.mask

@@ -68,9 +68,9 @@ def _unpacked(parts: ModelParts, graph: fx.Graph, bundle: Bundle, tensor: fx.Nod
     # `split` has one backward; each slice would make a gradient of the whole tensor.
     pieces = graph.call_function(torch.split, (tensor, [parts.shapes[node].elements for node in bundle], 1))
     found = []
-    for place, node in enumerate(bundle):
+    for position, node in enumerate(bundle):
         shape = parts.shapes[node].shape
-        piece = graph.call_function(operator.getitem, (pieces, place))
+        piece = graph.call_function(operator.getitem, (pieces, position))
         if not shape:
             piece = graph.call_method("squeeze", (piece, 1))
         elif len(shape) > 1:

@@ -233,7 +233,7 @@ def _operators(traced: Traced, shapes: Mapping[fx.Node, NodeShape], outside: set
         group = [node, *_handed_to(node, handed)]
         owner.update(dict.fromkeys(group, number))
         members.setdefault(number, []).extend(group)
-    position = {node: place for place, node in enumerate(traced.graph.nodes)}
+    position = {node: number for number, node in enumerate(traced.graph.nodes)}
     groups = _topological(members, owner, position)
     numbers = {group: number for number, group in enumerate(groups)}
     return tuple(

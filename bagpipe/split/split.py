@@ -203,7 +203,7 @@ def _stage(
     nodes = [node for node in parts.dense_nodes if stage_of[node] == number]
     inputs = [n for n, flow in enumerate(flows) if number in flow.consumers]
     outputs = [n for n, flow in enumerate(flows) if flow.producer == number]
-    places = {flow.nodes[0]: n for n, flow in enumerate(flows)}
+    positions = {flow.nodes[0]: n for n, flow in enumerate(flows)}
     _check_in_place(parts, stage_of, nodes, {node for n in inputs for node in flows[n].nodes}, title)
     taken, given = ([flows[n].nodes for n in numbers] for numbers in (inputs, outputs))
     return StageModule(
@@ -211,7 +211,7 @@ def _stage(
         module=extract(parts, f"Stage{number}", nodes, taken, given),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        heads=tuple((n, places[head]) for n, head in enumerate(parts.heads) if stage_of[head] == number),
+        heads=tuple((n, positions[head]) for n, head in enumerate(parts.heads) if stage_of[head] == number),
         uses_random=any(_is_random(parts.traced, node) for node in nodes),
     )
 

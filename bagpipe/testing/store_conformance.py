@@ -126,8 +126,8 @@ def check_missing_rows_among_found_ones(make_store: MakeStore) -> None:
 def check_rows_that_look_like_the_protocol(make_store: MakeStore) -> None:
     ids = np.arange(300, dtype=np.int64)
     raw = np.random.default_rng(3).integers(0, 256, (150, 260)).astype(np.uint8)
-    for place, text in ((7, b"\r\n$-1\r\n"), (100, b"$-1\r\n$260\r\n"), (250, b"\r\n$260\r\n")):
-        raw[:, place : place + len(text)] = np.frombuffer(text, np.uint8)
+    for position, text in ((7, b"\r\n$-1\r\n"), (100, b"$-1\r\n$260\r\n"), (250, b"\r\n$260\r\n")):
+        raw[:, position : position + len(text)] = np.frombuffer(text, np.uint8)
     rows = raw.view(np.float32)
     with _open(make_store) as store:
         store.write(1, ids[::2], rows)

@@ -83,7 +83,7 @@ class NonfiniteGuard(LoopPart):
         self._dense = dense
         self._hint = dense.precision.loss_scale.hint
         self._run: LoopRun
-        self._place = "" if rank is None else f" of rank {rank}"
+        self._rank_text = "" if rank is None else f" of rank {rank}"
         self._verdicts: list[_Verdict] = []
         self._lock = threading.Lock()
 
@@ -195,7 +195,7 @@ class NonfiniteGuard(LoopPart):
 
     def _error(self, batch: int, what: str) -> JobError:
         return JobError(
-            f"batch {batch}{self._place}: {what} is not finite; nothing of this batch was stored "
+            f"batch {batch}{self._rank_text}: {what} is not finite; nothing of this batch was stored "
             f"(run.nonfinite = skip leaves such batches out{self._hint})"
         )
 

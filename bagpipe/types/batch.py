@@ -95,5 +95,5 @@ class Batch:
         ends = np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape)[:, chosen].reshape(-1)
         counts = self.lengths[:, chosen].reshape(-1)
         ends_in_selection = np.cumsum(counts, dtype=np.int64)
-        places = np.repeat(ends - ends_in_selection, counts)
-        return array.take(places + np.arange(places.shape[0]))
+        entries = np.repeat(ends - ends_in_selection, counts)
+        return array.take(entries + np.arange(entries.shape[0]))

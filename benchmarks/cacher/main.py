@@ -33,7 +33,7 @@ from benchmarks.harness.report import table
 from benchmarks.harness.rounds import turns
 from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
-from cacher.process import settle_process
+from cacher.process import configure_process
 from trainer.process import peak_rss_bytes
 
 EPOCHS = 4
@@ -128,7 +128,7 @@ def plan(cell: Cell) -> Rate:
 
 def _plan(cell: Cell) -> Rate:
     os.sched_setaffinity(0, {0})
-    settle_process()
+    configure_process()
     config = cell.job()
     data = PlannedData(config.data, config.run.seed)
     batches = data.phase("train", cell.spec(data.schema))

@@ -28,7 +28,7 @@ from benchmarks.gpu.trace import run_trace
 from benchmarks.gpu.workload import Plan, Workload
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from trainer.devices import cuda_devices
-from trainer.process import settle_device, settle_process
+from trainer.process import configure_device, configure_process
 
 _HERE = Path(__file__).parent
 
@@ -37,8 +37,8 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
     """The process is set up like a training job."""
     settings = Settings.of(options)
     _check_device(settings.device)
-    settle_process()
-    settle_device(settings.device, num_ranks=1)
+    configure_process()
+    configure_device(settings.device, num_ranks=1)
     torch.set_num_threads(1)  # the default of a training job
     torch.set_float32_matmul_precision("highest")  # no TF32, whatever an image sets
     if torch.device(settings.device).type == "cuda":

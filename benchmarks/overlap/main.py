@@ -21,7 +21,7 @@ from benchmarks.harness.shaped_link import check_privileges
 from benchmarks.overlap.grid import Record, check_same_work, run_workload
 from benchmarks.overlap.report import draw, tables
 from benchmarks.overlap.workload import LOOKAHEADS, WORKLOADS
-from trainer.process import settle_process
+from trainer.process import configure_process
 
 
 def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
@@ -42,7 +42,7 @@ def _measure(options: argparse.Namespace, name: str, part: Part) -> None:
         part.add(asdict(record))
         part.say(line)
 
-    settle_process()
+    configure_process()
     run_workload(
         workload,
         lookaheads=options.lookaheads,

@@ -21,7 +21,7 @@ from benchmarks.peers.meter import LOSS_STEPS, Meter, interface_bytes
 from benchmarks.peers.sample import Sample, read_sample
 from benchmarks.peers.settings import SETTINGS
 from trainer.metrics import BinaryMetrics
-from trainer.process import peak_rss_bytes, settle_process
+from trainer.process import configure_process, peak_rss_bytes
 
 with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
     warnings.simplefilter("ignore")
@@ -122,7 +122,7 @@ def _run_peer(config: Config, sample: Sample, meter: Meter, task: Task) -> tuple
 
 def main() -> None:
     """Run the task in the first file, write the outcome to the second."""
-    settle_process()
+    configure_process()
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
     Path(sys.argv[2]).write_text(json.dumps(asdict(run(task))))
 

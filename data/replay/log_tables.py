@@ -50,9 +50,9 @@ class LogTables:
             groups.setdefault((table.pooling == "mean", dim_of(table)), []).append(table)
         tables = [table for group in groups.values() for table in group]
         features = (
-            FeatureRef(feature=place, table=number)
+            FeatureRef(feature=position, table=number)
             for number, table in enumerate(tables)
-            for place, feature in enumerate(schema.features)
+            for position, feature in enumerate(schema.features)
             if feature.table == table.name
         )
         return cls(

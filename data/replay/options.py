@@ -155,17 +155,17 @@ def _check_outputs(options: Mapping[str, str], data: DataConfig) -> None:
         if not path:
             continue
         check_writable(path, f"--{option}")
-        place = Path(path).resolve()
-        if place in taken:
-            raise InputError(f"--{option}: {path} is {taken[place]}, expected another file")
-        if taken.get(place.parent) == "data.path":
+        target = Path(path).resolve()
+        if target in taken:
+            raise InputError(f"--{option}: {path} is {taken[target]}, expected another file")
+        if taken.get(target.parent) == "data.path":
             raise InputError(f"--{option}: {path} is in the folder data.path, whose files are the log")
-        taken[place] = f"--{option}"
+        taken[target] = f"--{option}"
 
 
 def _batch_sizes(argv: Sequence[str]) -> tuple[str, ...]:
     """The last list given, as texts; one empty text if none is."""
-    given = [argv[place + 1] for place, word in enumerate(argv[:-1]) if word == BATCH_SIZE_FLAG]
+    given = [argv[position + 1] for position, word in enumerate(argv[:-1]) if word == BATCH_SIZE_FLAG]
     given += [word.partition("=")[2] for word in argv if word.startswith(f"{BATCH_SIZE_FLAG}=")]
     return tuple(dict.fromkeys(size.strip() for size in given[-1].split(","))) if given else ("",)
 

@@ -147,14 +147,14 @@ def _replay_log(log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch) -> It
     settings = settings_of(log, sweep)
     known: dict[tuple[str, int], _Found] = {}
     for number, setting in enumerate(settings, start=1):
-        place = (setting.policy, setting.cache_rows)
+        key = (setting.policy, setting.cache_rows)
         label = f"{number}/{len(settings)} {setting.policy} {setting.lookahead} {setting.cache_rows}"
         try:
             _check(setting, log)
             if setting.policy not in BASELINES:
                 found = _run_oracle(setting, log, watch, label)
             else:
-                found = known[place] = known.get(place) or _run_baseline(setting, log, folder)
+                found = known[key] = known.get(key) or _run_baseline(setting, log, folder)
         except (InputError, JobError) as error:
             yield _record(setting, log, None, error)
         else:

@@ -58,8 +58,8 @@ def trial_settings(recommended: Setting, records: Sequence[ReplayRecord]) -> tup
         and (record.policy, record.lookahead, record.batch_size)
         == (recommended.policy, recommended.lookahead, recommended.batch_size)
     )
-    place = sizes.index(recommended.cache_rows)
-    neighbours = (*sizes[max(0, place - 1) : place], *sizes[place + 1 : place + 2])
+    position = sizes.index(recommended.cache_rows)
+    neighbours = (*sizes[max(0, position - 1) : position], *sizes[position + 1 : position + 2])
     return tuple(dataclasses.replace(recommended, cache_rows=rows) for rows in (recommended.cache_rows, *neighbours, 0))
 
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from trainer.process import SWITCH_INTERVAL_S, settle_device
+from trainer.process import SWITCH_INTERVAL_S, configure_device
 
 #: In a process of its own: the settings are for good. mallopt answers 1 when it takes a value.
 PROGRAM = """
 import ctypes, sys
 from trainer import process
-process.settle_process()
+process.configure_process()
 mallopt = ctypes.CDLL(None).mallopt
 print(sys.getswitchinterval(), [mallopt(*option) for option in process._MALLOC_OPTIONS.values()])
 """
@@ -66,7 +66,7 @@ def test_hardware_queues_of_several_ranks(
     if before is None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # is set, too
-    settle_device(device, num_ranks)
+    configure_device(device, num_ranks)
     assert os.environ.get(name) == after
 
 
@@ -80,7 +80,7 @@ def test_cublas_has_a_fixed_workspace(
     monkeypatch.setenv(name, before or "")
     if before is None:
         monkeypatch.delenv(name)
-    settle_device(device, 1)
+    configure_device(device, 1)
     assert os.environ.get(name) == after
 
 

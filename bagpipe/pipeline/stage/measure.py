@@ -91,11 +91,13 @@ class _Bench:
         self.module: nn.Module = copy.deepcopy(stage.module)
         self.in_values = [staged.values[n] for n in stage.inputs]
         self.inputs = [_random(value, examples, self.device) for value in self.in_values]
-        self.out_places = [
-            place for place, n in enumerate(stage.outputs) if staged.values[n].consumers and staged.values[n].wants_grad
+        self.out_positions = [
+            position
+            for position, n in enumerate(stage.outputs)
+            if staged.values[n].consumers and staged.values[n].wants_grad
         ]
-        self.gradients = [_random(staged.values[stage.outputs[p]], examples, self.device) for p in self.out_places]
-        self.head_places = [stage.outputs.index(n) for _, n in stage.heads]
+        self.gradients = [_random(staged.values[stage.outputs[p]], examples, self.device) for p in self.out_positions]
+        self.head_positions = [stage.outputs.index(n) for _, n in stage.heads]
         self.labels = torch.rand(examples, device=self.device).round()
 
     def forward(self) -> Graph:
@@ -104,8 +106,8 @@ class _Bench:
             for tensor, value in zip(self.inputs, self.in_values, strict=True)
         ]
         outputs = self.module(*leaves)
-        roots = [outputs[place] for place in self.out_places]
-        terms = [_binary_cross_entropy(0, outputs[p], self.labels.to(outputs[p].dtype)) for p in self.head_places]
+        roots = [outputs[position] for position in self.out_positions]
+        terms = [_binary_cross_entropy(0, outputs[p], self.labels.to(outputs[p].dtype)) for p in self.head_positions]
         if terms:
             roots.append(torch.stack(terms).sum() / self.examples)
         return Graph([leaf for leaf in leaves if leaf.requires_grad], roots)

@@ -96,15 +96,15 @@ def misplaced_messages(program: Program) -> Iterator[str]:
     micro = program.micro_per_batch
     lane_of: dict[tuple[int, int, str, int], tuple[str, int]] = {}
     atoms = [
-        (lane, place, atom)
+        (lane, position, atom)
         for lane, actions in program.lanes.items()
-        for place, action in enumerate(actions)
+        for position, action in enumerate(actions)
         for atom in action.atoms
         if atom.index is not None
     ]
-    for lane, place, atom in atoms:
-        lane_of[atom.stage, atom.pipe, atom.op, atom.index or 0] = (lane, place)
-    for lane, place, atom in atoms:
+    for lane, position, atom in atoms:
+        lane_of[atom.stage, atom.pipe, atom.op, atom.index or 0] = (lane, position)
+    for lane, position, atom in atoms:
         role = OPS[atom.op].role
         if role not in ("send", "recv"):
             continue
@@ -123,7 +123,7 @@ def misplaced_messages(program: Program) -> Iterator[str]:
         elif all(other_lane != lane for _, _, (other_lane, _) in ends):
             there = f"{atom.stage}{ends[0][0]}{ends[0][1]} is on {ends[0][2][0]}"
             yield f"lane {lane}: {atom.text} is apart from what {'makes' if role == 'send' else 'takes'} it: {there}"
-        for op, index, (other_lane, other_place) in ends:
-            if other_lane == lane and (other_place < place) != (role == "send"):
+        for op, index, (other_lane, other_position) in ends:
+            if other_lane == lane and (other_position < position) != (role == "send"):
                 where = "before" if role == "send" else "after"
                 yield f"lane {lane}: {atom.text} comes {where} {atom.stage}{op}{index}"

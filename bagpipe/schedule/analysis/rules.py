@@ -80,14 +80,14 @@ _ORDER = (("F", "B"), ("F", "I"), ("F", "REC"), ("REC", "B"), ("REC", "I"), ("I"
 def _lane_order(program: Program) -> Iterator[str]:
     """R2: in a lane, F precedes its backward, I precedes W, and REC lies between F and the backward."""
     for lane, actions in program.lanes.items():
-        place = {
+        positions = {
             (atom.stage, atom.op, atom.index, atom.pipe): position
             for position, action in enumerate(actions)
             for atom in action.atoms
         }
-        for (stage, op, index, pipe), position in place.items():
+        for (stage, op, index, pipe), position in positions.items():
             for first, second in _ORDER:
-                if op == second and place.get((stage, first, index, pipe), -1) >= position:
+                if op == second and positions.get((stage, first, index, pipe), -1) >= position:
                     yield f"lane {lane}: {stage}{second}{index} comes before {stage}{first}{index}"
 
 
@@ -150,25 +150,25 @@ def _whole_gradients(program: Program) -> Iterator[str]:
     gradients: dict[tuple[str, int, int], dict[str, tuple[int, Action]]] = defaultdict(dict)  # by lane, the last one
     optimizers: list[tuple[str, int, Action]] = []
     for lane, actions in program.lanes.items():
-        for place, action in enumerate(actions):
+        for position, action in enumerate(actions):
             for atom in action.atoms:
                 if atom.index is None:
                     continue
                 if OPS[atom.op].role in ("backward", "weight_grad"):
                     batch = atom.index // units_per_batch(micro, (atom.stage, atom.op))
-                    gradients["stage", atom.stage, batch][lane] = (place, atom)
+                    gradients["stage", atom.stage, batch][lane] = (position, atom)
                 elif atom.op == "X_EMBED_GRAD":
-                    gradients["rows", 0, atom.index][lane] = (place, atom)
+                    gradients["rows", 0, atom.index][lane] = (position, atom)
                 elif atom.op in _OPTIMIZERS:
-                    optimizers.append((lane, place, atom))
+                    optimizers.append((lane, position, atom))
     before = _edges_before(program) if optimizers else {}
     pooled = any(kind == "rows" for kind, _, _ in gradients)
-    for lane, place, atom in optimizers:
+    for lane, position, atom in optimizers:
         source = ("rows", 0) if pooled and atom.op == "X_UPDATE" else ("stage", atom.stage)
-        for other, (gradient_place, gradient) in gradients.get((*source, atom.index or 0), {}).items():
+        for other, (gradient_position, gradient) in gradients.get((*source, atom.index or 0), {}).items():
             ops = {gradient.op, *OPS[gradient.op].provides}
             waits = any((gradient.stage, op) in before.get((atom.stage, atom.op), ()) for op in ops)
-            if not waits and (other != lane or gradient_place > place):
+            if not waits and (other != lane or gradient_position > position):
                 where = "comes before" if other == lane else "does not wait for"
                 yield f"{atom.text} {where} {gradient.text} of the same batch"
 

@@ -27,8 +27,8 @@ def chimera(graph: StageGraph, chunks: int) -> Program:
         slots: list[tuple[int, Action]] = []
         for pipe, stage in enumerate((rank, ranks - 1 - rank)):
             for index in range(micro // 2):
-                unit, place = divmod(index, ranks // 2)
-                first = 2 * ranks * unit + 2 * place
+                unit, position = divmod(index, ranks // 2)
+                first = 2 * ranks * unit + 2 * position
                 slots.append((first + stage, Action(stage, "F", index, pipe=pipe)))
                 slots.append((first + 2 * ranks - 1 - stage, Action(stage, "B", index, pipe=pipe)))
         rows.append([action for _, action in sorted(slots, key=lambda slot: slot[0])])

@@ -38,8 +38,8 @@ def dualpipe_v(graph: StageGraph, chunks: int) -> Program:
             row.add(up, "B")
             row.overlap(up, down)
         # Full backwards in the first half of the drain, then I and W separately: W fills the end.
-        for place in range(2 * (rank + 1)):
-            row.add(up if place % 2 == 0 else down, "B" if place <= rank else "I")
+        for position in range(2 * (rank + 1)):
+            row.add(up if position % 2 == 0 else down, "B" if position <= rank else "I")
         for _ in range(below):
             row.weight()
             row.add(down, "I")

@@ -151,7 +151,7 @@ class Graph:
             node = next(p.node for p in self.predecessors[node] if missing[p.node])
         cycle = self._shortest_cycle(node, missing)
         in_lane = [self.lane_before[n] == source for n, source in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
-        turns = [n for place, n in enumerate(cycle) if not (in_lane[place - 1] and in_lane[place])]
+        turns = [n for position, n in enumerate(cycle) if not (in_lane[position - 1] and in_lane[position])]
         return " waits for ".join(self.actions[n].text for n in [*turns, turns[0]])
 
     def _shortest_cycle(self, start: int, missing: list[int]) -> list[int]:

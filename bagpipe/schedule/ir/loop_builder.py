@@ -173,8 +173,8 @@ class LoopBuilder:
         lanes = {lane: list(templates) for lane, templates in self._lanes.items()}
         for template, point in self._inserts:
             for key in self._at(point):
-                lane, place = _last(lanes, key)
-                lanes[lane].insert(place + 1, template)
+                lane, position = _last(lanes, key)
+                lanes[lane].insert(position + 1, template)
         names = sort_lanes(lanes)
         main = _last(lanes, self._at(Point.LOOKUP)[0])[0]
         lanes[main] += self._appended
@@ -232,22 +232,22 @@ def _edge(link: _Link, src: OpKey, dst: OpKey) -> Edge:
 
 
 def _last(lanes: Mapping[str, list[Template]], key: OpKey) -> tuple[str, int]:
-    """Lane and place of an operation's last action of a batch."""
-    places = [
-        (lane, place)
+    """Lane and position of an operation's last action of a batch."""
+    positions = [
+        (lane, position)
         for lane, templates in lanes.items()
-        for place, template in enumerate(templates)
+        for position, template in enumerate(templates)
         if template.key == key
     ]
-    if not places:
+    if not positions:
         raise ScheduleError(f"no lane performs {key[0]}{key[1]}")
-    return places[-1]
+    return positions[-1]
 
 
 def _position(lane: str) -> tuple[int, int]:
     """Position of a lane among the lanes, for sorting."""
-    for place, (name, _) in enumerate(_LANE_ORDER):
+    for position, (name, _) in enumerate(_LANE_ORDER):
         number = lane.removeprefix(name)
         if lane.startswith(name) and (not number or number.isdecimal()):
-            return place, int(number) if number else 1 << 30  # the whole model behind the stages
+            return position, int(number) if number else 1 << 30  # the whole model behind the stages
     raise ScheduleError(f"no lane {lane!r}; expected one of {', '.join(name for name, _ in _LANE_ORDER)}")

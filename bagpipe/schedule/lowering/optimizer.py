@@ -98,8 +98,8 @@ def _numbers(holders: list[_Holder]) -> list[int]:
 def _after_batch(program: Program, row: tuple[Action, ...], action: Action) -> tuple[Action, ...]:
     """The row with `action` after its last action of the same batch."""
     last = max(
-        place
-        for place, cell in enumerate(row)
+        position
+        for position, cell in enumerate(row)
         for atom in cell.atoms
         if atom.index is not None
         and atom.index // program.units_per_batch((atom.stage, atom.op), atom.peer) == action.index

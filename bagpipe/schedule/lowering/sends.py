@@ -81,7 +81,7 @@ def add_sends(
     graph = Graph(program)
     rows = {lane: list((cells or {}).get(lane, actions)) for lane, actions in program.lanes.items()}
     node = dict(zip(rows, graph.first_nodes, strict=True))
-    place = dict.fromkeys(rows, 0)
+    position = dict.fromkeys(rows, 0)
     lowered: dict[str, list[Action]] = {lane: [] for lane in rows}
     done = [False] * len(graph.actions)
     sent: set[Action] = set()
@@ -98,14 +98,14 @@ def add_sends(
 
     def step(lane: str) -> bool:
         """Take the lane's next cell if its dependencies are done."""
-        if place[lane] == len(rows[lane]):
+        if position[lane] == len(rows[lane]):
             return False
-        action = rows[lane][place[lane]]
+        action = rows[lane][position[lane]]
         if action is not None:
             if not all(done[predecessor.node] for predecessor in graph.predecessors[node[lane]]):
                 return False
             take(lane, action)
-        place[lane] += 1
+        position[lane] += 1
         return True
 
     while sum([step(lane) for lane in rows]):

@@ -62,12 +62,12 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
 def lane_templates(step: StepProgram, lane: str) -> tuple[Template, ...]:
     """The actions of a lane for one batch."""
     found: list[Template] = []
-    computed: list[int] = []  # places of the latest computations
+    computed: list[int] = []  # positions of the latest computations
     for atom in (atom for action in step.program.lanes[lane] for atom in action.atoms):
         template = Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer)
         if OPS[atom.op].role == "recv" and computed:
             found.insert(computed[0], template)
-            computed = [place + 1 for place in computed]
+            computed = [position + 1 for position in computed]
             continue
         if OPS[atom.op].role in _COMPUTATIONS:
             computed = [*computed, len(found)][-_RECEIVES_AHEAD:]

@@ -95,12 +95,12 @@ _OTHER_LOOKS = (
 
 
 def look_of(name: str, others: Sequence[str] = ()) -> Look:
-    """The look of policy `name`; an unknown policy takes a free look, by its place among `others`."""
+    """The look of policy `name`; an unknown policy takes a free look, by its position among `others`."""
     if name in _LOOKS:
         return _LOOKS[name]
     strangers = [other for other in others if other not in _LOOKS]
-    place = strangers.index(name) if name in strangers else 0
-    return _OTHER_LOOKS[place % len(_OTHER_LOOKS)]
+    position = strangers.index(name) if name in strangers else 0
+    return _OTHER_LOOKS[position % len(_OTHER_LOOKS)]
 
 
 def plain(text: str, characters: int = 40) -> str:

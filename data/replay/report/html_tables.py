@@ -133,8 +133,8 @@ def _table(
     """A table without the columns after `setting_columns` that have no value at all."""
     shown = [
         column
-        for place, column in enumerate(columns)
-        if place < setting_columns or any(_sound(column.value(item)) is not None for item in items)
+        for position, column in enumerate(columns)
+        if position < setting_columns or any(_sound(column.value(item)) is not None for item in items)
     ]
     head = "".join(_head(column) for column in shown)
     rows = []

@@ -46,9 +46,9 @@ def skew_chart(skew: tuple[TableSkew, ...]) -> Chart:
     )
 
 
-def _color(place: float) -> str:
-    """The colour at `place` in [0, 1] on the scale, piecewise linear."""
-    position = min(max(place, 0.0), 1.0) * (len(_SCALE) - 1)
+def _color(fraction: float) -> str:
+    """The colour at `fraction` in [0, 1] on the scale, piecewise linear."""
+    position = min(max(fraction, 0.0), 1.0) * (len(_SCALE) - 1)
     low = min(int(position), len(_SCALE) - 2)
     part = position - low
     mixed = [round(a + (b - a) * part) for a, b in zip(_SCALE[low], _SCALE[low + 1], strict=True)]

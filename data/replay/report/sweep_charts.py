@@ -148,9 +148,9 @@ def _figures_by(name: str, frame: _Frame, figure: Callable[[list[ReplayRecord]],
     choices = frame.choices(name)
     records: dict[tuple[int, ...], list[ReplayRecord]] = {}
     for record in frame.replay.records:
-        place = tuple(frame.axes[choice.name][1].index(getattr(record, choice.name)) for choice in choices)
-        records.setdefault(place, []).append(record)
-    return choices, {place: figure(chosen) for place, chosen in records.items()}
+        key = tuple(frame.axes[choice.name][1].index(getattr(record, choice.name)) for choice in choices)
+        records.setdefault(key, []).append(record)
+    return choices, {key: figure(chosen) for key, chosen in records.items()}
 
 
 def _figure(

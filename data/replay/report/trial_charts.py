@@ -56,20 +56,20 @@ def mean_step_s(trial: Trial) -> float | None:
 def _step_times(trials: list[Trial]) -> Chart:
     ordered = sorted(trials, key=lambda trial: trial.step_s_p50 or 0.0, reverse=True)  # plotly draws upwards
     # Two trials can have the same label, so positions are numbers and labels only ticks.
-    places: list[Json] = list(range(len(ordered)))
+    positions: list[Json] = list(range(len(ordered)))
     medians = [(trial.step_s_p50 or 0.0) * 1e3 for trial in ordered]
     means = [(mean_step_s(trial) or 0.0) * 1e3 for trial in ordered]
     waits = [(trial.exposed_embedding_s or 0.0) / (trial.steps or 1) * 1e3 for trial in ordered]
     shares = [exposed_share(trial) for trial in ordered]
     traces: list[Json] = [
-        _bars("mean step", places, means, _STEP_COLOR, 0.7)
+        _bars("mean step", positions, means, _STEP_COLOR, 0.7)
         | {
             "text": [f"\u2002median<br>\u2002{median:.3g} ms" for median in medians],
             "textposition": "outside",
             "cliponaxis": False,
             "hovertemplate": "mean %{x:.3f} ms<extra></extra>",
         },
-        _bars("of it waiting for rows", places, waits, _EXPOSED_COLOR, 0.3)
+        _bars("of it waiting for rows", positions, waits, _EXPOSED_COLOR, 0.3)
         | {
             "customdata": [["" if share is None else f"<br>{share:.1%} of the run"] for share in shares],
             "hovertemplate": "waits %{x:.3f} ms per step%{customdata[0]}<extra></extra>",
@@ -78,7 +78,7 @@ def _step_times(trials: list[Trial]) -> Chart:
             "type": "scatter",
             "mode": "markers",
             "name": "median step",
-            "y": places,
+            "y": positions,
             "x": [finite(median) for median in medians],
             "marker": {"color": INK, "symbol": "diamond", "size": 10},
             "hovertemplate": "median %{x:.3f} ms<extra></extra>",
@@ -90,7 +90,7 @@ def _step_times(trials: list[Trial]) -> Chart:
         "xaxis": value_axis("time of a step (ms)", range=[0, 1.4 * max(*medians, *means)]),
         "yaxis": {
             "tickmode": "array",
-            "tickvals": places,
+            "tickvals": positions,
             "ticktext": labels,
             "automargin": True,
             "showgrid": False,
@@ -108,12 +108,12 @@ def _step_times(trials: list[Trial]) -> Chart:
     )
 
 
-def _bars(name: str, places: list[Json], values: list[float], color: str, width: float) -> dict[str, Json]:
+def _bars(name: str, positions: list[Json], values: list[float], color: str, width: float) -> dict[str, Json]:
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "y": places,
+        "y": positions,
         "x": [finite(value) for value in values],
         "width": width,
         "marker": {"color": color},
