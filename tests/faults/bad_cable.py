@@ -1,9 +1,8 @@
-"""Two network namespaces joined by a cable that delays, loses and, when told to, swallows everything.
+"""Two network namespaces joined by a link that delays and loses packets, and drops all of them on command.
 
     namespace near, 10.78.0.1 ── tun ── a process that holds packets back or drops them ── tun ── far, 10.78.0.2
 
-Made of TUN devices because the kernel's own network emulator is missing on many machines. Needs root, iproute2 and
-/dev/net/tun.
+Uses TUN devices because many machines lack the kernel's network emulator. Needs root, iproute2 and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NAMES = ("near", "far")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Of each direction."""
+    """Delay and loss of each direction."""
 
     delay_s: float
     jitter_s: float
@@ -49,21 +48,21 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadCable:
-    """The cable, and the hosts at its ends."""
+    """The link and the hosts at its ends."""
 
     near: Host
     far: Host
     pipe: Connection = field(repr=False)
 
     def swallow(self) -> None:
-        """From now on nothing arrives, and nobody is told."""
+        """Drop every packet from now on, without closing any connection."""
         self.pipe.send("swallow")
         assert self.pipe.poll(_DEADLINE_S)
         self.pipe.recv()
 
 
 def why_no_cable() -> str:
-    """Why this machine cannot have one; empty if it can."""
+    """Why this machine cannot create the link; empty if it can."""
     if reason := why_no_hosts():
         return reason
     return "" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "no /dev/net/tun"
@@ -73,7 +72,7 @@ def why_no_cable() -> str:
 def bad_cable(
     *, delay_s: float = 0.005, jitter_s: float = 0.002, loss: float = 0.01, seed: int = 1
 ) -> Iterator[BadCable]:
-    """Lay it. What runs at its ends must be ended by the caller."""
+    """Create the link. The caller ends the programs at its ends."""
     run = uuid.uuid4().hex[:8]
     hosts = [
         Host(name=name, namespace=f"bagpipe-{run}-{name}", address=f"10.78.0.{number}")
@@ -100,7 +99,7 @@ def bad_cable(
 
 
 def _carry(pipe: Connection, namespaces: list[str], quality: Quality) -> None:
-    """The process between the devices; it ends with the pipe."""
+    """The process that forwards packets between the devices. Ends when the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ends = [_open_tun(namespace) for namespace in namespaces]
     chance = random.Random(quality.seed)
@@ -132,7 +131,7 @@ def _carry(pipe: Connection, namespaces: list[str], quality: Quality) -> None:
 
 
 def _open_tun(namespace: str) -> int:
-    """The device in another namespace: this thread goes there, and stays."""
+    """Open the device in another namespace. Moves the calling thread there for good."""
     with open(f"/run/netns/{namespace}", "rb") as there:
         if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns {namespace}")

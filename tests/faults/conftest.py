@@ -1,4 +1,4 @@
-"""Jobs and servers as in the tests of whole jobs."""
+"""Fixtures of jobs and servers, shared with tests/system."""
 
 from __future__ import annotations
 

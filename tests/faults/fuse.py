@@ -1,4 +1,4 @@
-"""What the kernel says to a file system in user space, as far as `tests.faults.power` speaks it. No libfuse is needed.
+"""The part of the FUSE kernel protocol that `tests.faults.power` uses. Needs no libfuse.
 
 Layouts and numbers are those of linux/fuse.h, protocol 7.31.
 """
@@ -26,15 +26,15 @@ _IN = struct.Struct("<IIQQIIII")
 _OUT = struct.Struct("<IiQ")
 _ATTRIBUTES = struct.Struct("<6Q10I")
 _MAX_WRITE_BYTES = 1 << 17
-_FORCE, _DETACH = 1, 2  # MNT_FORCE: requests on their way fail
+_FORCE, _DETACH = 1, 2  # MNT_FORCE: pending requests fail
 
 
 class Unknown(OSError):
-    """A request that this file system does not serve."""
+    """A request that this file system does not support."""
 
 
 class Request:
-    """One request: its name, the inode it is about, and the bytes that follow the header."""
+    """A request: its name, its inode, and the bytes after the header."""
 
     def __init__(self, data: bytes) -> None:
         _, opcode, self.unique, self.node, *_ = _IN.unpack_from(data)
@@ -42,16 +42,16 @@ class Request:
         self.body = data[_IN.size :]
 
     def fields(self, layout: str) -> tuple[int, ...]:
-        """Numbers at the beginning of the body."""
+        """Leading numbers of the body."""
         return struct.unpack_from(layout, self.body)
 
     def names(self, layout: str = "<") -> list[str]:
-        """Strings that follow the numbers."""
+        """Strings after the numbers."""
         return [os.fsdecode(name) for name in self.body[struct.calcsize(layout) :].split(b"\0")[:-1]]
 
 
 def mount(folder: Path) -> int:
-    """Mount a file system there; the file descriptor through which its requests come."""
+    """Mount a file system. Returns the file descriptor that delivers its requests."""
     descriptor = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     try:
@@ -63,7 +63,7 @@ def mount(folder: Path) -> int:
 
 
 def unmount(folder: Path) -> None:
-    """Take it away, whoever still uses it."""
+    """Unmount, even while the file system is in use."""
     _call("umount2", os.fsencode(folder), _FORCE | _DETACH)
 
 
@@ -75,12 +75,12 @@ def receive(descriptor: int) -> Request | None:
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
-            if error.errno not in (errno.ENOENT, errno.EINTR, errno.EAGAIN):  # ENOENT: taken back before we read it
+            if error.errno not in (errno.ENOENT, errno.EINTR, errno.EAGAIN):  # ENOENT: cancelled before it was read
                 raise
 
 
 def reply(descriptor: int, request: Request, answer: Callable[[Request], bytes]) -> None:
-    """Answer a request with what `answer` returns, or with the error it raises."""
+    """Answer a request with the result of `answer`, or with the error it raises."""
     try:
         body, code = _greet() if request.name == "init" else answer(request), 0
     except OSError as error:
@@ -90,7 +90,7 @@ def reply(descriptor: int, request: Request, answer: Callable[[Request], bytes])
     try:
         os.write(descriptor, _OUT.pack(_OUT.size + len(body), code, request.unique) + body)
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENODEV):  # whoever asked is gone
+        if error.errno not in (errno.ENOENT, errno.ENODEV):  # the requester is gone
             raise
 
 

@@ -1,13 +1,13 @@
-"""A folder on a disk whose power can fail: what was not synced then is gone.
+"""A folder on a disk whose power can fail: unsynced changes are lost.
 
-    process under test ──write, rename, fsync──> kernel ──/dev/fuse──> PowerDisk's process: what is, and what is safe
-    fail_after  so many changes from now, every further one fails: the power is about to go
-    fail()      everything that is not safe is forgotten; the folder answers nothing any more
-    restore()   the folder is there again, with what was safe
+    process under test ──write, rename, fsync──> kernel ──/dev/fuse──> PowerDisk's process: current and durable state
+    fail_after  after so many more changes, every further one fails: the power is about to fail
+    fail()      all changes that are not durable are lost; the folder answers no request
+    restore()   the folder is back with the durable state
 
-A file's bytes are safe after fsync of the file; a name (created, linked, renamed, removed) after fsync of its folder.
-That is the least POSIX promises, and less than most file systems do. With `names_are_safe` every name is safe at once.
-Needs root and /dev/fuse.
+File contents are durable after fsync of the file; a directory entry (created, linked, renamed, removed) after fsync of
+its folder. This is the minimum that POSIX promises; most file systems do more. With `names_are_safe` directory entries
+are durable immediately. Needs root and /dev/fuse.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHANGES = frozenset(
 
 
 def why_no_power_disk(folder: Path = Path("/tmp")) -> str:
-    """Why this machine cannot have one; empty if it can."""
+    """Why this machine cannot create a power disk; empty if it can."""
     if os.geteuid() != 0:
         return "mounting needs root"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -57,10 +57,10 @@ def why_no_power_disk(folder: Path = Path("/tmp")) -> str:
 
 
 class PowerDisk:
-    """The disk, mounted at a folder while it is entered.
+    """The disk. Context manager: mounted at a folder while entered.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         names_are_safe: see the module.
     """
 
@@ -82,7 +82,7 @@ class PowerDisk:
         assert self._process.exitcode is not None, "the disk's process did not end"
 
     def fail_after(self, num_changes: int) -> None:
-        """Let so many changes happen, syncs among them, and refuse all others until `restore`."""
+        """Allow so many more changes, syncs included, and refuse all others until `restore`."""
         self._say("fail-after", num_changes)
 
     def fail(self) -> None:
@@ -104,7 +104,7 @@ class PowerDisk:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A file or a folder; `safe_…`: what a failure leaves of it."""
+    """A file or a folder. `safe_…`: its durable state."""
 
     number: int
     mode: int
@@ -137,7 +137,7 @@ class _Node:
             self.first_unsafe = len(self.data)
 
     def forget(self) -> None:
-        """Of it and all below it what is safe."""
+        """Reset this node and all below it to the durable state."""
         self.data, self.first_unsafe = bytearray(self.safe_data), len(self.safe_data)
         self.entries = dict(self.safe_entries)
         for node in self.entries.values():
@@ -145,7 +145,7 @@ class _Node:
 
 
 class _Disk:
-    """Answers requests, by name of the request."""
+    """Handlers of requests, by request name."""
 
     def __init__(self, *, names_are_safe: bool) -> None:
         self._names_are_safe = names_are_safe
@@ -295,7 +295,7 @@ class _Disk:
 
 
 def _serve(pipe: Connection, folder: str, names_are_safe: bool) -> None:
-    """The disk's process. It ends, and the folder is unmounted, when the other side closes the pipe."""
+    """Main of the disk's process. When the other side closes the pipe, it unmounts the folder and ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     disk, point = _Disk(names_are_safe=names_are_safe), Path(folder)
     off = _power_on(disk, point)
@@ -317,7 +317,7 @@ def _serve(pipe: Connection, folder: str, names_are_safe: bool) -> None:
 
 
 def _power_on(disk: _Disk, point: Path) -> Callable[[], None]:
-    """Mount, and serve in a thread; how to stop that."""
+    """Mount and serve in a thread. Returns a function that stops it."""
     descriptor = fuse.mount(point)
     is_off = False
 

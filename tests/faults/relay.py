@@ -1,4 +1,4 @@
-"""`Relay`: between a client and its server, passing on what the server answers as the test bends it."""
+"""`Relay`: a proxy between a client and its server that alters the server's answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bend = Callable[[bytes], bytes]
 
 
 class Relay(SocketRelay):
-    """Listens on a unix socket. An answer must fit into what a socket carries at once, some 100 KiB.
+    """Listens on a unix socket. An answer must fit into a socket buffer, about 100 KiB.
 
     Args:
         url: unix:// URL of the server.
@@ -30,11 +30,11 @@ class Relay(SocketRelay):
 
     @property
     def url(self) -> str:
-        """Of the relay."""
+        """URL of the relay."""
         return f"unix://{quote(str(self._path))}"
 
     def bend(self, change: Bend) -> None:
-        """Pass on the next answer as `change` makes it; one that is made empty ends the connection."""
+        """Replace the next answer by `change(answer)`; an empty result closes the connection."""
         self._bend = change
 
     def _handlers(self, ours: socket.socket, theirs: socket.socket) -> tuple[OnReadable, OnReadable]:

@@ -1,4 +1,4 @@
-"""A launcher that runs out of restarts: it says so, every process is gone, and the store is as good as before."""
+"""A launcher without restarts left prints an error, ends every process, and leaves the store intact."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.system.programs import await_gone, run_forked, torchrun
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 
-def test_restarts_used_up(redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
-    """Rank 1 fails at its third batch, and may not try again."""
+def test_a_launcher_without_restarts_left(redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
+    """Rank 1 fails at its third batch, and no restart is allowed."""
     clicks, schemas = write_clicks(tmp_path / "clicks.parquet", num_examples=100), write_schemas(tmp_path)
     data = ["--data.path", str(clicks), "--data.format", "parquet", "--data.schema", str(schemas["everything"])]
     sizes = ["--data.batch_size", "12", "--cache.rows", "200", "--model.embedding_dim", "4"]

@@ -1,4 +1,4 @@
-"""An append-only file that ends anywhere: each group of rows is there with its log entry, or neither is."""
+"""An append-only file cut at any byte holds each group of rows together with its log entry, or neither."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = {"appendonly": "yes", "appendfsync": "no", "aof-load-truncated": "yes"
 
 
 def wave(number: int) -> tuple[int, int]:
-    """First id written by a wave, and the one after the last; a row is written by four of them."""
+    """First and last + 1 id written by a wave; four waves write each row."""
     return 5 * number, 5 * number + 20
 
 
@@ -60,7 +60,7 @@ def test_groups_are_never_torn(whole: Path, tmp_path: Path) -> None:
 
 
 def check(server: EmbeddedServer) -> tuple[int, ...]:
-    """Every bucket has the rows of the groups that its log names. How many each names; -1: there is no log."""
+    """Assert that every bucket has the rows of the groups in its log. Returns the groups per log; -1: no log."""
     counts = []
     ids = ids_of((0, wave(NUM_WAVES)[1]))
     buckets = bucket_of(np.zeros(len(ids), np.uint32), ids, NUM_BUCKETS)

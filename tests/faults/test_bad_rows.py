@@ -1,4 +1,4 @@
-"""A file with every kind of bad row, among good ones: what is served does not depend on who reads which part of it."""
+"""A file with every kind of bad row serves the same good rows for any division among readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from data.testing import assert_same_batches, check_resume
 from tests.data.files import criteo_line, criteo_lines
 from tests.data.test_criteo import BAD
 
-#: Besides those of the reader's own tests; a byte order mark can only stand at the beginning.
+#: In addition to those of the reader's own tests. A byte order mark can only stand at the beginning.
 MORE_BAD = (
     b"\xef\xbb\xbf" + criteo_line(),
     criteo_line(dense="nan"),
@@ -38,7 +38,7 @@ BAD_LINES = [*MORE_BAD, *(line for line, _ in BAD)]
 
 
 def text() -> bytes:
-    """A bad line, two good ones, a bad line, …; all good ones, in order."""
+    """Alternating text of a bad line and two good ones; the good lines in order."""
     lines = list(GOOD)
     for number, line in enumerate(BAD_LINES):
         lines.insert(3 * number, line)
@@ -55,13 +55,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(source: CriteoSource, **options: Any) -> tuple[list[Batch], int]:
-    """Batches, and rows skipped."""
+    """Batches and number of skipped rows."""
     with LookaheadLoader(source, batch_size=16, **options) as loader:
         return list(loader), loader.skipped_rows()
 
 
 @pytest.mark.parametrize("line", MORE_BAD, ids=[repr(line[:16]) for line in MORE_BAD])
-def test_each_stops_a_job_that_does_not_skip(tmp_path: Path, line: bytes) -> None:
+def test_every_bad_row_stops_a_job_that_does_not_skip(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "one.tsv"
     path.write_bytes(line + b"\n" + GOOD[0] + b"\n")
     with pytest.raises(InputError, match=r"one\.tsv:1: expected"):
@@ -70,7 +70,7 @@ def test_each_stops_a_job_that_does_not_skip(tmp_path: Path, line: bytes) -> Non
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(block_bytes=st.integers(50, 5000) | st.just(1 << 20), packed=st.booleans())
-def test_any_division_of_the_file_serves_the_same(folder: Path, block_bytes: int, packed: bool) -> None:
+def test_any_division_of_the_file_gives_the_same_batches(folder: Path, block_bytes: int, packed: bool) -> None:
     expected, _ = served(CriteoSource(files=(str(folder / "good.tsv"),)))
     file = folder / ("mixed.tsv.gz" if packed else "mixed.tsv")
     batches, skipped = served(CriteoSource(files=(str(file),), bad_rows="skip", block_bytes=block_bytes))
@@ -78,7 +78,7 @@ def test_any_division_of_the_file_serves_the_same(folder: Path, block_bytes: int
     assert skipped == len(BAD_LINES)
 
 
-def test_processes_and_resumed_readers_serve_the_same(folder: Path) -> None:
+def test_processes_and_resumed_readers_give_the_same_batches(folder: Path) -> None:
     expected, _ = served(CriteoSource(files=(str(folder / "good.tsv"),)))
     source = CriteoSource(files=(str(folder / "mixed.tsv"),), bad_rows="skip", block_bytes=700)
     batches, skipped = served(source, workers=2)

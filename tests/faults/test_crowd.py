@@ -1,4 +1,4 @@
-"""Ten thousand connections to a daemon that mean nothing: it goes on serving, and its memory is bounded."""
+"""A daemon with ten thousand idle connections continues to serve, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.cacher.daemons import Daemon, all_batches, assert_same_batches, config, planned_batches
 
 NUM_CONNECTIONS = 10_000
-#: 24 KiB of the daemon's and of gRPC's for each.
+#: 24 KiB of the daemon and gRPC for each.
 MAX_GROWTH_BYTES = NUM_CONNECTIONS * (24 << 10)
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_ten_thousand_connections_lock_nobody_out() -> None:
+def test_ten_thousand_connections_block_no_trainer() -> None:
     job = config(limit=200)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the daemon inherits it

@@ -1,4 +1,4 @@
-"""Ids that no table has: refused by name before a row is read or written, whatever their size."""
+"""Ids outside their table are refused by name, whatever their size, before any row is read or written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.data.test_parquet import read, table, write
 from tests.store.clients import client_of
 from tests.system.programs import run_forked
 
-#: Of a table with 10 rows: one below it, one above, and what 32 bits, a float and a hash would take for one of its ids.
+#: For a table of 10 rows: one below, one above, and values that truncation to 32 bits, a float or a hash turns into
+#: ids.
 OUTSIDE = [-1, 10, 1 << 32, 1 << 40, (1 << 53) + 1, -(1 << 63), (1 << 63) - 1]
 
 
@@ -36,7 +37,7 @@ def test_table_id_and_row_are_named(tmp_path: Path, value: int, row: int) -> Non
 
 @pytest.mark.redis
 @pytest.mark.multiproc
-def test_nothing_is_written_for_a_job_that_begins_with_one(
+def test_nothing_is_written_if_the_first_batch_has_one(
     redis_server: EmbeddedServer, namespace: str, tmp_path: Path
 ) -> None:
     bags = pa.array([[1], [2], [1 << 40], [4], [5]], pa.list_(pa.int64()))

@@ -1,4 +1,4 @@
-"""Each exchange of a job's writing goes wrong in turn: what was acknowledged is there, logged, once."""
+"""Each exchange of a writing job fails in turn: acknowledged rows are stored and logged exactly once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UPSETS = {
 
 
 def job(proxy: FaultyProxy, name: str, token: str, log: list[float]) -> None:
-    """Four writes and a rotation after two of them; `log` holds what was acknowledged."""
+    """Four writes, with a rotation after the second. `log` collects the acknowledged ones."""
     with open_store(proxy.url, namespace=name, schema=SCHEMA, buckets=NUM_BUCKETS, timeout_s=2) as store:
         store.fence(Fence(token=token, writer=0, epoch=1))
         for number, span in enumerate(SPANS):
@@ -43,7 +43,7 @@ def job(proxy: FaultyProxy, name: str, token: str, log: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", UPSETS)
-def test_every_answer_in_turn(name: str, redis_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_lost_answer_of_every_exchange(name: str, redis_server: EmbeddedServer, tmp_path: Path) -> None:
     def make(schema: RowSchema, namespace: str) -> Store:
         return open_store(redis_server.url, namespace=namespace, schema=schema, buckets=NUM_BUCKETS)
 
@@ -56,7 +56,7 @@ def test_every_answer_in_turn(name: str, redis_server: EmbeddedServer, tmp_path:
                 ledger.begin("m:0", 1)
                 fired = proxy.num_fired
                 proxy.upset(Upset(how=upset.how, at=at, num_bytes=upset.num_bytes))
-                # While it connects, it may be refused.
+                # While connecting, the store can be refused.
                 with suppress(StoreError, InputError):
                     job(proxy, namespace, token, log)
                 proxy.heal()

@@ -1,4 +1,4 @@
-"""A network that delays and loses packets makes a job slower, and nothing else; one that falls silent ends it."""
+"""A network with delay and loss only slows a job down; a silent network ends it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def far_job(config: Config, url: str, **values: object) -> list[str]:
     return flags_of(change(config, store__url=url, store__namespace=uuid.uuid4().hex, **values))
 
 
-def test_a_slow_and_lossy_network_changes_nothing_but_the_time(clicks: MakeConfig, tmp_path: Path) -> None:
-    """Some 10 ms there and back, and every hundredth packet lost."""
+def test_a_slow_and_lossy_network_changes_no_bit(clicks: MakeConfig, tmp_path: Path) -> None:
+    """A round trip of about 10 ms, and 1 % packet loss."""
     config = change(clicks("mixed", "deepfm"), cache__rows=100)
     result = tmp_path / "out.json"
     with bad_cable() as cable, serve_store(cable.far, tmp_path) as store:
@@ -47,7 +47,7 @@ def test_a_slow_and_lossy_network_changes_nothing_but_the_time(clicks: MakeConfi
 
 
 def test_a_store_that_vanishes_from_the_network_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
-    """No connection is closed: the job is on its own deadline, not on TCP's quarter of an hour."""
+    """No connection is closed: the job ends on its own deadline, not on TCP's of a quarter of an hour."""
     config, namespace = change(clicks(epochs=10_000), cache__rows=0), uuid.uuid4().hex
     with bad_cable(loss=0.0) as cable, serve_store(cable.far, tmp_path) as store:
         flags = flags_of(change(config, store__url=store.url, store__namespace=namespace))

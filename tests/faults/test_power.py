@@ -1,4 +1,4 @@
-"""Power failures: what the store and a folder had not synced is gone, and nothing else."""
+"""A power failure loses only changes that the store and the checkpoint folder had not synced."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SCHEMA = RowSchema(tables=(RowTable(name="t", dim=4),), optimizer="sgd")
 
 
 def survivors(disk: PowerDisk, policy: str, folder: Path) -> ReadResult:
-    """Rows 0 to 68 after writes of which each was acknowledged, and a power failure; write n has rows n to n + 49."""
+    """Rows 0 to 68 after acknowledged writes and a power failure. Write n holds rows n to n + 49."""
     options = {"dir": str(disk.folder), "appendonly": "yes", "appendfsync": policy}
     with EmbeddedServer(folder / "first", options=options) as server:
         with open_store(server.url, namespace="job", schema=SCHEMA) as store:
@@ -113,13 +113,13 @@ def test_a_server_that_syncs_always_keeps_what_it_acknowledged(folder: Path, tmp
 
 @pytest.mark.redis
 def test_a_server_that_leaves_syncing_to_the_kernel_keeps_nothing(folder: Path, tmp_path: Path) -> None:
-    """So it is the syncing that the test above has seen."""
+    """The control for the test above: without syncs, nothing survives."""
     with PowerDisk(folder, names_are_safe=True) as disk:
         assert not survivors(disk, "no", tmp_path).found.any()
 
 
-def test_a_checkpoint_survives_wherever_in_the_next_one_the_power_fails(folder: Path) -> None:
-    """At every single change that a job's first two saves make. What was said to be saved is saved, or a later one."""
+def test_a_checkpoint_survives_a_power_failure_during_the_next(folder: Path) -> None:
+    """At every change of a job's first two saves, a power failure keeps the last acknowledged save or a later one."""
     random = np.random.default_rng(7)
     first, second = draw_rows(random, 40), draw_rows(random, 40)
     contents = {10: first, 20: first | second}
@@ -151,7 +151,7 @@ def test_a_checkpoint_survives_wherever_in_the_next_one_the_power_fails(folder: 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """What the job ends with if the power stays on."""
+    """Final numbers of the job without a power failure."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     assert run_forked([*JOB, "--result", str(folder / "result.json")], folder).code == 0
     return digests(folder / "result.json")
@@ -162,10 +162,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     ("policy", "dies_at"),
     [("always", "after-rotation:3"), ("everysec", "after-manifest:3"), ("no", "after-commit:3")],
 )
-def test_a_job_goes_on_after_the_power_of_store_and_checkpoints_failed(
+def test_a_job_resumes_after_a_power_failure(
     policy: str, dies_at: str, folder: Path, tmp_path: Path, expected: object
 ) -> None:
-    """Whatever the store kept of what it had acknowledged: all, all but a second of it, or nothing."""
+    """The store keeps all acknowledged writes, all but the last second, or none."""
     rows = tmp_path / "rows"
     rows.mkdir()
     options = {"dir": str(rows), "appendonly": "yes", "appendfsync": policy}
@@ -184,6 +184,6 @@ def test_a_job_goes_on_after_the_power_of_store_and_checkpoints_failed(
             done = job.run()
     assert done.code == 0, done.err
     assert digests(job.result) == expected
-    # The thread that dies at a rotation may be ahead of the one that works at the first checkpoints.
+    # The thread that dies at a rotation can be ahead of the checkpoint thread at the first checkpoints.
     assert job.resumed_from() in ((None, 5, 10) if dies_at.startswith("after-rotation") else (5, 10, 15))
     assert (policy == "no") == ("8 of the store's 8 buckets were loaded" in done.err) or policy == "everysec"

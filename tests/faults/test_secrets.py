@@ -1,4 +1,4 @@
-"""Passwords and secrets: given in files, found nowhere else afterwards."""
+"""Passwords and secrets given in files appear nowhere else."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PASSWORD = "Xk3-open-sesame-9q"
 
 
 def holders(folder: Path, word: str, *, but: Path) -> list[str]:
-    """Files below a folder that hold a word."""
+    """Files below a folder that contain a word."""
     files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
     return [str(file) for file in files if file.is_file() and file != but and word.encode() in file.read_bytes()]
 
 
-def test_a_job_shows_its_password_to_nobody(
+def test_a_job_does_not_reveal_its_password(
     server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
-    """Two ranks: of a store's URL one of them is told by the other. Interrupted, so that there is something to say."""
+    """Two ranks, of which one learns the store's URL from the other. Interrupted, so that messages are printed."""
     with client_of(server.url) as client:
         client.config_set("requirepass", PASSWORD)
         job, made = tmp_path / "job.toml", tmp_path / "made"
@@ -49,7 +49,7 @@ def test_a_job_shows_its_password_to_nobody(
     assert holders(tmp_path, PASSWORD, but=job) == []
 
 
-def test_a_daemon_shows_its_secret_to_nobody(tmp_path: Path) -> None:
+def test_a_daemon_does_not_reveal_its_secret(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(PASSWORD)
     secret.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What no module may use, because of what it would let in: wall clocks, expiry, pickles, evaluated text."""
+"""Static rules: no wall clocks, expiry, pickles or evaluated text in production modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_layout import modules, name_of
 
-#: Call, as the last parts of its name, and where it is allowed.
+#: Call, as the last parts of its name -> modules where it is allowed.
 WALL_CLOCKS = {"time.time": (), "time.time_ns": (), "datetime.now": (), "datetime.utcnow": (), "datetime.today": (),
                "date.today": (), "time.localtime": (), "time.gmtime": ("cacher/logs.py",),
                "clock_gettime": ()}  # fmt: skip
@@ -20,7 +20,7 @@ CODE = {"eval": (), "exec": (), "torch.load": (), "torch.save": (), "all_gather_
 PICKLES = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 
 
-#: What is looked at; the trees themselves are too much to keep.
+#: The examined nodes; whole trees take too much memory.
 Seen = ast.Call | ast.Import | ast.ImportFrom | ast.keyword
 
 
@@ -41,8 +41,8 @@ def calls() -> tuple[tuple[str, int, str], ...]:
 
 
 @pytest.mark.parametrize("rule", [WALL_CLOCKS, EXPIRY, CODE], ids=["wall clocks", "expiry", "code"])
-def test_calls_that_are_not_made(rule: dict[str, tuple[str, ...]]) -> None:
-    """Deadlines are monotonic; nothing in a store has a time to live; nothing that was received is run."""
+def test_forbidden_calls(rule: dict[str, tuple[str, ...]]) -> None:
+    """Deadlines are monotonic, nothing in a store expires, and no received data is executed."""
     wrong = []
     for name, line, called in calls():
         for call, allowed in rule.items():
@@ -52,7 +52,7 @@ def test_calls_that_are_not_made(rule: dict[str, tuple[str, ...]]) -> None:
     assert not wrong
 
 
-def test_nothing_is_a_pickle() -> None:
+def test_no_module_unpickles() -> None:
     wrong = []
     for name, node in nodes():
         if isinstance(node, ast.Import | ast.ImportFrom):

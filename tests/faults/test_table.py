@@ -1,4 +1,4 @@
-"""The table of faults in the documentation: all are there, and every test and chaos kind that it names exists."""
+"""The documentation's table of faults is complete, and every test and chaos kind in it exists."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def functions(file: str) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def test_every_fault_is_there() -> None:
+def test_the_table_is_complete() -> None:
     assert sorted(rows()) == list(range(1, NUM_FAULTS + 1))
 
 
 @pytest.mark.parametrize("number", range(1, NUM_FAULTS + 1))
-def test_what_is_named_exists(number: int) -> None:
+def test_every_named_test_exists(number: int) -> None:
     shown = rows()[number]
     tests, kinds = (
         TEST.findall(shown),
@@ -52,7 +52,7 @@ def test_what_is_named_exists(number: int) -> None:
     assert set(kinds) <= {kind.name for kind in KINDS}
 
 
-def test_every_kind_of_chaos_is_some_fault() -> None:
+def test_every_chaos_kind_is_in_the_table() -> None:
     text = " ".join(rows().values())
     named = {kind for found in KIND.findall(text) for kind in re.findall(r"`(.+?)`", found)}
     assert {kind.name for kind in KINDS} == named

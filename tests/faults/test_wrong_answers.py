@@ -1,4 +1,4 @@
-"""A store server that answers something else than it was asked: the connection is dropped, no wrong row is returned."""
+"""After a wrong answer of the store server the connection is dropped and no wrong row is returned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Bend = Callable[[bytes], bytes]
 
 @pytest.fixture(scope="module")
 def relay(redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
-    """Before a server whose namespace has two lots of rows in one bucket."""
+    """A relay to a server whose namespace has two chunks of rows in one bucket."""
     with open_store(redis_server.url, namespace="wrong-answers", schema=SCHEMA, buckets=1) as store:
         store.claim()
         store.write(0, IDS, ROWS)
@@ -40,7 +40,7 @@ def relay(redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
 
 
 def answers(relay: Relay, bend: Bend) -> bool:
-    """Whether a read whose answer is bent returns, the right rows then. The read after it may fail too, no more."""
+    """Whether a read with an altered answer returns, with the right rows. Only the next read can fail, too."""
     with open_store(relay.url, namespace="wrong-answers", schema=SCHEMA, buckets=1, timeout_s=0.3) as store:
         relay.bend(bend)
         returned = reads(store, IDS, ROWS)
@@ -59,7 +59,7 @@ def reads(store: Store, ids: NDArray[np.int64], rows: Rows) -> bool:
 
 
 def bulk(number: int, change: Bend) -> Bend:
-    """Changes one of the rows of an answer, with its header."""
+    """Alters one row of an answer, with its header."""
 
     def bend(answer: bytes) -> bytes:
         header = re.match(rb"\*8\r\n(\$(\d+)\r\n)", answer)
@@ -103,17 +103,17 @@ def test_a_wrong_answer_is_never_taken_for_rows(relay: Relay, name: str) -> None
     assert not answers(relay, BENDS[name])
 
 
-def test_an_answer_as_it_is(relay: Relay) -> None:
+def test_an_unchanged_answer(relay: Relay) -> None:
     assert answers(relay, lambda answer: answer)
 
 
-def test_a_connection_that_ends_instead(relay: Relay) -> None:
-    """The server may be asked again, and then tells the truth."""
+def test_a_connection_that_closes_instead(relay: Relay) -> None:
+    """The client can retry on a new connection and then gets the right rows."""
     assert answers(relay, lambda answer: b"") in (False, True)
 
 
-def test_a_row_that_is_withheld_is_not_found(relay: Relay) -> None:
-    """What that means, the plan knows."""
+def test_an_omitted_row_is_not_found(relay: Relay) -> None:
+    """The plan decides whether the row is new or lost."""
     with open_store(relay.url, namespace="wrong-answers", schema=SCHEMA, buckets=1) as store:
         relay.bend(bulk(3, lambda row: b"$-1\r\n"))
         assert store.read(0, IDS).found.tolist() == [True] * 3 + [False] + [True] * 4
@@ -128,7 +128,7 @@ def test_any_bytes_of_an_answer_replaced(relay: Relay, at: int, new: bytes, leng
 @pytest.mark.parametrize(
     "answer", [b"+OK\r\n", b"+QUEUED\r\n", b"*0\r\n", b"$-1\r\n", b"-OOM no memory\r\n", b":3\r\n:3\r\n"]
 )
-def test_a_wrong_acknowledgement_is_none(relay: Relay, redis_server: EmbeddedServer, answer: bytes) -> None:
+def test_a_wrong_acknowledgement_is_an_error(relay: Relay, redis_server: EmbeddedServer, answer: bytes) -> None:
     with open_store(relay.url, namespace="wrong-acks", schema=SCHEMA, buckets=1, timeout_s=0.3) as store:
         relay.bend(lambda _: answer)
         with pytest.raises(StoreError):

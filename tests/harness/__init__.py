@@ -1,1 +1,1 @@
-"""Fault harness: programs under faults (chaos), long runs (soak), and a stream race detector."""
+"""Test harnesses: programs under faults (chaos), long runs (soak), and a stream race detector (races)."""

@@ -1,11 +1,12 @@
-"""`ClockJump`: a wall clock that jumps while programs run. The monotonic clocks, and the machine's own, stay right.
+"""`ClockJump`: a wall clock that jumps while programs run. Monotonic clocks and the machine's own clock are
+unaffected.
 
     shared file, 8 bytes: seconds to add ──mapped──> a library between program and libc (LD_PRELOAD)
     test ──jump(86_400)──┘                           gettimeofday, time, clock_gettime(CLOCK_REALTIME): kernel + offset
                                                      deadlines of pthread_cond_timedwait, sem_timedwait: kernel - offset
 
-A time namespace cannot do this: Linux moves only the monotonic and the boot-time clock there (time_namespaces(7)). The
-library is compiled when first needed, so a C compiler must be there.
+A Linux time namespace moves only the monotonic and boot-time clocks (time_namespaces(7)), so it does not help. The
+library is compiled on first use, which needs a C compiler.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ int sem_timedwait(sem_t *semaphore, const struct timespec *deadline) {
 
 
 class ClockJump:
-    """Context manager. Programs started with its `environment` see its clock; all see the same jumps at once.
+    """Context manager. Programs started with its `environment` see its clock, and all see the same jumps together.
 
     Args:
-        folder: an existing folder, for the library and the shared file.
+        folder: an existing folder for the library and the shared file.
 
     Raises:
         InputError: on `__enter__`, there is no C compiler, or it fails.
@@ -131,11 +132,11 @@ class ClockJump:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a program must be started with."""
+        """Environment that a program must be started with."""
         return {"LD_PRELOAD": str(self._library), _OFFSET_VARIABLE: str(self._offset)}
 
     def jump(self, offset_s: int) -> None:
-        """From now on the wall clock is wrong by so much; not counted from jump to jump."""
+        """Set the error of the wall clock in seconds. Jumps do not add up."""
         # Written in place: programs have the file mapped.
         with self._offset.open("r+b" if self._offset.exists() else "wb", buffering=0) as file:
             file.write(struct.pack("=q", offset_s))

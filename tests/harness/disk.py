@@ -1,7 +1,7 @@
-"""`SmallDisk`: a file system of a fixed size that a test can fill up and empty again. Linux, and needs root.
+"""`SmallDisk`: a file system of a fixed size that a test can fill up and free again. Linux, needs root.
 
 with SmallDisk(folder, num_bytes=4 << 20) as disk:
-    disk.fill()        every write from now on fails with ENOSPC
+    disk.fill()        every later write fails with ENOSPC
     disk.free()        there is room again
 """
 
@@ -22,14 +22,14 @@ _MNT_DETACH = 2
 
 
 class SmallDisk:
-    """Context manager: a tmpfs at `folder`. What was written there is gone afterwards.
+    """Context manager: a tmpfs at `folder`. Its contents are lost on exit.
 
     Args:
         folder: an existing, empty folder.
-        num_bytes: what fits.
+        num_bytes: capacity.
 
     Raises:
-        InputError: on `__enter__`, if this process may not mount.
+        InputError: on `__enter__`, this process may not mount.
     """
 
     def __init__(self, folder: Path, *, num_bytes: int) -> None:
@@ -48,25 +48,25 @@ class SmallDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Detached rather than refused where a process that is about to die still has a file open there.
+        # Lazy unmount: a dying process can still have a file open there.
         if self._libc.umount2(os.fsencode(self.folder), _MNT_DETACH) != 0:
             raise OSError(ctypes.get_errno(), f"cannot unmount {self.folder}")
 
     @property
     def free_bytes(self) -> int:
-        """Room left."""
+        """Free space."""
         found = os.statvfs(self.folder)
         return found.f_bavail * found.f_frsize
 
     def fill(self, *, leave_bytes: int = 0) -> None:
-        """Take all room but so much."""
+        """Fill the disk up to so many free bytes."""
         with (self.folder / _BALLAST).open("ab", buffering=0) as ballast:
             while (room := self.free_bytes - leave_bytes) > 0:
                 try:
                     ballast.write(b"\1" * min(room, _CHUNK_BYTES))
-                except OSError:  # others write here too: full is full
+                except OSError:  # others write here too
                     return
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the space again."""
         (self.folder / _BALLAST).unlink(missing_ok=True)

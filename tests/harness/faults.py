@@ -1,9 +1,9 @@
-"""`FaultSchedule`: which faults a run suffers, when and how, from one number. Pure: the same seed, the same faults.
+"""`FaultSchedule`: the faults of a run and their times, drawn from a seed. Pure: equal seeds give equal faults.
 
     FaultSchedule(seed=7, kinds=KINDS, world_size=2).faults ──> (Fault kill-point after-manifest:3 at rank 1, …)
 
-What a fault does is decided by whoever runs the job; the schedule only draws. One fault is armed at a time: the next
-once this one has happened, in the same start of the job if it has survived, else in the next.
+The runner decides what a fault does; the schedule only draws. One fault is armed at a time: the next one after this one
+has fired, in the same start of the job if it survives, otherwise in the next.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["KINDS", "Fault", "FaultKind", "FaultSchedule", "kinds_named"]
 
 MAX_FAULTS = 3
 
-#: How often a point may be passed before it strikes: batches, checkpoints, or once in a recovery.
+#: Upper bounds of passes before a failpoint fires: batches, checkpoints, or once in a recovery.
 _BATCH_POINTS = frozenset({"after-fetch", "before-write-back", "mid-write-back", "after-write-back"})
 _RECOVERY_POINTS = frozenset({"after-acquire", "mid-recovery", "before-begin", "after-begin"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
-    """A way for things to go wrong.
+    """A kind of fault.
 
     Attributes:
-        name: as flags and reports say it.
-        weight: how often it is drawn.
-        at_point: it strikes at a named point, rather than after a share of the work.
-        needs: what must be there: "proxy", "disk", "store-disk", "clock", "agent" (a launcher that restarts ranks).
+        name: in flags and reports.
+        weight: relative frequency.
+        at_point: fires at a failpoint, rather than after a share of the work.
+        needs: required parts: "proxy", "disk", "store-disk", "clock", "agent" (a launcher that restarts ranks).
     """
 
     name: str
@@ -69,14 +69,14 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One of them.
+    """One fault of a run.
 
     Attributes:
         kind: name of its `FaultKind`.
-        at: share of the start's work done by then, in [0, 1).
-        point, times: where and at which passage, for those at a point.
-        rank: which rank, where one is hit.
-        choice: in [0, 1): whatever else there is to choose, such as the byte to flip.
+        at: share of the start's work done before it fires, in [0, 1).
+        point, times: failpoint and pass, for those at a failpoint.
+        rank: the rank it hits, if it hits one.
+        choice: in [0, 1): any other random choice, such as the byte to flip.
     """
 
     kind: str
@@ -96,11 +96,11 @@ class FaultSchedule:
     """The faults of a run.
 
     Attributes:
-        seed: of all that is drawn.
+        seed: of all draws.
         kinds: to draw from.
         world_size: ranks of the job.
         num_batches, num_checkpoints: of the job.
-        num_faults: 0: drawn, from 1 to `MAX_FAULTS`.
+        num_faults: 0: drawn from 1 to `MAX_FAULTS`.
     """
 
     seed: int
@@ -112,9 +112,9 @@ class FaultSchedule:
 
     @cached_property
     def faults(self) -> tuple[Fault, ...]:
-        """In the order in which they are armed."""
+        """Faults in the order in which they are armed."""
         draw = random.Random(f"faults {self.seed}")
-        # Few at a time tell more; several, and what only a second fault can break shows.
+        # Runs of few faults are easier to explain; several faults find failures that need a second fault.
         count = self.num_faults or draw.choices(range(1, MAX_FAULTS + 1), weights=(5, 3, 2))[0]
         return tuple(self._draw(draw, is_later=number > 0) for number in range(count))
 
@@ -123,7 +123,7 @@ class FaultSchedule:
         at, rank, choice = draw.random(), draw.randrange(self.world_size), draw.random()
         if not kind.at_point:
             return Fault(kind=kind.name, at=at, rank=rank, choice=choice)
-        # The first start has nothing to recover, beyond the empty checkpoint it begins with.
+        # The first start only recovers the initial empty checkpoint.
         points = [point for point in POINTS if is_later or point not in _RECOVERY_POINTS]
         point = draw.choice(points)
         most = self.num_batches if point in _BATCH_POINTS else self.num_checkpoints
@@ -132,10 +132,10 @@ class FaultSchedule:
 
 
 def kinds_named(names: str) -> tuple[FaultKind, ...]:
-    """Kinds of a comma-separated list; all of them if it is empty.
+    """Kinds in a comma-separated list; all kinds if it is empty.
 
     Raises:
-        ValueError: there is no such kind.
+        ValueError: unknown kind.
     """
     known = {kind.name: kind for kind in KINDS}
     chosen = [name.strip() for name in names.split(",") if name.strip()]

@@ -1,10 +1,11 @@
-"""`FaultyProxy`: a real connection between a client and its server, on which things go wrong when the test says so.
+"""`FaultyProxy`: a proxy on a real connection between client and server that injects faults on command.
 
     client ──requests──> proxy ──requests──> server
            <──answers──        <──answers──            one thread each way
 
-An *answer* is all that the server sends between two times that the client speaks, so an exchange of many pipelined
-commands has one. The proxy understands no protocol: what it drops was executed, what it cuts was half sent.
+An *answer* is everything that the server sends between two sends of the client, so an exchange of many pipelined
+commands has one answer. The proxy understands no protocol: a dropped answer belongs to executed commands, a cut request
+was half sent.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ __all__ = ["FaultyProxy", "Upset", "Upsetting"]
 
 _CHUNK_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 10.0
-#: A pump that will not end is a bug of the proxy.
+#: A pump thread that does not end is a bug of the proxy.
 _JOIN_TIMEOUT_S = 20.0
 
 
 class Upsetting(Enum):
-    """What goes wrong."""
+    """Kinds of faults."""
 
-    #: The answer is swallowed, then the connection closed: done, but the client cannot know.
+    #: The answer is dropped, then the connection closed: the commands are executed, but the client cannot know.
     DROP_ANSWER = "drop-answer"
     #: Only the first bytes of the answer arrive, then the connection is closed.
     CUT_ANSWER = "cut-answer"
     #: Only the first bytes of the request arrive, then the connection is closed.
     CUT_REQUEST = "cut-request"
-    #: Both sides see the connection reset (RST) instead of the answer; on a unix socket, closed.
+    #: Both sides see a connection reset (RST) instead of the answer; on a unix socket, a close.
     RESET = "reset"
-    #: The answer is swallowed and the connection stays open, without another byte either way.
+    #: The answer is dropped and the connection stays open without another byte in either direction.
     SILENCE = "silence"
-    #: This answer and all later ones come late, until `heal`.
+    #: This answer and all later ones are delayed until `heal`.
     DELAY = "delay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upset:
-    """One thing that goes wrong, once.
+    """One fault, injected once.
 
     Attributes:
         how: see `Upsetting`.
-        at: which answer (request, for CUT_REQUEST) from now on, counted from 1 over all connections.
-        num_bytes: let through by a cut.
-        delay_s: of every answer, for DELAY.
+        at: number of the answer (request, for CUT_REQUEST), counted from 1 over all connections from now on.
+        num_bytes: bytes that a cut lets through.
+        delay_s: delay of every answer, for DELAY.
     """
 
     how: Upsetting
@@ -67,22 +68,22 @@ class Upset:
 
 
 class _Pair:
-    """A client's connection and the one to the server that belongs to it."""
+    """A client's connection and the matching connection to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
         self.is_silent = threading.Event()
-        #: The last byte came from the client, so the next of the server's begins an answer.
+        #: The last byte came from the client, so the next byte of the server begins an answer.
         self.is_asked = False
-        #: What the bytes of the answer (request) that is being passed on have to suffer.
+        #: Pending faults of the answer (request) in transit.
         self.answer: Upset | None = None
         self.request: Upset | None = None
         self.num_pumps = 2
         self.is_reset = False
 
     def close(self, *, reset: bool = False) -> None:
-        """Wake both threads; the last one to leave closes the connections, with a reset if asked for."""
+        """Wake both threads. The last one to leave closes the connections, with a reset if requested."""
         self.is_reset = self.is_reset or reset
         for end in (self.client, self.server):
             with suppress(OSError):
@@ -94,10 +95,10 @@ class _Pair:
 
 
 class FaultyProxy:
-    """Context manager. Any thread may call.
+    """Context manager. Thread-safe.
 
     Args:
-        upstream: URL of the server, ``unix://PATH`` or ``SCHEME://HOST:PORT``; it need not run yet, and may restart.
+        upstream: URL of the server, ``unix://PATH`` or ``SCHEME://HOST:PORT``; it need not run yet, and can restart.
         listen: path of a unix socket to listen on; None: any port of 127.0.0.1.
     """
 
@@ -120,7 +121,7 @@ class FaultyProxy:
 
     @property
     def url(self) -> str:
-        """Of the proxy, once entered."""
+        """URL of the proxy, once entered."""
         assert self._listener is not None, "the proxy is not running"
         if self._path is not None:
             return f"unix://{quote(str(self._path))}"
@@ -129,12 +130,12 @@ class FaultyProxy:
 
     @property
     def num_answers(self) -> int:
-        """Answers so far."""
+        """Number of answers so far."""
         return self._num_answers
 
     @property
     def num_fired(self) -> int:
-        """Upsets that have happened."""
+        """Number of injected faults."""
         return self._num_fired
 
     def __enter__(self) -> Self:
@@ -167,7 +168,7 @@ class FaultyProxy:
             self._path.unlink(missing_ok=True)
 
     def upset(self, upset: Upset) -> None:
-        """From now on, wait for its answer (request) and do it."""
+        """Inject the fault at its answer (request), counted from now on."""
         with self._lock:
             base = self._num_requests if upset.how is Upsetting.CUT_REQUEST else self._num_answers
             due = Upset(how=upset.how, at=base + upset.at, num_bytes=upset.num_bytes, delay_s=upset.delay_s)
@@ -175,7 +176,7 @@ class FaultyProxy:
             self._healed.clear()
 
     def heal(self) -> None:
-        """Forget upsets that have not happened, end delays, and close connections that fell silent."""
+        """Cancel pending faults, end delays, and close silent connections."""
         with self._lock:
             self._upsets.clear()
             self._delay_s = 0.0
@@ -267,7 +268,7 @@ class FaultyProxy:
                 return
 
     def _take(self, number: int, *, of_requests: bool) -> Upset | None:
-        """The upset due at this answer (request). Under the lock."""
+        """The fault due at this answer (request). The caller holds the lock."""
         for upset in self._upsets:
             if upset.at <= number and (upset.how is Upsetting.CUT_REQUEST) == of_requests:
                 self._upsets.remove(upset)

@@ -28,7 +28,7 @@ def test_many_seeds_draw_every_kind_and_every_point() -> None:
     assert {fault.point for fault in faults} == {"", *POINTS}
 
 
-def test_only_the_kinds_asked_for() -> None:
+def test_only_the_given_kinds_are_drawn() -> None:
     kinds = kinds_named("zombie, kill-store")
     assert [kind.name for kind in kinds] == ["zombie", "kill-store"]
     drawn = {fault.kind for seed in range(50) for fault in FaultSchedule(seed=seed, kinds=kinds).faults}
@@ -38,6 +38,6 @@ def test_only_the_kinds_asked_for() -> None:
         kinds_named("earthquake")
 
 
-def test_a_fault_in_words() -> None:
+def test_str_of_a_fault() -> None:
     assert str(Fault(kind="kill-point", point="after-manifest", times=3, rank=1)) == "kill-point@after-manifest:3/1"
     assert str(Fault(kind="zombie", at=0.251)) == "zombie@0.25/0"

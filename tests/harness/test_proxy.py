@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 
 
 class Echo:
-    """A server that answers every line with the same line, and counts them."""
+    """A server that answers every line with the same line and counts the lines."""
 
     def __init__(self, family: socket.AddressFamily, address: object) -> None:
         self.lines: list[bytes] = []
@@ -95,7 +95,7 @@ def asked(client: socket.socket, line: bytes) -> bytes:
     return client.recv(1000)
 
 
-def test_all_is_passed_on(proxy: FaultyProxy, echo: Echo) -> None:
+def test_the_proxy_forwards_all_bytes(proxy: FaultyProxy, echo: Echo) -> None:
     with connected(proxy) as client, connected(proxy) as other:
         assert asked(client, b"one\n") == b"one\n"
         assert asked(other, b"two\n") == b"two\n"
@@ -124,7 +124,7 @@ def test_a_request_is_cut(proxy: FaultyProxy, echo: Echo) -> None:
     proxy.upset(Upset(how=Upsetting.CUT_REQUEST, at=2, num_bytes=1))
     with connected(proxy) as client:
         assert asked(client, b"one\n") == b"one\n"
-        with suppress(ConnectionResetError):  # what the proxy did not read makes closing a reset
+        with suppress(ConnectionResetError):  # bytes that the proxy has not read turn the close into a reset
             assert asked(client, b"two\n") in (b"", b"t")
     assert b"two\n" not in echo.lines
 
@@ -153,7 +153,7 @@ def test_silence_keeps_the_connection(proxy: FaultyProxy, echo: Echo) -> None:
     assert echo.lines == [b"one\n", b"two\n"]
 
 
-def test_answers_come_late_until_it_heals(proxy: FaultyProxy) -> None:
+def test_answers_are_delayed_until_it_heals(proxy: FaultyProxy) -> None:
     proxy.upset(Upset(how=Upsetting.DELAY, delay_s=0.05))
     with connected(proxy) as client:
         start_s = time.monotonic()
@@ -171,7 +171,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
             assert asked(client, b"one\n") == b""
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="expected at >= 1"):
         Upset(how=Upsetting.RESET, at=0)
     with pytest.raises(ValueError, match="expected unix://PATH"):

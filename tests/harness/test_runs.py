@@ -1,4 +1,4 @@
-"""A few runs of chaos on the real programs; `make chaos` does hundreds."""
+"""A few chaos runs on the real programs; `make chaos` does hundreds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.harness.zygote import Zygote
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 ROOT = Path(__file__).parents[2]
-#: A launcher takes ten seconds to start its ranks; `make chaos` has the time.
+#: A launcher takes ten seconds to start its ranks, so only `make chaos` uses this kind.
 FAST = tuple(kind for kind in KINDS if kind.name != "kill-agent")
 
 
@@ -32,13 +32,13 @@ def imported() -> Iterator[Zygote]:
 
 @pytest.fixture
 def zygote(imported: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands fork from one zygote: each of their own would import torch and torchrec again."""
+    """All commands fork from one zygote; otherwise each would import torch and torchrec again."""
     for cli in (chaos_cli, soak_cli):
         monkeypatch.setattr(cli, "Zygote", lambda *_: nullcontext(imported))
 
 
 @pytest.mark.timeout(600)
-def test_jobs_end_as_if_nothing_had_happened() -> None:
+def test_chaos_runs_are_exact() -> None:
     verdicts = list(run_many(range(202, 209), kinds=FAST, jobs={"adagrad", "adam-2"}, programs=ROOT))
     assert not [verdict for verdict in verdicts if verdict.problem]
     assert {verdict.job for verdict in verdicts} == {"adagrad", "adam-2"}
@@ -83,7 +83,7 @@ def test_bad_flags(
 
 @pytest.mark.usefixtures("zygote")
 def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Too short to say what grows: that it samples, stops the job, and reports."""
+    """A short soak samples, stops the job and reports. It is too short to detect growth."""
     path = tmp_path / "soak.json"
     monkeypatch.setattr(sys, "argv", ["soak", "--seconds", "3", "--interval", "0.5", "--json", str(path)])
     monkeypatch.chdir(ROOT)
@@ -102,7 +102,7 @@ def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: p
     assert {trend["owner"] for trend in found["trends"]} == {"trainer-0", "daemon", "store", "checkpoints"}
 
 
-def test_a_soak_needs_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_soak_has_a_minimum_duration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["soak", "--seconds", "5"])
     with pytest.raises(SystemExit) as ended:
         soak_cli.main()

@@ -48,7 +48,7 @@ def test_signals_and_ends(zygote: Zygote, tmp_path: Path) -> None:
     started.signal(signal.SIGKILL)
     assert started.has_ended(20)
     assert zygote.reap(started) == -signal.SIGKILL
-    started.signal(signal.SIGKILL)  # of somebody else by now: not sent
+    started.signal(signal.SIGKILL)  # the pid belongs to another process now: not sent
     assert zygote.reap(started) == -signal.SIGKILL
 
 

@@ -1,11 +1,11 @@
-"""`Zygote`: one interpreter that has imported the programs, and forks a process for each start of one of them.
+"""`Zygote`: an interpreter with the programs imported; it forks a process for each start of a program.
 
     runner ──{module, arguments, environment, …}──> zygote ──fork──> own session, own streams, module.main()
            <──pid──                                        pidfd: the runner sees the end
-           ──{reap: pid}──> <──code──                      only the parent learns how it ended
+           ──{reap: pid}──> <──code──                      only the parent can reap the exit code
 
-Importing torch and torchrec takes seconds, a fork milliseconds: a test can then kill and start a program hundreds of
-times. What is forked runs the program's own `main` and ends as any interpreter does. All of it dies with the zygote.
+Importing torch and torchrec takes seconds, a fork milliseconds, so a test can kill and start a program hundreds of
+times. A forked process runs the program's own `main` and exits as any interpreter does. It dies with the zygote.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _CRASH_POINTS = "bagpipe.util.failpoints"
 
 @dataclass(slots=True, kw_only=True)
 class Started:
-    """A process that a zygote forked.
+    """A process forked by a zygote.
 
     Attributes:
         pid: of the process, and of its session and process group.
-        pidfd: readable once it has ended; closed by `reap`.
+        pidfd: readable once the process has ended; closed by `reap`.
         out, err: files of its standard streams.
-        code: how it ended, as `subprocess` says it (-9: killed); None before `reap`.
+        code: exit code as in `subprocess` (-9: killed); None before `reap`.
     """
 
     pid: int
@@ -53,26 +53,26 @@ class Started:
     code: int | None = None
 
     def signal(self, number: signal.Signals) -> None:
-        """To this process alone; nothing happens if it has ended."""
+        """Send a signal to this process alone. No-op if it has ended."""
         if self.code is None:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Wait so long for its end."""
+        """Wait up to so many seconds for its end."""
         return self.code is not None or bool(select.select([self.pidfd], [], [], timeout_s)[0])
 
     def error_lines(self) -> list[str]:
-        """Its standard error."""
+        """Lines of its standard error."""
         return self.err.read_text(errors="replace").splitlines()
 
 
 class Zygote:
-    """Context manager. One thread uses it.
+    """Context manager. Used by one thread.
 
     Args:
-        modules: to import before anything is forked; the slow ones.
-        folder: working directory of the processes: where the programs are found.
-        environment: changes to the zygote's own environment, inherited by all it forks.
+        modules: slow imports, done before the first fork.
+        folder: working directory of the processes, which contains the programs.
+        environment: changes to the zygote's own environment, inherited by all processes.
     """
 
     def __init__(self, modules: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -120,7 +120,7 @@ class Zygote:
         """Fork a process that runs ``module.main()``.
 
         Args:
-            module: imported by then, or when the process begins.
+            module: imported before the fork, or when the process begins.
             arguments: of its command line.
             streams: standard output and error are appended to this path with .out and .err.
             environment: changes to its environment.
@@ -134,11 +134,11 @@ class Zygote:
             "err": str(err),
         }
         pid = int(self._ask(request)["pid"])
-        # The process may have ended already; its number stays taken until it is reaped.
+        # The process may have ended already; its pid stays taken until it is reaped.
         return Started(pid=pid, pidfd=os.pidfd_open(pid), out=out, err=err)
 
     def reap(self, started: Started) -> int:
-        """Wait for the end of a process; how it ended."""
+        """Wait for the end of a process. Returns its exit code."""
         if started.code is None:
             started.code = int(self._ask({"reap": started.pid})["code"])
             os.close(started.pidfd)
@@ -154,17 +154,17 @@ class Zygote:
 
 
 def _python_path() -> str:
-    """Modules of the working directory come first; the library is found wherever the programs are."""
+    """Modules of the working directory come first; the library is found next to the programs."""
     return os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(bagpipe.__file__).parents[1])])
 
 
 def serve(descriptor: int, modules: Sequence[str]) -> None:
-    """The zygote's own life: until the other end of the socket is closed. Returns in forked processes never."""
+    """Main of the zygote: serves until the other end of the socket is closed. Never returns in forked processes."""
     with socket.socket(fileno=descriptor) as channel:
         for module in modules:
             importlib.import_module(module)
         gc.collect()
-        gc.freeze()  # else every collection in a forked process copies the pages of all that was imported
+        gc.freeze()  # else each collection in a forked process copies the pages of all modules
         channel.send(b"{}")
         zygote = os.getpid()
         while message := channel.recv(_MAX_MESSAGE_BYTES):
@@ -181,7 +181,7 @@ def serve(descriptor: int, modules: Sequence[str]) -> None:
 
 
 def _run(request: Mapping[str, Any], zygote: int) -> NoReturn:
-    """A forked process. Its end is an exception on the way out of the interpreter, as in any program."""
+    """Main of a forked process. Ends by an exception through the interpreter's exit, as in any program."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != zygote:
@@ -191,7 +191,7 @@ def _run(request: Mapping[str, Any], zygote: int) -> NoReturn:
         os.dup2(file, stream)
         os.close(file)
     os.environ.update(request["environment"])
-    if _CRASH_POINTS in sys.modules:  # it reads the environment once
+    if _CRASH_POINTS in sys.modules:  # read once from the environment
         importlib.reload(sys.modules[_CRASH_POINTS])
     sys.argv = [request["module"], *request["arguments"]]
     importlib.import_module(request["module"]).main()

@@ -1,4 +1,4 @@
-"""`python -m tests.harness.chaos`: many runs, a line for each, and an exit code of 1 if any was not exact."""
+"""`python -m tests.harness.chaos`: many runs, a line for each; exit code 1 if any result is not exact."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def run_many(
     jobs: set[str] | None = None,
     programs: Path | None = None,
 ) -> Iterator[Verdict]:
-    """Runs, one after the other.
+    """Run one after the other.
 
     Args:
-        seeds: of each.
-        kinds: of faults; those that this machine cannot make are left out.
-        ranks: sizes of jobs; None: all.
+        seeds: one per run.
+        kinds: of faults; kinds that this machine does not support are left out.
+        ranks: allowed world sizes; None: all.
         jobs: their names; None or empty: all.
         programs: checkout whose trainer and cacher are run; None: the current folder.
 
@@ -125,6 +125,6 @@ def run_many(
 
 
 def _shape(line: str) -> str:
-    """An error line without what differs from run to run."""
+    """An error line without the parts that differ from run to run."""
     line = re.sub(r"/tmp/\S+?/(?=[\w.-]+(\s|$|:))", "…/", line)
     return re.sub(r"\d+", "N", line)[:160]

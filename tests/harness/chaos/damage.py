@@ -1,6 +1,6 @@
-"""Damage to the newest checkpoint: a bit flipped, a file cut, emptied or removed, or two files swapped.
+"""Damage to the newest checkpoint: a flipped bit, a cut, emptied or removed file, or two swapped files.
 
-Only files of its own are hit: one that older checkpoints share, as a hard link, would take them down with it.
+Only files of this checkpoint are damaged: files hard-linked from older checkpoints would damage those, too.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ __all__ = ["checkpoints_at", "damage_newest"]
 
 
 def checkpoints_at(folder: Path) -> list[Path]:
-    """Folders of the checkpoints that have a manifest, oldest first: by generation, then by step."""
+    """Folders of the checkpoints with a manifest, oldest first: by generation, then by step."""
     return sorted(manifest.parent for manifest in folder.glob("generation-*/step-*/manifest.json"))
 
 
 def damage_newest(folder: Path, choice: float, damaged: set[Path]) -> str:
-    """Damage it, unless it is the last one that is whole: a job without any whole checkpoint must refuse to go on.
+    """Damage the newest checkpoint unless it is the last whole one: a job without a whole checkpoint must refuse to
+    start.
 
     Args:
         folder: of all checkpoints.
-        choice: in [0, 1), decides what happens.
-        damaged: checkpoints that are damaged already; it is added.
+        choice: in [0, 1), selects the damage.
+        damaged: checkpoints that are damaged already; this one is added.
 
     Returns:
-        What was done, in words; empty if there is nothing to damage.
+        Description of the damage; empty if there is nothing to damage.
     """
     whole = [path for path in checkpoints_at(folder) if path not in damaged]
     if len(whole) < 2:

@@ -1,4 +1,4 @@
-"""`StoreHost` and `DaemonHost`: the two servers a job talks to, which die and come back at the same address."""
+"""`StoreHost` and `DaemonHost`: store and cacher processes that can be killed and restarted at the same address."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _PROBE_S = 0.005
 
 
 class StoreHost:
-    """A store server that keeps what it was told to keep. Context manager.
+    """A store server with optional persistence. Context manager.
 
     Args:
-        folder: its data, and its socket.
-        durable: with an append-only file, synced at each write; else it forgets everything when it dies.
-        data: where its files are; None: in `folder`.
+        folder: for its data and its socket.
+        durable: uses an append-only file, synced at each write; otherwise a killed server loses everything.
+        data: folder of its files; None: in `folder`.
     """
 
     def __init__(self, folder: Path, *, durable: bool, data: Path | None = None) -> None:
@@ -49,12 +49,12 @@ class StoreHost:
 
     @property
     def url(self) -> str:
-        """The same as long as this lives."""
+        """Constant over restarts."""
         return f"unix://{self._folder / 'store.sock'}"
 
     @property
     def process_id(self) -> int:
-        """Of the running server."""
+        """Process id of the running server."""
         assert self._server is not None
         return self._server.process_id
 
@@ -68,24 +68,24 @@ class StoreHost:
         self.client.close()
 
     def start(self) -> None:
-        """Let it serve what it finds in its folder."""
+        """Start the server on the files in its folder."""
         options = {"appendonly": "yes", "appendfsync": "always"} if self.is_durable else {}
         options |= {"dir": str(self._data), "enable-debug-command": "no"}
         self._server = EmbeddedServer(self._folder, options=options).__enter__()
         self._last_commands = 0
 
     def kill(self) -> None:
-        """SIGKILL, whatever state it is in."""
+        """SIGKILL the server in any state."""
         if self._server is not None:
             self.signal(signal.SIGKILL)
             self._server.__exit__(None, None, None)
             self._server = None
 
     def signal(self, number: signal.Signals) -> None:
-        """To its process."""
+        """Send a signal to its process."""
         assert self._server is not None
-        with suppress(ProcessLookupError):  # it has died of itself
-            os.kill(self._server.process_id, number)  # not reaped yet, so the number is still its own
+        with suppress(ProcessLookupError):  # the process has died by itself
+            os.kill(self._server.process_id, number)  # not reaped yet, so the pid is still its own
 
     def restart(self) -> None:
         """Kill it and start it again."""
@@ -93,7 +93,7 @@ class StoreHost:
         self.start()
 
     def answers(self) -> bool:
-        """Whether it lives and takes commands."""
+        """Whether the server runs and accepts commands."""
         try:
             return bool(self.client.ping())
         except redis.RedisError:
@@ -104,17 +104,17 @@ class StoreHost:
         shutil.rmtree(self._data / "appendonlydir", ignore_errors=True)
 
     def keep_copy(self) -> None:
-        """Copy its files as they are, in mid-write perhaps."""
+        """Copy its files in their current state, possibly in the middle of a write."""
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._data / "appendonlydir", self._copy)
 
     def restore_copy(self) -> None:
-        """Put the copy in place of its files; it must not run."""
+        """Replace its files by the copy; it must not run."""
         self.wipe()
         shutil.copytree(self._copy, self._data / "appendonlydir")
 
     def num_commands(self) -> int:
-        """Commands executed so far, over all its lives; stands still while it does not answer."""
+        """Commands executed so far over all restarts; constant while the server does not answer."""
         with suppress(redis.RedisError):
             stats: Any = self.client.info("stats")
             now = int(stats["total_commands_processed"])
@@ -123,7 +123,7 @@ class StoreHost:
         return self._num_commands
 
     def delete_row(self, choice: float) -> bool:
-        """Remove one row of one bucket; False if there is none."""
+        """Delete one row of one bucket; False if there is none."""
         keys = self.client.scan_iter(match="*:{*}", count=1000)
         buckets = sorted(key for key in keys if self.client.type(key) == b"hash")
         if not buckets:
@@ -133,13 +133,13 @@ class StoreHost:
         return bool(fields) and self.client.hdel(bucket, fields[int(choice * 1e6) % len(fields)]) == 1
 
     def limit_memory(self, policy: str, share: float) -> None:
-        """Let it use only so much of what it uses now."""
+        """Limit its memory to a share of its current use."""
         used: Any = self.client.info("memory")
         self.client.config_set("maxmemory-policy", policy)
         self.client.config_set("maxmemory", max(int(used["used_memory"] * share), 1))
 
     def heal(self) -> None:
-        """Alive, with all the memory it wants."""
+        """Restart it if needed, and remove the memory limit."""
         if self._server is None or not self.answers():
             self.restart()
         self.client.config_set("maxmemory", 0)
@@ -147,10 +147,10 @@ class StoreHost:
 
 
 class DaemonHost:
-    """A cacher daemon, forked, on a unix socket. Context manager.
+    """A forked cacher daemon on a unix socket. Context manager.
 
     Args:
-        zygote: forks it.
+        zygote: forks the daemon.
         arguments: of the job.
         folder: for its socket and its streams.
     """
@@ -164,12 +164,12 @@ class DaemonHost:
 
     @property
     def url(self) -> str:
-        """The same as long as this lives."""
+        """Constant over restarts."""
         return f"unix:{self._path}"
 
     @property
     def process_id(self) -> int:
-        """Of the running daemon."""
+        """Process id of the running daemon."""
         assert self._started is not None
         return self._started.pid
 
@@ -201,12 +201,12 @@ class DaemonHost:
             self._started = None
 
     def signal(self, number: signal.Signals) -> None:
-        """To its process."""
+        """Send a signal to its process."""
         assert self._started is not None
         self._started.signal(number)
 
     def heal(self) -> None:
-        """Alive."""
+        """Restart it if needed."""
         if self._started is None or self._started.has_ended():
             self.kill()
             self.start()

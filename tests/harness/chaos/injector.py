@@ -1,4 +1,4 @@
-"""`Injector`: what each kind of fault does to a scene, at once. Dispatch by table."""
+"""`Injector`: applies faults to a scene, by a table of fault kinds."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ RESTORE = "restore-store"
 
 _DAY_S = 86_400
 _MAX_PAUSE_S = 0.5
-#: Of disk or memory left when it fills up, at most.
+#: Upper bound of the space left on a filled disk or in limited memory.
 _MAX_LEFT_BYTES = 64 << 10
-#: Answers until the network fails, at most, and bytes that get through.
+#: Upper bounds of answers before a network fault, and of bytes that a cut lets through.
 _MAX_ANSWERS = 40
 _MAX_CUT_BYTES = 3000
-#: A silent connection costs the deadline of an exchange, so it is rare.
+#: Rare, because a silent connection costs the deadline of an exchange.
 _UPSETS = (*(how for how in Upsetting if how is not Upsetting.SILENCE),) * 3 + (Upsetting.SILENCE,)
 
 
 class Injector:
-    """Makes faults happen.
+    """Injects faults.
 
     Args:
-        scene: to what.
+        scene: the target.
     """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        #: What happened, in words, for the report.
+        #: Injected faults in words, for the report.
         self.words: list[str] = []
         self._damaged: set[Path] = set()
         self._actions: dict[str, Callable[[Fault, Start], Fault | None]] = {
@@ -71,8 +71,8 @@ class Injector:
         }
 
     def fire(self, fault: Fault, start: Start) -> Fault | None:
-        """Do it to the running start; returns what belongs to the same fault and comes later."""
-        with suppress(redis.RedisError):  # the store may be down from what happened before
+        """Inject the fault into the running start. Returns later parts of the same fault."""
+        with suppress(redis.RedisError):  # an earlier fault may have stopped the store
             return self._actions[fault.kind](fault, start)
         return None
 
@@ -80,7 +80,7 @@ class Injector:
         start.signal(signal.SIGKILL)
 
     def _kill_rank(self, fault: Fault, start: Start) -> None:
-        if "agent" in self._scene.needs:  # which starts it again
+        if "agent" in self._scene.needs:  # the launcher starts it again
             for pid, rank in self._scene.workers().items():
                 if rank == fault.rank:
                     os.kill(pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ class Injector:
         self._scene.proxy.upset(upset)
 
     def _pause_rank(self, fault: Fault, start: Start) -> None:
-        rank = min(fault.rank, len(start.ranks) - 1)  # an agent stands for all
+        rank = min(fault.rank, len(start.ranks) - 1)  # a launcher stands for all ranks
         start.signal(signal.SIGSTOP, [rank])
         _pause(fault)
         start.signal(signal.SIGCONT, [rank])

@@ -1,4 +1,4 @@
-"""`ChaosJob`: a job small enough to be killed a hundred times a minute, in which rows are evicted and fetched again."""
+"""`ChaosJob`: a job small enough to be killed a hundred times a minute, whose rows leave the cache and come back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["JOBS", "SCHEMA", "ChaosJob"]
 
-#: Three tables of two widths, a multi-hot one among them; about 4,000 rows in all.
+#: Three tables of two widths, one of them multi-hot; about 4,000 rows in all.
 SCHEMA = """\
 label = "y"
 dense = ["age", "price"]
@@ -39,14 +39,14 @@ _BATCH_SIZE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosJob:
-    """What is trained.
+    """A job under test.
 
     Attributes:
-        name: as reports say it.
+        name: in reports.
         world_size: ranks.
         num_batches: to train.
-        flags: of the trainer and the daemon alike, beyond those that all jobs have.
-        weight: how often it is drawn.
+        flags: of trainer and daemon, in addition to those of all jobs.
+        weight: relative frequency.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ChaosJob:
     weight: int = 1
 
     def arguments(self, schema: Path) -> list[str]:
-        """Flags that the trainer and its cacher both understand."""
+        """Flags that the trainer and its cacher both accept."""
         return [
             *("--data.format", "synthetic", "--data.schema", str(schema), "--data.workers", "0"),
             *("--data.batch_size", str(_BATCH_SIZE), "--data.limit", str(_BATCH_SIZE * self.num_batches)),
@@ -72,7 +72,7 @@ def _flags(rows: int, optimizer: str, *more: str) -> tuple[str, ...]:
 
 _STAGES = ("--pipeline.schedule", "1f1b", "--pipeline.stages", "2", "--pipeline.microbatches", "2")
 
-#: Starting two ranks takes longer than one, so their jobs are shorter and rarer.
+#: Two ranks take longer to start than one, so their jobs are shorter and rarer.
 JOBS = (
     ChaosJob(name="adagrad", flags=_flags(700, "adagrad"), weight=3),
     ChaosJob(name="adam", flags=_flags(700, "adam"), weight=3),

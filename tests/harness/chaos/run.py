@@ -1,8 +1,8 @@
-"""`Run`: one job, its faults, as many starts as it needs, and the verdict.
+"""`Run`: one job, its faults, all the starts it needs, and the verdict.
 
 start ranks ─> watch: progress reached? fire the armed fault; zombies due? wake them ─> all ended: judge each rank
    ^                                                                                          │
-   └────────── heal: disks, network, servers <── somebody failed, as faults make them ────────┴─ all well ─> compare
+   └────────── heal: disks, network, servers <── a rank failed, as expected from faults <─────┴─ all well ─> compare
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from tests.harness.zygote import Zygote
 
 __all__ = ["PRELOADED", "Reference", "Run", "Verdict", "draw_job", "make_reference"]
 
-#: What every start of the job imports anyway.
+#: Imported by every start of the job.
 PRELOADED = ("trainer.cli", "trainer.job", "torchrec", "cacher.cli", "bagpipe.store.redis.store", "sklearn.metrics")
 
-#: Starts until a job is said not to get on: each fault may cost two, and a network takes its time.
+#: Starts before a job counts as stuck: each fault can cost two, and a network fault takes time.
 MAX_STARTS = 12
 START_TIMEOUT_S = 60.0
-#: Ranks that lose their launcher notice it at once, or after `run.peer_timeout_s`.
+#: Ranks that lose their launcher notice it immediately, or after `run.peer_timeout_s`.
 LEFT_TIMEOUT_S = 180.0
 _POLL_S = 0.01
-#: What a job says of rows whose checkpoint ids were evicted, every one of them, or whose schema record was: they may be
-#: anybody's. A person has to remove them, and so does the harness.
+#: Error of a job that finds rows without any checkpoint id, or without a schema record. The rows may belong to another
+#: job. A person has to remove them, and so does the harness.
 _ORPHANED = "use another store.namespace"
-#: What must be equal.
+#: Fields of the result that must be equal.
 COMPARED = ("dense_digest", "embedding_digest", "loss", "steps", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The job uninterrupted, without checkpoints.
+    """The uninterrupted job without checkpoints.
 
     Attributes:
-        result: what the trainer wrote.
-        num_commands: that the store executed, the measure of progress.
+        result: the trainer's result file.
+        num_commands: commands that the store executed, the measure of progress.
     """
 
     result: Mapping[str, Any]
@@ -60,18 +60,18 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a run.
+    """Outcome of a run.
 
     Attributes:
         seed: of the run.
-        job: its name.
-        faults: drawn, in words.
-        num_fired: how many of them happened.
+        job: name of the job.
+        faults: drawn faults, in words.
+        num_fired: faults that fired.
         num_starts: of the job.
         seconds: wall time.
-        errors: lines that its starts ended with, in order.
-        problem: what is wrong; empty if nothing.
-        folder: what is left of a run with a problem.
+        errors: error lines of its starts, in order.
+        problem: the defect found; empty if none.
+        folder: files of a run with a problem.
     """
 
     seed: int
@@ -86,7 +86,7 @@ class Verdict:
 
 
 def draw_job(seed: int, jobs: Sequence[ChaosJob]) -> ChaosJob:
-    """The job that a run trains. Pure."""
+    """The job of a run. Pure."""
     return random.Random(f"job {seed}").choices(jobs, weights=[job.weight for job in jobs])[0]
 
 
@@ -94,7 +94,7 @@ def make_reference(job: ChaosJob, zygote: Zygote) -> Reference:
     """Run the job without faults and without checkpoints.
 
     Raises:
-        RuntimeError: it does not end well.
+        RuntimeError: the job fails.
     """
     with tempfile.TemporaryDirectory(prefix="bagpipe-chaos-") as folder, Scene(job, zygote, Path(folder)) as scene:
         start = scene.start()
@@ -112,12 +112,12 @@ class Run:
     """One run.
 
     Args:
-        seed: decides everything.
-        job: what is trained.
+        seed: determines all draws.
+        job: the job under test.
         kinds: of faults to draw from.
         zygote: forks the processes.
         reference: of the job.
-        clock: that can jump; None: faults of the clock do nothing.
+        clock: can jump; None: clock faults do nothing.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Run:
             num_checkpoints=job.num_batches // self._every,
         ).faults
         self._is_launched = any(fault.kind == "kill-agent" for fault in faults)
-        if self._is_launched:  # which hides its ranks, and would arm them again
+        if self._is_launched:  # torchrun hides its ranks, and would arm them again
             faults = tuple(fault for fault in faults if fault.kind not in ("kill-point", "zombie"))
         self._faults = faults
         self._pending = list(faults)
@@ -152,7 +152,7 @@ class Run:
         self._starts = 0
         self._may_be_orphaned = any(fault.kind == "evict-rows" for fault in faults)
         needs = {kind.needs for kind in kinds if kind.name in {fault.kind for fault in faults}}
-        # Some stores remember, some forget; where a fault is about the files, there must be files.
+        # Stores are durable or not at random. Faults of the store's files need a durable one.
         about_files = any(fault.kind in ("rewind-store", "fill-store-disk") for fault in faults)
         self._folder = Path(tempfile.mkdtemp(prefix=f"bagpipe-chaos-{seed}-"))
         self._scene = Scene(
@@ -169,11 +169,11 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where all its files are; the caller removes it."""
+        """Folder of all files of the run; the caller removes it."""
         return self._folder
 
     def go(self) -> Verdict:
-        """Run it to the end."""
+        """Run to the end."""
         start_s = time.monotonic()
         with self._scene:
             problem = self._until_it_ends() or self._bury() or self._look_back()
@@ -217,7 +217,7 @@ class Run:
         return self._scene.start(crash_at, armed.rank)
 
     def _watch(self, start: Start) -> str:
-        """Until all ranks have ended, or are put to sleep; what is wrong with that."""
+        """Wait until all ranks have ended or are stopped. Returns the problem found."""
         scene = self._scene
         base = scene.store.num_commands()
         work = max((1 - scene.steps_kept() / self._job.num_batches) * self._reference.num_commands, 1.0)
@@ -243,7 +243,7 @@ class Run:
         return ""
 
     def _note_crash(self, start: Start) -> None:
-        """A rank that died at its named point has met its fault."""
+        """Count the armed fault as fired if a rank died at its failpoint."""
         if self._pending and self._pending[0].point:
             rank = self._pending[0].rank
             if start.ranks[rank].code == -signal.SIGKILL and rank not in start.killed:
@@ -252,7 +252,7 @@ class Run:
                 self._num_fired += 1
 
     def _wake(self, zombies: Zombies) -> str:
-        """Let a stopped start go on: it must find that it was replaced, or had nothing left to do."""
+        """Resume a stopped start: it must find that it was replaced, or have nothing left to do."""
         self._scene.zombies.remove(zombies)
         zombies.start.signal(signal.SIGCONT)
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -269,7 +269,7 @@ class Run:
         return ""
 
     def _bury(self) -> str:
-        """Wake those that sleep still; whatever they do, a job started now finds the same end."""
+        """Wake all stopped starts; a job started afterwards must end the same."""
         if not self._scene.zombies:
             return ""
         for zombies in list(self._scene.zombies):
@@ -279,7 +279,7 @@ class Run:
         return self._until_it_ends()
 
     def _look_back(self) -> str:
-        """Nothing of the job may be left; whoever lost a launcher or a parent gets some time to notice."""
+        """Check that no process of the job is left; ranks without a launcher or parent get time to notice."""
         deadline_s = time.monotonic() + LEFT_TIMEOUT_S
         while left := self._scene.workers():
             if time.monotonic() > deadline_s:
@@ -305,7 +305,7 @@ class Run:
 
 
 def judge_agent(start: Start) -> tuple[str, list[str]]:
-    """The same for a launcher, which speaks for its ranks, and much."""
+    """The problem with how a launcher ended. It reports for its ranks, in many lines."""
     (agent,) = start.ranks
     lines = sorted({line for line in agent.error_lines() if line.startswith("error: ")})
     if agent.code not in (0, 1) and not start.killed:
@@ -314,7 +314,7 @@ def judge_agent(start: Start) -> tuple[str, list[str]]:
 
 
 def judge(start: Start) -> tuple[str, list[str]]:
-    """What is wrong with how the ranks of a start ended, and the error lines of those that failed as they may."""
+    """The problem with how the ranks of a start ended, and the error lines of expected failures."""
     lines = []
     for rank, item in enumerate(start.ranks):
         said = item.error_lines()

@@ -1,4 +1,4 @@
-"""`Scene`: everything one run of chaos is made of, and what can be done to it from outside."""
+"""`Scene`: the processes, servers and disks of one chaos run, and the operations on them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.harness.zygote import Started, Zygote
 
 __all__ = ["Scene", "Start", "Zombies"]
 
-#: In the environment of everything that the job starts: the run's folder.
+#: Environment variable of all processes of the job: the run's folder.
 MARK = "BAGPIPE_CHAOS_RUN"
 
 _MAX_RESTARTS = 3
 
-#: Room for the checkpoints, and for the store's files, of these jobs: several times what they need.
+#: Disk size for the checkpoints and the store's files of these jobs: several times what they need.
 _DISK_BYTES = 32 << 20
 
 
@@ -36,8 +36,8 @@ class Start:
     Attributes:
         number: from 0.
         ranks: its processes.
-        result: where rank 0 writes the result.
-        killed: ranks that were killed, or stopped for good, from outside; how they end says nothing.
+        result: rank 0's result file.
+        killed: ranks that the harness killed or stopped for good; their exit codes are not judged.
     """
 
     number: int
@@ -46,14 +46,14 @@ class Start:
     killed: set[int] = field(default_factory=set)
 
     def signal(self, number: signal.Signals, ranks: Sequence[int] | None = None) -> None:
-        """To these ranks; None: to all."""
+        """Send a signal to these ranks; None: to all."""
         for rank in range(len(self.ranks)) if ranks is None else ranks:
             if number is signal.SIGKILL:
                 self.killed.add(rank)
             self.ranks[rank].signal(number)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Wait so long for the end of any rank; True once all have ended."""
+        """Wait up to so many seconds for the end of any rank. True once all have ended."""
         running = [rank.pidfd for rank in self.ranks if not rank.has_ended()]
         if running:
             select.select(running, [], [], timeout_s)
@@ -62,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zombies:
-    """A start that was stopped and replaced, and wakes up when so much of its successor's work is done."""
+    """A stopped and replaced start that resumes when its successor has done a share of its work."""
 
     start: Start
     wake_at: float
@@ -73,13 +73,13 @@ class Scene:
     """Context manager.
 
     Args:
-        job: what is trained.
+        job: the job under test.
         zygote: forks the job's processes.
         folder: of this run alone.
-        needs: what the faults need: "proxy", "disk", "store-disk", "agent".
-        durable: the store keeps what it was told across its death.
-        every, full_every: of the checkpoints; 0: none at all.
-        clock: of all processes; None where it cannot jump.
+        needs: parts required by the faults: "proxy", "disk", "store-disk", "agent".
+        durable: the store keeps its data when it is killed.
+        every, full_every: checkpoint intervals; 0: no checkpoints.
+        clock: of all processes; None if it cannot jump.
     """
 
     job: ChaosJob
@@ -133,8 +133,8 @@ class Scene:
         """Start all ranks of the job.
 
         Args:
-            crash_at: named point at which one of them dies.
-            crash_rank: which.
+            crash_at: failpoint at which one of them dies.
+            crash_rank: that rank.
         """
         number, self._num_starts = self._num_starts, self._num_starts + 1
         result = self.folder / f"result-{number}.json"
@@ -171,7 +171,7 @@ class Scene:
         return Start(number=number, ranks=ranks, result=result)
 
     def workers(self) -> dict[int, int]:
-        """Ranks, by process id, of the processes of `trainer` that an agent has started and that still run."""
+        """Ranks by process id of the running `trainer` processes that a launcher has started."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -183,13 +183,13 @@ class Scene:
         return found
 
     def finish(self, start: Start) -> None:
-        """Reap all ranks; those that still run are killed."""
+        """Reap all ranks, killing those that still run."""
         start.signal(signal.SIGKILL, [rank for rank, item in enumerate(start.ranks) if not item.has_ended()])
         for rank in start.ranks:
             self.zygote.reap(rank)
 
     def heal(self) -> None:
-        """Room on the disks, a network without faults, and both servers alive."""
+        """Restore disk space, a network without faults, and both servers."""
         if self.proxy is not None:
             self.proxy.heal()
         for disk in (self.disk, self.store_disk):

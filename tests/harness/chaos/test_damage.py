@@ -18,7 +18,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_newest_is_of_the_latest_generation(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_of_the_latest_generation(tmp_path: Path) -> None:
     expected = [
         write_checkpoint(tmp_path, 1, 500),
         write_checkpoint(tmp_path, 2, 40),
@@ -28,7 +28,7 @@ def test_the_newest_is_of_the_latest_generation(tmp_path: Path) -> None:
     assert checkpoints_at(tmp_path) == expected
 
 
-def test_one_stays_whole(tmp_path: Path) -> None:
+def test_one_checkpoint_stays_whole(tmp_path: Path) -> None:
     assert damage_newest(tmp_path, 0.5, set()) == ""
     oldest, *_, newest = (write_checkpoint(tmp_path, 1, step) for step in (10, 20, 30))
     damaged: set[Path] = set()
@@ -39,7 +39,7 @@ def test_one_stays_whole(tmp_path: Path) -> None:
     assert oldest not in damaged
 
 
-def test_only_its_own_files_are_damaged_and_always_one_is(tmp_path: Path) -> None:
+def test_damage_hits_only_files_of_the_newest_checkpoint(tmp_path: Path) -> None:
     done = set()
     for number in range(60):
         folder = tmp_path / str(number)
@@ -57,7 +57,7 @@ def test_only_its_own_files_are_damaged_and_always_one_is(tmp_path: Path) -> Non
 
 
 def damage_of_a_copy(tmp_path: Path, number: int) -> str:
-    """The same choice, the same damage."""
+    """Equal choices give equal damage."""
     folder = tmp_path / f"copy {number}"
     older, newer = write_checkpoint(folder, 1, 10), write_checkpoint(folder, 1, 20)
     os.link(older / "rows.npy", newer / "base.npy")

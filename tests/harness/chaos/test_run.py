@@ -1,4 +1,4 @@
-"""The harness on toy jobs: exact ones pass whatever befalls them, and each kind of defect is seen."""
+"""The chaos harness on toy jobs: exact ones pass under all faults, and each kind of defect is detected."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_defect_is_seen(
     raise AssertionError("no run found anything")
 
 
-def test_the_job_of_a_seed() -> None:
+def test_a_seed_determines_the_job() -> None:
     drawn = [draw_job(seed, JOBS) for seed in range(200)]
     assert drawn == [draw_job(seed, JOBS) for seed in range(200)]
     assert set(drawn) == set(JOBS)

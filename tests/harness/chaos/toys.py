@@ -1,11 +1,8 @@
-"""A toy trainer and a toy daemon for the harness's own tests: as exact as the flag ``--model.factory`` lets them be.
+"""A toy trainer and a toy daemon for the harness's own tests. ``--model.factory`` selects exactness or a defect.
 
-exact         checkpoints that verify, rows behind a fence: whatever happens, the end is the same
-forgets       goes on one step too late after a restart
-unchecked     believes any checkpoint, and does not look whether rows are there
-unfenced      writes whoever owns the store
-babbles       ends with a traceback when the store is gone
-sticks        never ends once it is interrupted by an error
+exact         verified checkpoints and fenced rows: the same end under all faults forgets       resumes one step too
+late unchecked     accepts any checkpoint, and does not check that its rows exist unfenced      writes without owning
+the store babbles       ends with a traceback when the store is gone sticks        hangs after an error
 """
 
 TRAINER = '''

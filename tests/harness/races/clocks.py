@@ -1,8 +1,8 @@
-"""`Clock`: what is known to be done, per agent. An agent is a stream, or a thread of the host.
+"""`Clock`: a vector clock. Its agents are streams and host threads.
 
 op of agent a ──tick──> a's own time          b waits for an event of a ──join──> b knows what a's event knew
 
-Fidge 1988, Mattern 1989: an op at time t of agent a happened before whatever is done by one whose clock knows (a, t).
+Fidge 1988, Mattern 1989: an op at time t of agent a happened before every op whose clock covers (a, t).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Agent", "Clock"]
 
 
 class Clock:
-    """The latest time of every agent that is known to be over; 0: nothing of it."""
+    """The latest known time of every agent; 0: none."""
 
     __slots__ = ("_times",)
 
@@ -27,14 +27,14 @@ class Clock:
         return Clock(dict(self._times))
 
     def join(self, other: Clock) -> None:
-        """Know what `other` knows, too."""
+        """Merge `other` into this clock."""
         times = self._times
         for agent, time in other._times.items():
             if time > times.get(agent, 0):
                 times[agent] = time
 
     def advance(self, agent: int) -> int:
-        """The agent's own clock moves on; its new time."""
+        """Advance the agent's own time and return it."""
         time = self._times[agent] = self._times.get(agent, 0) + 1
         return time
 
@@ -42,11 +42,11 @@ class Clock:
         return time <= self._times.get(agent, 0)
 
     def covers(self, other: Clock) -> bool:
-        """Whether everything that `other` knows is known."""
+        """Whether this clock covers everything in `other`."""
         return all(self.knows(agent, time) for agent, time in other._times.items())
 
     def limits(self, num_agents: int) -> NDArray[np.int64]:
-        """int64 ``[num_agents]``: the latest time known of each agent."""
+        """int64 ``[num_agents]``: the latest known time of each agent."""
         limits = np.zeros(num_agents, dtype=np.int64)
         for agent, time in self._times.items():
             limits[agent] = time
@@ -55,12 +55,12 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class Agent:
-    """Something that does one thing after the other.
+    """A sequential executor of ops.
 
     Attributes:
         number: 1, 2, …
-        name: for people.
-        clock: what it knows; its own last op included.
+        name: in reports.
+        clock: what it knows, its own last op included.
     """
 
     number: int

@@ -1,7 +1,7 @@
-"""`ModelledCuda`: stands where the module `torch.cuda` stands, for streams and events.
+"""`ModelledCuda`: replaces the streams and events of `torch.cuda` by a model.
 
-Work is done at once, by the CPU. Only the order is modelled: what a CUDA device would have waited for, and what it
-might have done in any order.
+The CPU does the work immediately. Only the order is modelled: what a CUDA device would have waited for, and what it
+could have reordered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ModelledCuda", "ModelledEvent", "ModelledStream"]
 
 
 class ModelledStream:
-    """As `torch.cuda.Stream`."""
+    """Model of `torch.cuda.Stream`."""
 
     device = torch.device("cpu")
 
@@ -30,7 +30,7 @@ class ModelledStream:
 
     @property
     def cuda_stream(self) -> int:
-        """Tells streams apart."""
+        """Identifies the stream."""
         return self.agent.number
 
     def record_event(self, event: ModelledEvent | None = None) -> ModelledEvent:
@@ -48,12 +48,12 @@ class ModelledStream:
         self._history.learn(self._history.reached(self.agent))
 
     def query(self) -> bool:
-        """No: a device may always be late."""
+        """False: a device can always be late."""
         return False
 
 
 class ModelledEvent:
-    """As `torch.cuda.Event`, of a device as late as the program allows: it is over when that is sure."""
+    """Model of `torch.cuda.Event` on a device as late as the program allows: done only when that is certain."""
 
     def __init__(self, history: History) -> None:
         self.clock = Clock()
@@ -72,7 +72,7 @@ class ModelledEvent:
         return self._history.knowledge().covers(self.clock)
 
     def elapsed_time(self, end: ModelledEvent) -> float:
-        """Milliseconds; a model has none."""
+        """Elapsed milliseconds, always 0: the model has no time."""
         return 0.0
 
 
@@ -80,7 +80,7 @@ class ModelledCuda:
     """The functions of `torch.cuda` that place work on streams.
 
     Args:
-        history: gets everything.
+        history: records all calls.
     """
 
     def __init__(self, history: History) -> None:

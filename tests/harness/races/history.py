@@ -1,7 +1,7 @@
-"""`History`: everything that happened, on every stream and host thread, and the races in it.
+"""`History`: all events on all streams and host threads, and the races among them.
 
-thread ──enqueues──> op on its current stream      the op comes after what the thread knows
-event.record ──> what its stream knows             stream waits: the stream knows it, the thread does not
+thread ──enqueues──> op on its current stream      the op comes after what the thread knows event.record ──> what its
+stream knows             stream waits: the stream knows it, the thread does not
                                                    thread synchronises: the thread knows it
 """
 
@@ -20,16 +20,16 @@ from tests.harness.races.report import Place, Race, Use, where
 
 __all__ = ["History"]
 
-#: Races kept; a missing edge makes one for every batch and row.
+#: Limit of recorded races; a missing edge makes one for every batch and row.
 _MAX_RACES = 200
 
 
 class History:
-    """Written by all threads of a run.
+    """Record of a run. Written by all its threads.
 
     Attributes:
-        lock: held while anything is noted.
-        races: those found.
+        lock: held while an event is recorded.
+        races: races found.
         host_waits: calls that make a thread wait for its own stream's work (`Tensor.item`), with their places.
     """
 
@@ -45,7 +45,7 @@ class History:
         self._default = self.agent("default stream")
 
     def agent(self, name: str) -> Agent:
-        """A new stream or thread, which knows nothing."""
+        """A new stream or thread without knowledge."""
         with self.lock:
             self._agents.append(Agent(len(self._agents), name))
             return self._agents[-1]
@@ -54,7 +54,7 @@ class History:
 
     @property
     def host(self) -> Agent:
-        """The calling thread. One that nobody introduced knows what any thread has known so far."""
+        """The agent of the calling thread. A thread that was not introduced knows what any thread has known so far."""
         host: Agent | None = getattr(self._threads, "host", None)
         if host is None:
             with self.lock:
@@ -64,7 +64,7 @@ class History:
         return host
 
     def introduce(self, clock: Clock) -> Agent:
-        """The calling thread knows this when it begins."""
+        """Set what the calling thread knows when it begins."""
         with self.lock:
             host = self._threads.host = self.agent(f"thread {threading.current_thread().name}")
             host.clock.join(clock)
@@ -78,7 +78,7 @@ class History:
         return stream
 
     def switch(self, stream: Agent) -> Agent:
-        """Make a stream current; the one before."""
+        """Make a stream current and return the previous one."""
         before = self.stream
         self._threads.stream = stream
         return before
@@ -88,36 +88,36 @@ class History:
         return self._default
 
     def knowledge(self) -> Clock:
-        """What the calling thread knows."""
+        """Clock of the calling thread."""
         with self.lock:
             return self.host.clock.copy()
 
     def learn(self, clock: Clock) -> None:
-        """The calling thread knows this from now on."""
+        """Merge a clock into the calling thread's."""
         with self.lock:
             self.host.clock.join(clock)
 
     def reached(self, stream: Agent) -> Clock:
-        """A point after everything enqueued on a stream so far."""
+        """Clock after everything enqueued on a stream so far."""
         with self.lock:
             stream.clock.join(self.host.clock)
             return stream.clock.copy()
 
     def delay(self, stream: Agent, clock: Clock) -> None:
-        """What is enqueued on a stream from now on comes after this."""
+        """Order everything enqueued later on a stream after a clock."""
         with self.lock:
             stream.clock.join(clock)
 
     def learn_all(self) -> None:
-        """The calling thread waits for every stream."""
+        """Let the calling thread wait for every stream."""
         with self.lock:
             for agent in self._agents:
                 self.host.clock.join(agent.clock)
 
-    # ---- uses of memory ------------------------------------------------------------------------------------------
+    # ---- accesses ------------------------------------------------------------------------------------------------
 
     def operator(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """The calling thread has called an operator."""
+        """Record an operator call of the calling thread."""
         found = list(accesses(operator, args, kwargs, result))
         if not found:  # a view
             return
@@ -140,7 +140,7 @@ class History:
                 self.host.clock.join(stream.clock)
 
     def host_access(self, tensor: Tensor, *, writes: bool) -> None:
-        """The calling thread reads or writes a tensor's memory by itself."""
+        """Record a direct read or write of a tensor's memory by the calling thread."""
         with self.lock:
             self.memory.sweep()
             self._note([Access(tensor=tensor, writes=writes)], self.host, "the host", on_device=False)
@@ -152,7 +152,7 @@ class History:
             self.memory.keep(tensor, self.stream)
 
     def pin(self, tensor: Tensor) -> None:
-        """The tensor is pinned memory of the host."""
+        """Mark the tensor as pinned host memory."""
         with self.lock:
             self.memory.sweep()
             self.memory.pin(tensor)
@@ -174,7 +174,7 @@ class History:
 
     def _report(self, conflict: Conflict, second: Use) -> None:
         if len(self.races) < _MAX_RACES:
-            # An operator's uses differ in what they use; of those that write, or read, the first is shown.
+            # An operator has several accesses; the first that writes (or reads) like the conflict is shown.
             uses = self._uses[conflict.agent, conflict.time]
             first = next((use for use in uses if use.writes == conflict.writes), second)
             self.races.append(Race(first=first, second=second, is_reuse=conflict.is_reuse))

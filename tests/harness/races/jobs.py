@@ -28,7 +28,7 @@ SCHEMA = DataSchema(
 
 
 def settings(**values: object) -> PlainSettings:
-    """By default the smallest cache that does, so that rows go and come with every batch."""
+    """Settings with the smallest cache by default, so that rows leave and come back with every batch."""
     defaults: dict[str, object] = {
         "cache_rows": 24, "lookahead": 3, "prefetch_depth": 2, "read_ahead": 3, "dim": 4, "bottom_mlp": (),
         "top_mlp": (), "rows": "adagrad",
@@ -37,13 +37,13 @@ def settings(**values: object) -> PlainSettings:
 
 
 def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
-    """Skewed ids; bags of none, one or two, or all of one."""
+    """Batches of skewed ids; bags of zero to two ids, or of one each."""
     rng = np.random.default_rng(1)
     made = []
     for index in range(count):
         lengths = rng.integers(0, 3, (NUM_FEATURES, NUM_EXAMPLES)).astype(np.int32)
         lengths = np.ones_like(lengths) if one_hot else lengths
-        # Half of them of a few hot rows.
+        # Half of them are ids of a few hot rows.
         hottest = np.where(rng.random(int(lengths.sum())) < 0.5, 4, NUM_IDS)
         ids = (rng.random(len(hottest)) * hottest).astype(np.int64)
         made.append(
@@ -59,12 +59,12 @@ def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
 
 
 class Deaf:
-    """Streams of which one lane does not wait for another's work. Its thread waits, so the host's order stays.
+    """Streams with one missing wait between two lanes. The lane's thread still waits, so the host order is unchanged.
 
     Args:
         inner: watched streams.
-        lane: that does not wait.
-        source: the other one.
+        lane: the lane that does not wait.
+        source: the lane it should wait for.
     """
 
     def __init__(self, inner: Streams, lane: str, source: str) -> None:

@@ -1,7 +1,7 @@
-"""`WatchedStreams`: a run's streams, with every operator of every lane noted, and what one lane's thread tells another.
+"""`WatchedStreams`: streams that record every operator of every lane and pass clocks between the lanes' threads.
 
-lane A  record() ──> `Handover`: A's event, if it has one, and what A's thread knows
-lane B  wait(Handover): B's stream, or thread, waits for the event; B's thread knows what A's thread knew
+lane A  record() ──> `Handover`: A's event, if it has one, and what A's thread knows lane B  wait(Handover): B's stream,
+or thread, waits for the event; B's thread knows what A's thread knew
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Handover", "OperatorMode", "WatchedStreams"]
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator that the thread which entered it calls, in forward and backward."""
+    """Records every operator called by the thread that entered it, in forward and backward."""
 
     def __init__(self, history: History) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,12 +39,12 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handover:
-    """The end of an action.
+    """End of an action.
 
     Attributes:
-        lane: its name.
+        lane: name of the lane.
         event: of the lane's stream; None: it has none.
-        known: what the lane's thread knew.
+        known: clock of the lane's thread.
     """
 
     lane: str
@@ -62,12 +62,12 @@ class Handover:
 
 
 class WatchedStreams:
-    """Streams of a device, watched.
+    """Watched streams of a device.
 
     Args:
         inner: the streams.
-        memory: gives what `Streams.memory` gives.
-        history: gets everything.
+        memory: implements `Streams.memory`.
+        history: records all calls.
     """
 
     def __init__(self, inner: Streams, memory: Callable[[int], Any], history: History) -> None:
@@ -118,7 +118,7 @@ class _Here:
 
 
 class _WatchedStream(_Here):
-    """One lane's. It always gives events, so that host lanes hand over what they know."""
+    """Stream of one lane. Always returns events, so that host lanes pass on their clock."""
 
     def __init__(self, inner: Stream, lane: str, history: History) -> None:
         super().__init__(inner, history)

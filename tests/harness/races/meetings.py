@@ -1,8 +1,8 @@
-"""What a communicator of devices orders, for ranks that are threads (`bagpipe.testing.local_peers`).
+"""Ordering by communicators, for ranks that are threads (`bagpipe.testing.local_peers`).
 
-exchange, sum    each rank's stream goes on after what the others' streams had before it, and after their taking
-number, word     the threads meet
-send, receive    a stream of the link's own, after both ranks' streams; who waits for it waits on its stream
+exchange, sum    each rank's stream continues after the others' earlier work, and after they have read its data number,
+word     the threads synchronise send, receive    a stream of the link's own, after both ranks' streams; a wait for the
+transfer waits on that stream
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["model_meetings"]
 
 @contextmanager
 def model_meetings(history: History, cuda: ModelledCuda) -> Iterator[None]:
-    """Inside, ranks that are threads meet as devices do."""
+    """Model the ordering of device communicators for ranks in threads while the context is active."""
     with ExitStack() as stack:
         for change in (_meetings(history, cuda), *_transfers(cuda)):
             stack.enter_context(change)
@@ -54,7 +54,7 @@ def _meetings(history: History, cuda: ModelledCuda) -> AbstractContextManager[ob
         with original(place, position, (value, point(tensors))) as brought:
             arrive(tensors, [event for _, event in brought])
             yield [theirs for theirs, _ in brought]
-        # What was taken is taken: the giver may use its memory again.
+        # After the second point the data has been read: the sender can reuse its memory.
         with original(place, position, point(tensors)) as points:
             arrive(tensors, points)
 

@@ -1,13 +1,13 @@
-"""`Memory`: every storage that was used, who used it, and who may use its bytes again when it is gone.
+"""`Memory`: all storages in use, their accesses, and the streams that can reuse their memory.
 
     allocated on stream A ─> used on A, B … ─> freed ─> A's next allocation may get the bytes: is it after B's uses?
 
-A storage is the device's, the host's or pinned. What no operator made (arrays of numpy, `torch.tensor`) is the host's,
-and so are counters of optimizers. Once it takes part in the device's work it is the device's, as on a CPU
-``.to(device)`` gives the same memory.
+A storage is device, host or pinned memory. Tensors that no operator created (numpy arrays, `torch.tensor`) and counters
+of optimizers are host memory. A tensor becomes device memory when device work uses it, since on a CPU ``.to(device)``
+returns the same memory.
 
-As torch's caching allocator does it: a freed block goes back to the stream it was allocated on, and what that stream
-does next may use it at once. Streams for which the block was *kept* (`Tensor.record_stream`) are waited for.
+The model follows torch's caching allocator: a freed block returns to the stream it was allocated on, whose next work
+can reuse it immediately. Streams for which the block was *kept* (`Tensor.record_stream`) are waited for.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["Conflict", "Home", "Memory"]
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An earlier use that the present one is not ordered after.
+    """An earlier access that the present one is not ordered after.
 
     Attributes:
-        agent, time: who, and when by its own clock.
-        writes: or reads.
-        is_reuse: the memory was freed, and is given out again now.
+        agent, time: agent of the access and its own time.
+        writes: whether it wrote.
+        is_reuse: the memory was freed and is being reallocated.
     """
 
     agent: int
@@ -45,7 +45,7 @@ class Conflict:
 
 
 class Home(enum.Enum):
-    """Whose memory it is."""
+    """Kind of memory."""
 
     DEVICE = "device"
     HOST = "host"
@@ -58,9 +58,9 @@ class _Block:
 
     Attributes:
         shadow: of its cells.
-        home: whose memory it is.
-        allocator: stream it was allocated on; None: it was there before, or is the host's.
-        uses: agent -> its latest use: when, and whether it wrote.
+        home: kind of memory.
+        allocator: stream it was allocated on; None: unknown, or host memory.
+        uses: agent -> its latest access: time, and whether it wrote.
         kept: agents it is kept for.
     """
 
@@ -72,20 +72,20 @@ class _Block:
 
 
 class Memory:
-    """All storages. Callers hold one lock, except for what storages themselves do when they are freed."""
+    """All storages. Callers hold a lock, except when storages are freed."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}  # by address of the storage object
-        self._gone: deque[int] = deque()  # filled by whichever thread drops a storage, inside any call
-        self._freed: dict[int, list[dict[int, tuple[int, bool]]]] = {}  # by allocating stream: other streams' uses
+        self._gone: deque[int] = deque()  # filled by any thread that drops a storage, inside any call
+        self._freed: dict[int, list[dict[int, tuple[int, bool]]]] = {}  # by allocating stream: other accesses
 
     def __len__(self) -> int:
-        """Storages that are alive."""
+        """Number of live storages."""
         self.sweep()
         return len(self._blocks)
 
     def sweep(self) -> None:
-        """Take note of storages that are gone. Before anything is looked up: addresses are used again."""
+        """Process freed storages. Called before any lookup, since addresses are reused."""
         while self._gone:
             block = self._blocks.pop(self._gone.popleft())
             if block.allocator is not None:
@@ -94,7 +94,7 @@ class Memory:
                     self._freed.setdefault(block.allocator, []).append({agent: block.uses[agent] for agent in others})
 
     def use(self, access: Access, agent: Agent, time: int, num_agents: int, *, on_device: bool) -> Iterator[Conflict]:
-        """An agent uses a tensor at a time of its own; earlier uses that it should have waited for."""
+        """Record an access of a tensor. Returns the earlier accesses that it conflicts with."""
         clock = agent.clock
         tensor = access.tensor
         is_new = tensor.untyped_storage()._cdata not in self._blocks
@@ -113,22 +113,22 @@ class Memory:
             yield Conflict(other, last, wrote)
 
     def keep(self, tensor: Tensor, agent: Agent) -> None:
-        """The tensor's memory stays until what the agent has to do now is done."""
+        """Keep the tensor's memory until the agent's enqueued work is done."""
         self._block(tensor).kept.add(agent.number)
 
     def pin(self, tensor: Tensor) -> None:
-        """The tensor is in the host's memory, where devices reach it."""
+        """Mark the tensor as pinned host memory."""
         block = self._block(tensor)
         block.home, block.allocator = Home.PINNED, None
 
     def adopt(self, tensor: Tensor) -> None:
-        """The device works with the tensor; a lone value is passed to it and stays the host's."""
+        """Mark the tensor as device memory; a single element is passed by value and stays host memory."""
         block = self._block(tensor)
         if block.home is Home.HOST and tensor.dim():
             block.home = Home.DEVICE
 
     def home(self, tensor: Tensor) -> Home:
-        """Where a tensor is, now."""
+        """Current kind of memory of a tensor."""
         block = self._blocks.get(tensor.untyped_storage()._cdata)
         return Home.HOST if block is None else block.home
 

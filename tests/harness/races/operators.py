@@ -1,10 +1,10 @@
-"""`accesses`: which memory an operator reads and writes, from its schema and its arguments.
+"""`accesses`: memory that an operator reads and writes, from its schema and its arguments.
 
 schema: ``copy_(Tensor(a!) self, Tensor src)``     self is written, src is read
-        ``view(Tensor(a) self, …) -> Tensor(a)``   the same memory by another name: no access
+        ``view(Tensor(a) self, …) -> Tensor(a)``   an alias of the same memory: no access
         ``add(Tensor self, …) -> Tensor``          the result is new memory, written
 
-Operators that take rows by number (`_ROWS`) touch those rows only: lanes use different slots of one slab at once.
+Operators that index rows (`_ROWS`) touch only those rows: lanes use different slots of one slab concurrently.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Access", "accesses", "waits_for_device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Access:
-    """Of one tensor by one operator.
+    """An access of one tensor by one operator.
 
     Attributes:
-        tensor: what is used.
-        writes: or reads.
-        rows: numbers of the rows used, int ``[n]``; None: all of the tensor.
-        is_result: the operator made it.
+        tensor: the tensor.
+        writes: whether it is written.
+        rows: indices of the rows, int ``[n]``; None: the whole tensor.
+        is_result: the operator created the tensor.
     """
 
     tensor: Tensor
@@ -38,13 +38,13 @@ class Access:
     is_result: bool = False
 
 
-#: Make tensors and write nothing into them.
+#: Operators that allocate tensors without writing them.
 _EMPTY = re.compile(r"aten::(new_)?empty(_like|_strided|_permuted)?$")
 
-#: Read the tensors they are given only to know their shapes.
+#: Operators that use only the shapes of their tensor arguments.
 _FACTORIES = re.compile(r"aten::(new_.*|.*_like)$")
 
-#: Operator -> (argument used by rows, argument with the rows' numbers); where there is a ``dim``, it is 0.
+#: Operator -> (argument indexed by rows, argument with the row indices); if it has a ``dim``, that is 0.
 _ROWS: Mapping[str, tuple[str, str]] = {
     "aten::index_select": ("self", "index"),
     "aten::index_copy_": ("self", "index"),
@@ -57,7 +57,7 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "aten::index_put_": ("self", "indices"),
 }
 
-#: Give the host a value, or a shape, that the device must have computed: the thread waits for its stream.
+#: Operators whose result, or its shape, the host needs: the thread waits for its stream.
 _WAITING = frozenset(
     f"aten::{name}"
     for name in (
@@ -68,13 +68,13 @@ _WAITING = frozenset(
 
 
 def waits_for_device(operator: str) -> bool:
-    """Whether the thread that calls it (``aten::item``) waits on a CUDA device."""
+    """Whether the calling thread waits on a CUDA device (``aten::item``)."""
     return operator in _WAITING
 
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """One that may hold tensors: its name, place and what is done with them."""
+    """An argument that can hold tensors: name, position and kind of access."""
 
     name: str
     position: int
@@ -83,12 +83,12 @@ class _Argument:
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What a schema says.
+    """Parsed schema.
 
     Attributes:
         arguments: those read, then those written.
         new: positions of results that are new memory.
-        fills: it is written, too.
+        fills: whether new memory is written.
         rows_of, numbers_of: see `_ROWS`.
     """
 
@@ -123,12 +123,12 @@ def _signature(operator: Any) -> _Signature:
 
 
 def accesses(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Iterator[Access]:
-    """What an operator has used; reads before writes.
+    """Accesses of an operator call, reads before writes.
 
     Args:
         operator: a `torch._ops.OpOverload`.
-        args, kwargs: what it was called with.
-        result: what it returned.
+        args, kwargs: of the call.
+        result: of the call.
     """
     signature = _signature(operator)
     numbers = _numbers(operator, signature, args, kwargs) if signature.rows_of else None
@@ -147,13 +147,13 @@ def _value(name: str, position: int, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def _numbers(operator: Any, signature: _Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The numbers of the rows used; None: all are."""
+    """Row indices used; None: all rows."""
     given = {
         argument.name: _value(argument.name, position, args, kwargs)
         for position, argument in enumerate(operator._schema.arguments)
     }
     numbers = given[signature.numbers_of]
-    if isinstance(numbers, (list, tuple)):  # x[i, j]: only the first tells rows
+    if isinstance(numbers, (list, tuple)):  # x[i, j]: only the first index selects rows
         numbers = numbers[0] if numbers else None
     is_number = isinstance(numbers, Tensor) and numbers.dtype in (torch.int32, torch.int64)
     return numbers if is_number and given.get("dim", 0) in (0, -given[signature.rows_of].dim()) else None

@@ -1,4 +1,4 @@
-"""A small job of two ranks, which are threads of this process."""
+"""A small job of two ranks in threads of this process."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def run_two_ranks(
     scores: bool = False,
     change: Callable[[Engine], None] = lambda engine: None,
 ) -> tuple[tuple[str, str], ...]:
-    """Train; then score the same batches, if asked to. The ranks' digests.
+    """Train, and optionally score the same batches. Returns the ranks' digests.
 
     Args:
-        settings: of both.
+        settings: of both ranks.
         num_batches: to train.
-        scores: evaluate, too.
-        change: changes each rank's engine before the last of these phases.
+        scores: whether to evaluate.
+        change: changes each rank's engine before the last phase.
     """
     name = f"ranks-{uuid.uuid4().hex}"
     errors: list[BaseException] = []

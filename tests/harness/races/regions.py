@@ -1,4 +1,4 @@
-"""`cells_of`: the cells of its storage that a tensor, or some of its rows, lie in."""
+"""`cells_of`: the storage cells of a tensor, or of some of its rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["cells_of"]
 
 
 def cells_of(tensor: Tensor, rows: Tensor | None = None) -> Cells:
-    """Cells in ascending order; some may be named twice.
+    """Cells in ascending order; some can be repeated.
 
     Args:
-        tensor: strided, with elements.
-        rows: numbers of its rows, int ``[n]``; None: all of it.
+        tensor: strided, not empty.
+        rows: indices of its rows, int ``[n]``; None: all of it.
     """
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
@@ -32,14 +32,14 @@ def cells_of(tensor: Tensor, rows: Tensor | None = None) -> Cells:
 
 
 def _cells(starts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The cells of elements of `size` bytes at these byte offsets."""
+    """Cells of elements of `size` bytes at these byte offsets."""
     parts = np.arange(-(-size // CELL_BYTES), dtype=np.int64)
     return (starts[:, None] // CELL_BYTES + parts).reshape(-1)
 
 
 @lru_cache(maxsize=1024)
 def _spread(shape: tuple[int, ...], stride: tuple[int, ...]) -> NDArray[np.int64]:
-    """int64 ``[n]``: distance of every element from the first, in elements."""
+    """int64 ``[n]``: offset of every element from the first, in elements."""
     offsets = np.zeros(1, dtype=np.int64)
     for length, step in zip(shape, stride, strict=True):
         offsets = (offsets[:, None] + np.arange(length, dtype=np.int64) * step).reshape(-1)

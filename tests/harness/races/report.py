@@ -1,4 +1,4 @@
-"""`Use` and `Race`: what a person is told. `where` says from which code something was called."""
+"""`Use` and `Race`: readable reports of races. `where` finds the calling code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_FRAMES = 6
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the program.
+    """Place in the program.
 
     Attributes:
         action: of the lane, with its index, such as ``0F3``; empty outside of actions.
@@ -29,7 +29,7 @@ class Place:
 
 
 def where() -> Place:
-    """The caller's."""
+    """Place of the caller."""
     frames: list[str] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -47,14 +47,14 @@ def where() -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One access of memory.
+    """One memory access.
 
     Attributes:
         agent: the stream or thread.
         operator: such as ``aten::copy_``.
         shape: of the tensor.
-        writes: or reads.
-        place: where it was called.
+        writes: whether it wrote.
+        place: of the call.
     """
 
     agent: str
@@ -72,12 +72,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """Two uses of the same memory that nothing orders.
+    """Two unordered accesses of the same memory.
 
     Attributes:
-        first, second: in the order they were noted, which is that of the host's calls.
-        is_reuse: nothing but the freeing of the memory follows `first`, and `second` is where its allocator may hand it
-            out again; otherwise both use the same tensor's memory.
+        first, second: in the order they were recorded, that of the host's calls.
+        is_reuse: the memory was freed after `first`, and `second` is where its allocator can hand it out again;
+            otherwise both access the same tensor's memory.
     """
 
     first: Use
@@ -86,7 +86,7 @@ class Race:
 
     @property
     def actions(self) -> tuple[str, str]:
-        """Of both uses, without their indices: ``0X_INSERT``."""
+        """Actions of both accesses, without their indices: ``0X_INSERT``."""
         return _op(self.first.place.action), _op(self.second.place.action)
 
     def __str__(self) -> str:

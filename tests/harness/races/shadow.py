@@ -1,9 +1,9 @@
-"""`Shadow`: who used which cells of one piece of memory last. Knows numbers only.
+"""`Shadow`: last accesses of the cells of one storage. Knows only numbers.
 
-cell ──> last write (agent, time), last read of every agent          access ──note──> earlier ones that it is not after
+cell ──> last write (agent, time), last read of every agent     access ──note──> earlier ones that it is not after
 
-Only last writes are kept: one that was ordered after an earlier write and read stands for them, and one that was not
-has been reported (Flanagan and Freund's FastTrack, 2009, for cells in place of variables).
+Only last accesses are kept: a write that was ordered after an earlier access implies it, and one that was not has been
+reported (FastTrack, Flanagan and Freund 2009, with cells instead of variables).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tests.harness.races.clocks import Clock
 
 __all__ = ["CELL_BYTES", "Cells", "Shadow"]
 
-#: Bytes of a cell: no two elements of the dtypes in use that stand side by side belong to different lanes below that.
+#: Bytes of a cell. All elements of a cell belong to the same lane, for all dtypes in use.
 CELL_BYTES = 4
 
-#: Cell numbers: a range, or one by one.
+#: Cell indices: a range or an array.
 Cells = slice | NDArray[np.int64]
 
 
@@ -34,24 +34,24 @@ class Shadow:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         num_cells = -(-num_bytes // CELL_BYTES)
-        self._writers = np.zeros(num_cells, dtype=np.int32)  # agent 0: nobody
+        self._writers = np.zeros(num_cells, dtype=np.int32)  # agent 0: none
         self._written = np.zeros(num_cells, dtype=np.int64)
         self._reads: dict[int, NDArray[np.int64]] = {}
 
     def note(
         self, cells: Cells, agent: int, time: int, clock: Clock, num_agents: int, *, writes: bool
     ) -> tuple[tuple[int, int, bool], ...]:
-        """An access.
+        """Record an access.
 
         Args:
-            cells: what it touches.
-            agent, time: who, and when by its own clock.
-            clock: what it knows.
-            num_agents: numbers of agents are below this.
-            writes: or reads.
+            cells: of the access.
+            agent, time: the agent and its own time.
+            clock: of the agent.
+            num_agents: agent numbers are below this.
+            writes: whether it writes.
 
         Returns:
-            (agent, time, whether it wrote) of accesses that it is not ordered after: of each agent the last.
+            (agent, time, whether it wrote) of the last access of each agent that this access is not ordered after.
         """
         found = [*self._unordered_writes(cells, clock, num_agents)]
         if writes:

@@ -1,4 +1,4 @@
-"""Clocks: what is known after joining, advancing, copying."""
+"""Vector clocks: joining, advancing, copying."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMES = st.dictionaries(st.integers(1, 4), st.integers(1, 9))
 
 @settings(max_examples=40)
 @given(TIMES, TIMES)
-def test_a_join_knows_what_either_knew_and_no_more(mine: dict[int, int], theirs: dict[int, int]) -> None:
+def test_a_join_is_the_union_of_both_clocks(mine: dict[int, int], theirs: dict[int, int]) -> None:
     clock, other = Clock(dict(mine)), Clock(dict(theirs))
     clock.join(other)
     assert clock.covers(other)
@@ -20,7 +20,7 @@ def test_a_join_knows_what_either_knew_and_no_more(mine: dict[int, int], theirs:
     assert clock.limits(5).tolist() == [0, *(max(mine.get(agent, 0), theirs.get(agent, 0)) for agent in range(1, 5))]
 
 
-def test_a_copy_stands_still() -> None:
+def test_a_copy_is_independent() -> None:
     clock = Clock()
     assert [clock.advance(2), clock.advance(2)] == [1, 2]
     before = clock.copy()

@@ -1,4 +1,4 @@
-"""The modelled device: which calls order what."""
+"""The modelled device: ordering by each call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Device:
         self.first, self.second = self.cuda.Stream(), self.cuda.Stream()
 
     def add(self, stream: ModelledStream, tensor: Tensor) -> None:
-        """Work on a stream that changes the tensor."""
+        """Enqueue work on a stream that changes the tensor."""
         with OperatorMode(self.history), self.cuda.stream(stream):
             tensor.add_(torch.zeros(4, device="cpu"))
 
@@ -48,7 +48,7 @@ def _old_event(device: _Device) -> None:
 
 
 def _asked(device: _Device) -> None:
-    """A device may always be late."""
+    """Check that the event is not done: a device can always be late."""
     assert not device.first.record_event().query()
 
 
@@ -58,7 +58,7 @@ def _asked_when_known(device: _Device) -> None:
     assert event.query()
 
 
-#: How the second stream's work is put after the first's, or is not.
+#: Ways to order the second stream's work after the first's, and whether they do.
 ORDERS: Mapping[str, tuple[Callable[[_Device], object], bool]] = {
     "nothing": (lambda device: None, False),
     "a wait for an event": (_event_wait, True),
@@ -77,7 +77,7 @@ ORDERS: Mapping[str, tuple[Callable[[_Device], object], bool]] = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_what_orders_two_streams(name: str) -> None:
+def test_ordering_of_two_streams(name: str) -> None:
     device, tensor = _Device(), torch.zeros(4)
     order, ordered = ORDERS[name]
     device.add(device.first, tensor)
@@ -86,7 +86,7 @@ def test_what_orders_two_streams(name: str) -> None:
     assert bool(device.num_races) is not ordered
 
 
-def test_a_value_taken_from_the_device_is_waited_for() -> None:
+def test_reading_a_device_value_waits() -> None:
     device, tensor = _Device(), torch.zeros(4)
     device.add(device.first, tensor)
     with OperatorMode(device.history), device.cuda.stream(device.first):
@@ -98,7 +98,7 @@ def test_a_value_taken_from_the_device_is_waited_for() -> None:
 
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_copies_between_device_and_pinned_memory(non_blocking: bool) -> None:
-    """A copy that does not block is read too early by the host, and does not wait either."""
+    """The host reads the result of a non-blocking copy too early, and does not wait."""
     device, tensor = _Device(), torch.zeros(4)
     device.add(device.first, tensor)
     host = device.cuda.empty_pinned(16).view(torch.float32)
@@ -109,7 +109,7 @@ def test_copies_between_device_and_pinned_memory(non_blocking: bool) -> None:
     assert bool(device.history.host_waits) is not non_blocking
 
 
-def test_work_on_pinned_memory_alone_is_the_threads() -> None:
+def test_work_on_pinned_memory_alone_runs_on_the_host() -> None:
     device = _Device()
     host = device.cuda.empty_pinned(16)
     with OperatorMode(device.history), device.cuda.stream(device.first):

@@ -1,6 +1,6 @@
-"""Bugs that prefetching trainers had in production, seeded into the real engine: each is found.
+"""Known production bugs of prefetching trainers, seeded into the real engine: each is detected.
 
-Of TorchRec and FBGEMM, by issue (#) or pull request (PR): docs/races.md says what each was, and what prevents it here.
+From TorchRec and FBGEMM, by issue (#) or pull request (PR). docs/races.md describes each and its prevention here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NUM_BATCHES = 5
 
 
 def deaf(lane: str, source: str) -> Callable[[Engine], None]:
-    """Make a lane's stream not wait for another lane."""
+    """Remove a lane's wait for another lane."""
 
     def change(engine: Engine) -> None:
         engine.cache.streams = Deaf(engine.cache.streams, lane, source)
@@ -79,32 +79,32 @@ def pairs(found: Watch) -> set[tuple[str, str]]:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_evicted_while_their_batch_is_computed() -> None:
-    """#1201 and the first of PR 1893: a prefetch takes the slots of rows that are in use."""
+def test_eviction_of_rows_in_use() -> None:
+    """#1201 and the first bug of PR 1893: a prefetch reuses the slots of rows in use."""
     assert {("0X_UPDATE", "0X_EVICT"), ("0X_UPDATE", "0X_INSERT")} <= pairs(trained(deaf("copy", "compute")))
     assert ("0F", "0X_INSERT") in pairs(scored(change=deaf("copy", "compute")))
 
 
-def test_a_plan_that_evicts_them_is_noticed_without_a_device_too() -> None:
+def test_a_plan_that_evicts_rows_in_use_is_rejected() -> None:
     def hasty(steps: Iterator[RankBatch]) -> Iterator[RankBatch]:
         for step in steps:
             yield dataclasses.replace(step, owner=dataclasses.replace(step.owner, evict_after=-1))
 
     try:
         assert trained(spoil=hasty).races
-    except JobError as error:  # the slot table's word: the thief was faster
+    except JobError as error:  # the slot table detects it if the other lane is faster
         assert "slot" in str(error)  # noqa: PT017 either is right
 
 
-def test_rows_are_read_before_they_have_come() -> None:
-    """The second of PR 1893: what the compute lane uses is still on its way."""
+def test_rows_are_read_before_their_transfer_is_done() -> None:
+    """The second bug of PR 1893: the compute lane uses rows whose transfer is not finished."""
     assert {("0X_INSERT", "0F"), ("0X_INSERT", "0X_UPDATE"), ("0X_READ", "0F")} <= pairs(
         trained(deaf("compute", "copy"))
     )
 
 
 def test_a_fetch_does_not_wait_for_the_write_back() -> None:
-    """The same of the store. Streams do not know of it: a plan without the wait does not pass the check of plans."""
+    """The same bug in the store, invisible to streams: the plan checker rejects a plan without the wait."""
 
     def hasty(plan: CachePlan) -> CachePlan:
         return dataclasses.replace(
@@ -118,8 +118,8 @@ def test_a_fetch_does_not_wait_for_the_write_back() -> None:
             verify([(batch, hasty(plan)) for batch, plan in planned], job.spec)
 
 
-def test_evicted_rows_that_come_again_are_the_updated_ones() -> None:
-    """PR 2963: a row that is evicted for one batch and needed by the next is taken from the store as it was left."""
+def test_evicted_rows_are_fetched_with_their_update() -> None:
+    """PR 2963: a row evicted for one batch and needed by the next is fetched with its update."""
     digests = []
     for cache_rows in (24, 0, 200):
         with PlainJob(settings(cache_rows=cache_rows)) as job:
@@ -130,7 +130,7 @@ def test_evicted_rows_that_come_again_are_the_updated_ones() -> None:
 
 
 class _Receiver:
-    """Of a snapshot: takes no care of what it gets."""
+    """Snapshot receiver without copy-on-write."""
 
     def take_rows(self, rows: object, num_bytes: int) -> None:
         pass
@@ -140,8 +140,8 @@ class _Receiver:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same of a snapshot: one lane copies rows that it does not use, and another gives their slots away."""
+def test_a_checkpoint_copies_rows_whose_slots_are_reassigned(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lane copies unused rows for a snapshot while another reassigns their slots."""
     if not waits:
         monkeypatch.setattr(snapshot.RowSnapshot, "_await_copies", lambda self: None)
     with watch() as found, PlainJob(settings()) as job:
@@ -170,7 +170,7 @@ def test_a_checkpoint_copies_rows_whose_slots_are_given_away(waits: bool, monkey
 
 # ---- fences between lanes -------------------------------------------------------------------------------------------
 
-#: (lane, the one it does not wait for) -> a race that this makes.
+#: (lane, lane it does not wait for) -> resulting race.
 FENCES: Mapping[tuple[str, str], tuple[str, str]] = {
     ("pull", "copy"): ("0X_INSERT", "0X_PREPULL"),
     ("pull", "compute"): ("0X_UPDATE", "0X_PULL"),
@@ -191,7 +191,7 @@ def test_a_fence_is_missing(lane: str, source: str) -> None:
 
 
 def _take_at_once(ring: StagingRing) -> Area:
-    """`StagingRing.take` that does not ask for the area's event."""
+    """`StagingRing.take` without the wait for the area's event."""
     number, ring._next = ring._next, (ring._next + 1) % len(ring._areas)
     area = ring._areas[number]
     if area is None or len(area) < ring._area_bytes:
@@ -209,14 +209,14 @@ def _shorten(ring: StagingRing) -> Area:
 def test_a_staging_area_is_filled_while_it_is_copied(
     take: Callable[[StagingRing], Area], is_race: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PR 5512: one buffer where two are needed. Rings are long enough for the schedule: their events never hold."""
+    """PR 5512: one buffer where two are needed. The schedule's rings are long enough that their events never block."""
     monkeypatch.setattr(StagingRing, "take", take)
     same_lane = {("0X_READ", "0X_READ"), ("0X_INSERT", "0X_INSERT"), ("0X_EVICT", "0X_EVICT")}
     assert pairs(trained()) == (same_lane if is_race else set())
 
 
-def test_one_buffer_for_all_that_leaves() -> None:
-    """The same on the way out: the next eviction overwrites rows that are still being stored."""
+def test_one_buffer_for_all_evicted_rows() -> None:
+    """The same bug for evicted rows: the next eviction overwrites rows that are still being stored."""
 
     def change(engine: Engine) -> None:
         memory = engine.cache.streams.memory
@@ -231,12 +231,12 @@ def test_one_buffer_for_all_that_leaves() -> None:
 
 
 def test_a_batch_is_dropped_while_the_device_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory belongs to the data lane's stream, whose next batch may get it."""
+    """The batch's memory belongs to the data lane's stream, whose next batch can reuse it."""
     score, read = Scoring.forward, Reading.read
     enqueued = threading.Semaphore(1)
 
     def read_next(part: Reading, b: int) -> None:
-        assert enqueued.acquire(timeout=30)  # after the batch before was dropped, by the host's order
+        assert enqueued.acquire(timeout=30)  # in host order, after the previous batch was dropped
         read(part, b)
 
     def score_and_drop(part: Scoring, b: int) -> None:
@@ -262,7 +262,7 @@ def test_gradients_are_freed_while_another_lane_sends_them(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_dense_gradients_are_summed_beside_the_backward(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a stream of their own, between two waits. (On a CPU it is a thread.)"""
+    """The sum runs on its own stream between two waits. (On a CPU it is a thread.)"""
     if not waits:
         monkeypatch.setattr(ModelledStream, "wait_stream", lambda stream, other: None)
     model = torch.nn.Linear(3, 1)
@@ -283,7 +283,7 @@ def test_dense_gradients_are_summed_beside_the_backward(waits: bool, monkeypatch
 
 
 def test_a_lane_waits_for_its_device() -> None:
-    """PR 6192: one number taken from the device, and no work is enqueued ahead any more."""
+    """PR 6192: reading one number from the device stops enqueueing ahead."""
 
     def change(engine: Engine) -> None:
         inner = engine.dense.optimizer.step
@@ -300,10 +300,10 @@ def test_a_lane_waits_for_its_device() -> None:
     ]
 
 
-def test_a_forward_without_a_backward_leaves_nothing() -> None:
-    """PR 6120: what a forward locks is let go of. Nothing is locked here; what is alive does not grow with batches."""
+def test_a_forward_without_a_backward_leaks_nothing() -> None:
+    """PR 6120: a forward must release what it locks. Nothing is locked here; live objects do not grow with batches."""
     alive = []
-    gc.freeze()  # what was there before is not looked at
+    gc.freeze()  # ignore existing objects
     with watch() as found, PlainJob(settings()) as job:
         for count in (8, 16):
             job.engine.evaluate(plan_rank_batches(batches(count), job.spec), lambda logits, labels: None)
@@ -325,11 +325,11 @@ def test_batches_in_memory_are_bounded_by_the_schedule(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Reading, "read", count)
     trained()
-    assert max(flights) <= settings().read_ahead + 1 + 4  # and those that are written back, `WRITE_DEPTH` at most
+    assert max(flights) <= settings().read_ahead + 1 + 4  # and those being written back, at most `WRITE_DEPTH`
 
 
 def test_the_context_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrec PR 3870: trained with what belongs to another batch, and no worse sign of it than the loss."""
+    """torchrec PR 3870: training with another batch's context, visible only in the loss."""
     begin = RowCache.begin
     before: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Memory that is given back: who may still be using it."""
+"""Freed memory: reuse while another stream still uses it is a race."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Streams:
         return tensor, self.use(OURS, tensor, is_result=True)
 
     def wait(self) -> None:
-        """Our stream waits for theirs."""
+        """Make our stream wait for theirs."""
         self.agents[OURS].clock.join(self.agents[THEIRS].clock)
 
 
@@ -43,21 +43,21 @@ def used_by_both() -> tuple[_Streams, Tensor]:
     return streams, tensor
 
 
-def test_memory_in_use_elsewhere_is_given_out_again() -> None:
+def test_reuse_of_memory_in_use_is_a_race() -> None:
     streams, tensor = used_by_both()
     del tensor
     assert streams.allocate()[1] == [Conflict(THEIRS, 1, False, is_reuse=True)]
     assert streams.allocate()[1] == [], "told once"
 
 
-def test_not_after_a_wait() -> None:
+def test_reuse_after_a_wait_is_no_race() -> None:
     streams, tensor = used_by_both()
     del tensor
-    streams.wait()  # after it was freed and before it is given out
+    streams.wait()  # after it was freed and before it is reallocated
     assert streams.allocate()[1] == []
 
 
-def test_not_if_it_is_kept() -> None:
+def test_reuse_of_kept_memory_is_no_race() -> None:
     streams, tensor = used_by_both()
     streams.memory.keep(tensor, streams.agents[THEIRS])
     del tensor
@@ -72,7 +72,7 @@ def test_a_view_holds_all_of_the_memory() -> None:
     assert [(found.agent, found.is_reuse) for found in streams.use(OURS, view)] == [(THEIRS, False)]
 
 
-def test_what_is_freed_is_forgotten() -> None:
+def test_freed_storages_are_forgotten() -> None:
     streams = _Streams()
     for _ in range(3):
         tensor, found = streams.allocate()
@@ -82,7 +82,7 @@ def test_what_is_freed_is_forgotten() -> None:
     assert len(streams.memory) == 0
 
 
-def test_whose_memory_it_is() -> None:
+def test_kinds_of_memory() -> None:
     streams = _Streams()
     memory = streams.memory
     made, _ = streams.allocate()

@@ -1,4 +1,4 @@
-"""What operators read and write, by running them."""
+"""Accesses of operators, compared with running them."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_accesses(name: str) -> None:
     assert log_of(work, **{key: tensor for key, tensor in tensors.items() if key in used}).entries == expected
 
 
-def test_bags_read_the_rows_they_name() -> None:
+def test_bags_read_only_their_rows() -> None:
     def work(x: Tensor) -> None:
         torch.embedding_bag(x, torch.tensor([1, 1, 2]), torch.tensor([0, 2, 3]), False, 0, False, None, True)
 
     assert ("_embedding_bag_forward_only", "x", False, [1, 1, 2]) in log_of(work, x=torch.ones(3, 2)).entries
 
 
-def test_backward_is_seen_too() -> None:
+def test_backward_operators_are_recorded() -> None:
     def work(x: Tensor) -> None:
         (x.requires_grad_() * 2).sum().backward()  # type: ignore[no-untyped-call]
 
@@ -87,7 +87,7 @@ def test_backward_is_seen_too() -> None:
     assert made == ["mul", "sum", "ones_like", "mul"]
 
 
-def test_a_value_is_waited_for() -> None:
+def test_item_waits_for_the_device() -> None:
     assert log_of(lambda x: float(x), x=torch.ones(())).waits == ["aten::_local_scalar_dense"]
     assert log_of(lambda x: x.nonzero(), x=torch.ones(2)).waits == ["aten::nonzero"]
     assert not log_of(lambda x: x * 2, x=torch.ones(2)).waits

@@ -1,4 +1,4 @@
-"""Cells of views against the bytes their elements really have."""
+"""Cells of views compared with the bytes of their elements."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_cells_cover_exactly_the_bytes(
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 4), max_size=6), st.integers(1, 8))
-def test_rows_are_their_own_cells(rows: list[int], width: int) -> None:
+def test_rows_have_separate_cells(rows: list[int], width: int) -> None:
     fronts = torch.zeros(5, 8)[:, :width]
     wanted = {row * 8 + column for row in rows for column in range(width)}
     assert numbers_of(fronts, torch.tensor(rows, dtype=torch.int32)) == wanted
 
 
-def test_rows_seen_as_wider_elements() -> None:
+def test_rows_viewed_as_wider_elements() -> None:
     wide = torch.zeros(4, 8)[:, :4].view(torch.complex128)
     assert numbers_of(wide, torch.tensor([3])) == {24, 25, 26, 27}

@@ -1,4 +1,4 @@
-"""Cells against a list of all accesses: the shadow misses no first race of a cell, and invents none."""
+"""The shadow compared with a full record of accesses: the first race of a cell is found, and none is invented."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGENTS = (1, 2, 3)
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
-    """(what, agent, a, b): accesses of cells a to b, and waits of an agent for what agent a has done."""
+    """Random steps (kind, agent, a, b): accesses of cells a to b, and waits of an agent for agent a."""
     agent, cell = st.sampled_from(AGENTS), st.integers(0, NUM_CELLS - 1)
     access = st.tuples(st.sampled_from(["read", "write"]), agent, cell, cell).map(
         lambda parts: (parts[0], parts[1], min(parts[2:]), max(parts[2:]))
@@ -27,7 +27,7 @@ def programs(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
 @settings(max_examples=60)
 @given(programs())
 def test_races_are_those_of_a_full_record(program: list[tuple[str, int, int, int]]) -> None:
-    """Up to the first race: after it, what an access is ordered after is not defined."""
+    """Up to the first race; after it, the order of an access is undefined."""
     shadow, clocks = Shadow(NUM_CELLS * CELL_BYTES), {agent: Clock() for agent in AGENTS}
     record: list[tuple[int, int, bool, range]] = []
     for what, agent, first, last in program:
@@ -42,7 +42,7 @@ def test_races_are_those_of_a_full_record(program: list[tuple[str, int, int, int
             for other, then, wrote, theirs in record
             if (writes or wrote) and set(cells) & set(theirs) and not clock.knows(other, then)
         }
-        # Not all of them: an earlier one may be hidden by one that was ordered after it.
+        # Not all of them: a later access can hide an earlier one that it is ordered after.
         reported = {(other, wrote) for other, _, wrote in found}
         assert reported <= wrong
         assert bool(reported) == bool(wrong)
@@ -51,7 +51,7 @@ def test_races_are_those_of_a_full_record(program: list[tuple[str, int, int, int
         record.append((agent, time, writes, cells))
 
 
-def test_cells_may_be_named_one_by_one_and_twice() -> None:
+def test_cells_can_be_listed_and_repeated() -> None:
     shadow, known = Shadow(40), Clock({1: 1})
     shadow.note(np.array([1, 5, 5]), 1, 1, known, 3, writes=True)
     assert shadow.note(np.array([0, 2, 4]), 2, 1, Clock({2: 1}), 3, writes=True) == ()

@@ -1,4 +1,4 @@
-"""The real engine under watch: no race, no wait for the device in the steady state, the results of a plain run."""
+"""The watched engine: no race, no wait for the device in the steady state, the results of a plain run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.harness.races.watch import RacesFound, Watch, watch
 
 
 def check_that_nothing_waits(found: Watch) -> None:
-    """No lane for its device, no ring of staging areas for a copy: what it waits for, its lane knows to be over."""
+    """Assert that no lane waits for its device and that no staging ring waits for a copy."""
     assert found.history.host_waits == []
     assert found.ring_waits == 0
 
 
 @pytest.mark.parametrize("cache_rows", [24, 0])
 def test_one_rank(cache_rows: int) -> None:
-    """More batches than are alive at once, so that memory is given back; then as many for scores."""
+    """More batches than are in flight, so that memory is reused; then as many for scores."""
     with PlainJob(settings(cache_rows=cache_rows)) as plain:
         plain.train(batches(11))
         expected, scores = plain.digests(), plain.score(batches(11))
@@ -49,8 +49,8 @@ def test_two_ranks(cache_rows: int) -> None:
     found.check()
 
 
-def test_checkpoints_are_made_beside_it(tmp_path: Path) -> None:
-    """What is about to change is copied by whichever lane changes it, and written by a thread of their own."""
+def test_checkpoints_during_training_are_race_free(tmp_path: Path) -> None:
+    """The lane that changes a row copies it first; a separate thread writes the checkpoint."""
     with PlainJob(settings()) as plain:
         plain.train(batches(10))
         expected = plain.digests()
@@ -82,14 +82,14 @@ _copy = HostCopies.__init__
 def test_a_dense_part_that_is_copied_or_written_too_early(
     copy: Callable[..., None], race: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copied beside the steps that change it; written to its file before it is copied."""
+    """A copy that runs next to the steps that change the dense part, and a file write before the copy."""
     monkeypatch.setattr(HostCopies, "__init__", copy)
     with watch() as found, PlainJob(settings()) as job, recorded(job, tmp_path, every=4):
         job.train(batches(6))
     assert race in {(race.first.operator, race.second.operator) for race in found.races}
 
 
-def test_a_race_is_told_with_both_sides() -> None:
+def test_a_race_reports_both_accesses() -> None:
     with watch() as found:
         value = torch.zeros(2, 3, device="cpu")
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
@@ -100,11 +100,11 @@ def test_a_race_is_told_with_both_sides() -> None:
     assert "1 races, of 1 pairs of actions" in words
     assert "default stream: aten::zeros writes [2, 3]" in words
     assert "a stream: aten::add_ reads [2, 3]" in words or "a stream: aten::add_ writes [2, 3]" in words
-    line = test_a_race_is_told_with_both_sides.__code__.co_firstlineno + 2
+    line = test_a_race_reports_both_accesses.__code__.co_firstlineno + 2
     assert f"tests/harness/races/test_watch.py:{line} " in words
 
 
-def test_outside_nothing_is_changed() -> None:
+def test_nothing_is_patched_outside_the_watch() -> None:
     before = torch.cuda.Stream, torch.cuda.Event
     with watch():
         assert not isinstance(open_streams("cpu"), NullStreams)

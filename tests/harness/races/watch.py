@@ -1,4 +1,4 @@
-"""`watch`: inside, the device kind ``cpu`` is a modelled CUDA device, and everything on it is noted."""
+"""`watch`: makes the device type ``cpu`` a modelled CUDA device and records everything on it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["RacesFound", "Watch", "watch"]
 
 
 class RacesFound(AssertionError):
-    """Uses of memory that nothing orders."""
+    """Unordered accesses of memory."""
 
 
 class Watch:
-    """What was seen.
+    """Record of a watched run.
 
     Attributes:
-        history: everything.
-        cuda: stands for `torch.cuda`.
-        ring_waits: times a staging area was wanted whose copy was not known to be over.
+        history: all events.
+        cuda: replaces `torch.cuda`.
+        ring_waits: requests of a staging area whose copy was not known to be done.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Watch:
         return self.history.races
 
     def check(self) -> None:
-        """Nothing was found.
+        """Check that there is no race.
 
         Raises:
-            RacesFound: something was; names the first few, both sides of each.
+            RacesFound: names the first few races, with both accesses of each.
         """
         if self.races:
             kinds = {(race.actions, race.is_reuse): race for race in self.races}
@@ -58,7 +58,7 @@ class Watch:
 
 @contextmanager
 def watch() -> Iterator[Watch]:
-    """Engines made and run inside are watched, in all their lanes; the calling thread is, too."""
+    """Watch all lanes of the engines made and run inside, and the calling thread."""
     found = Watch()
     with ExitStack() as stack:
         for name in ("Stream", "Event", "stream", "current_stream", "default_stream", "synchronize"):
@@ -79,7 +79,7 @@ def watch() -> Iterator[Watch]:
 
 
 def _take(found: Watch) -> Any:
-    """`StagingRing.take`, after which the host writes into the area."""
+    """`StagingRing.take`, followed by the host's write into the area."""
     original = StagingRing.take
 
     def take(ring: StagingRing) -> Area:
@@ -94,7 +94,7 @@ def _take(found: Watch) -> Any:
 
 
 def _get(found: Watch) -> Any:
-    """`HostCopy.get`, after which the host reads the tensor."""
+    """`HostCopy.get`, followed by the host's read of the tensor."""
     original = HostCopy.get
 
     def get(copy: HostCopy) -> Tensor:
@@ -106,7 +106,7 @@ def _get(found: Watch) -> Any:
 
 
 def _get_all(found: Watch) -> Any:
-    """`HostCopies.get`, after which the host reads all of them."""
+    """`HostCopies.get`, followed by the host's read of all tensors."""
     original = HostCopies.get
 
     def get(copies: HostCopies) -> Mapping[str, Tensor]:

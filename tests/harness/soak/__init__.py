@@ -1,4 +1,4 @@
-"""Soak: one long job with checkpoints; what its processes hold must not grow.
+"""Soak: one long job with checkpoints whose resource use must not grow.
 
 trainer ranks, daemon, store ──every 10 s──> Sample ──after the warm-up──> Trend (median slope) ──> flat, or grows
 

@@ -1,4 +1,4 @@
-"""`python -m tests.harness.soak`: a table of trends, and an exit code of 1 if anything grows."""
+"""`python -m tests.harness.soak`: a table of trends; exit code 1 if any quantity grows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.harness.zygote import Zygote
 
 __all__ = ["main"]
 
-#: A checkpoint every second or two, and rows that leave the cache and come back all the time.
+#: A checkpoint every second or two, and a cache that evicts all the time.
 _EVERY = 200
 _FLAGS = ("--data.epochs", "1000000", "--cache.rows", "900", "--optim.rows", "adam", "--optim.dense", "adam")
 _STOP_TIMEOUT_S = 60.0
@@ -82,7 +82,7 @@ def _samples(scene: Scene, start: Start, seconds: float, interval_s: float) -> I
 
 
 def _stop(scene: Scene, start: Start) -> int:
-    """Stop the job cleanly; the steps it has trained."""
+    """Stop the job cleanly. Returns the number of steps it has trained."""
     start.signal(signal.SIGTERM)
     deadline_s = time.monotonic() + _STOP_TIMEOUT_S
     while not start.has_ended(1.0) and time.monotonic() < deadline_s:

@@ -1,4 +1,4 @@
-"""What a process, a store and a folder hold right now, as the kernel and the server say it."""
+"""Current resource use of a process, a store and a folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def process_values(pid: int) -> dict[str, float]:
 
 
 def store_values(client: redis.Redis) -> dict[str, float]:
-    """Bytes that a server's data takes, as it counts them."""
+    """Bytes of a server's data, by its own count."""
     memory: Any = client.info("memory")
     return {"used_bytes": float(memory["used_memory_dataset"])}
 
 
 def folder_bytes(folder: Path) -> float:
-    """Bytes of all files below a folder, each counted once however many names it has."""
+    """Bytes of all files below a folder; hard links count once."""
     sizes = {}
     for path in folder.rglob("*"):
         try:

@@ -34,7 +34,7 @@ def test_a_process_that_is_gone() -> None:
 
 
 @pytest.mark.redis
-def test_a_store_is_asked(tmp_path: Path) -> None:
+def test_store_values(tmp_path: Path) -> None:
     with StoreHost(tmp_path, durable=False) as store:
         before = store_values(store.client)["used_bytes"]
         store.client.set("x", bytes(1 << 20))

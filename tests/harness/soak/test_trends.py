@@ -30,7 +30,7 @@ def test_a_slow_leak_is_seen() -> None:
     assert not trend_of("threads", [10, 10, 11, 11, 12, 12, 13, 13]).is_flat
 
 
-def test_what_shrinks_is_flat() -> None:
+def test_a_shrinking_quantity_is_flat() -> None:
     trend = trend_of("used_bytes", [9e8, 8e8, 7e8, 6e8])
     assert trend.is_flat
     assert (trend.first, trend.last, trend.most) == (9e8, 6e8, 9e8)

@@ -1,7 +1,7 @@
-"""`Trend`: does a quantity grow? Pure.
+"""`Trend`: growth of a quantity over time. Pure.
 
-The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968): a single peak, such as a
-snapshot in memory, does not move it. What counts is the growth it adds up to over the time observed.
+The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), which ignores single peaks
+such as a snapshot in memory. A trend is judged by the growth over the time observed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ALLOWED", "Allowance", "Sample", "Trend", "trends_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one process, or folder, held at one moment.
+    """Resource use of one process or folder at one time.
 
     Attributes:
         at_s: since the job began.
@@ -31,13 +31,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """Growth over the whole time observed that is noise: the larger of the two."""
+    """Growth over the time observed that counts as noise: the larger of the two."""
 
     share: float
     amount: float
 
 
-#: Allocators settle slowly; descriptors and threads are counted.
+#: Allocators settle slowly; descriptors and threads are exact counts.
 ALLOWED: Mapping[str, Allowance] = {
     "rss_bytes": Allowance(share=0.03, amount=4 << 20),
     "used_bytes": Allowance(share=0.03, amount=1 << 20),
@@ -51,10 +51,10 @@ class Trend:
     """One quantity of one owner.
 
     Attributes:
-        owner, quantity: whose, what.
+        owner, quantity: identify the trend.
         first, last, most: of the samples after the warm-up.
         growth: median slope times the time observed.
-        is_flat: the growth is within what is allowed.
+        is_flat: the growth is within the allowance.
     """
 
     owner: str
@@ -67,7 +67,7 @@ class Trend:
 
 
 def trends_of(samples: Sequence[Sample], warm_up_s: float) -> tuple[Trend, ...]:
-    """Trends of everything sampled, by owner and quantity, in the order of their first samples.
+    """Trends of all quantities, by owner and quantity, in the order of their first samples.
 
     Raises:
         ValueError: fewer than two samples of something after the warm-up.
