@@ -1,4 +1,4 @@
-"""Certificates made on the spot: an authority, a server's certificate, a trainer's, and a stranger's."""
+"""Test certificates: an authority, a server's, a trainer's, and one of another authority."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cacher.security import Access
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in a folder."""
+    """Certificate files in a folder."""
 
     folder: Path
 
@@ -22,11 +22,11 @@ class Certificates:
 
     @property
     def access(self) -> Access:
-        """For a cacher that asks trainers for a certificate."""
+        """Access settings of a cacher that requires client certificates."""
         return Access(tls_cert=self.path("server"), tls_key=self.path("server-key"), tls_client_ca=self.path("ca"))
 
     def trainer(self, name: str = "trainer", *, timeout_s: float = 1.0) -> CacherConfig:
-        """How a trainer with the certificate called `name` connects; "": with none."""
+        """Access settings of a trainer with the certificate called `name`; "": without one."""
         return CacherConfig(
             timeout_s=timeout_s,
             tls_ca=self.path("ca"),

@@ -1,4 +1,4 @@
-"""Where a test's own cacher listens."""
+"""Fixture `listen`: the address of a test's own cacher."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Cachers to test against: a daemon process, a server in a thread, a proxy that cuts connections; and what they serve.
+"""Cachers under test: a daemon process, a server in a thread, a proxy that cuts connections, and expected batches.
 
-config(…) ─> Daemon | served ─> all_batches(url, …): every rank in a thread, compared with PlannedData's own steps
+config(…) ─> Daemon | served ─> all_batches(url, …): every rank in a thread, compared with PlannedData's own batches
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def config(
     timeout_s: float = 20.0,
     **data: Any,
 ) -> Config:
-    """A small job over synthetic data: 18 batches to train on, 2 held out."""
+    """A small job over synthetic data: 18 training batches, 2 held out."""
     values = {"format": "synthetic", "eval_fraction": 0.1, "workers": 0, **data}
     return Config(
         data=DataConfig(batch_size=batch_size, limit=limit, **values),
@@ -59,7 +59,7 @@ def config(
 
 
 def spec_of(job: Config, schema: DataSchema, world_size: int = 1, shares: tuple[int, ...] = ()) -> OracleSpec:
-    """What a trainer with one table per feature asks for."""
+    """Oracle spec of a trainer with one table per feature."""
     return OracleSpec(
         table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
         features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),
@@ -75,7 +75,7 @@ def spec_of(job: Config, schema: DataSchema, world_size: int = 1, shares: tuple[
 def planned_batches(
     job: Config, world_size: int = 1, phase: Phase = "train", shares: tuple[int, ...] = (), **options: int
 ) -> list[list[RankBatch]]:
-    """The right answer: every rank's steps, planned here."""
+    """Expected batches of every rank, planned in this process."""
     data = PlannedData(job.data, job.run.seed)
     spec = spec_of(job, data.schema, world_size, shares)
     batches = list(data.phase(phase, spec, **options))
@@ -83,7 +83,7 @@ def planned_batches(
 
 
 def assert_same_batches(ours: Sequence[RankBatch], theirs: Sequence[RankBatch]) -> None:
-    assert [step.batch.index for step in ours] == [step.batch.index for step in theirs]
+    assert [rank_batch.batch.index for rank_batch in ours] == [rank_batch.batch.index for rank_batch in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert_same(one, other)
 
@@ -99,15 +99,15 @@ def all_batches(
     *,
     phases: Sequence[Phase] = ("train",),
     job_id: str = "job",
-    take: Callable[[int, Iterator[RankBatch]], list[RankBatch]] = lambda rank, steps: list(steps),
+    take: Callable[[int, Iterator[RankBatch]], list[RankBatch]] = lambda rank, rank_batches: list(rank_batches),
     **options: Any,
 ) -> list[list[RankBatch]]:
-    """Every rank's steps of some phases, each rank in a thread of its own; `take` says how a rank reads a phase."""
+    """Batches of every rank over the given phases, one thread per rank; `take` reads a phase."""
 
     def run(rank: int) -> list[RankBatch]:
         with remote(url, job, rank=rank, world_size=world_size, job_id=job_id, **options) as source:
             spec = spec_of(job, source.schema, world_size)
-            return [step for phase in phases for step in take(rank, source.batches(phase, spec))]
+            return [rank_batch for phase in phases for rank_batch in take(rank, source.batches(phase, spec))]
 
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(run, range(world_size)))
@@ -145,7 +145,7 @@ class Daemon:
         self.process.stderr.close()
 
     def kill(self) -> None:
-        """As the kernel does when memory runs out."""
+        """SIGKILL the daemon, as the kernel does when memory runs out."""
         self.process.kill()
         self.process.wait()
 
@@ -176,7 +176,7 @@ class Daemon:
 
 
 def refused_daemon(*arguments: str, timeout_s: float = 30) -> tuple[int, str]:
-    """Exit code and standard error of a daemon that must not start."""
+    """Exit code and standard error of a daemon that fails to start."""
     command = [sys.executable, "-m", "cacher", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
     return done.returncode, done.stderr
@@ -222,12 +222,12 @@ def served(
 
 
 class CuttingProxy(SocketRelay):
-    """Passes bytes between trainers and a cacher; every connection is cut after so many bytes towards the trainer.
+    """A proxy between trainers and a cacher; it cuts every connection after so many bytes towards the trainer.
 
     Args:
         path: of the unix socket it listens on.
-        target: path of the cacher's.
-        cuts: bytes that each connection in turn may carry; those after the last carry all.
+        target: path of the cacher's socket.
+        cuts: bytes allowed on each connection in turn; later connections are not cut.
     """
 
     def __init__(self, path: Path, target: Path, cuts: Sequence[int]) -> None:
@@ -255,6 +255,6 @@ class CuttingProxy(SocketRelay):
 
 
 def free_port() -> int:
-    """A TCP port that nobody used a moment ago."""
+    """A TCP port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The daemon a job starts for itself: it lives and dies with the job."""
+"""The embedded cacher lives and dies with its job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def child_of(cacher: EmbeddedCacher) -> int:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_it_serves_its_job_and_leaves_nothing(world_size: int) -> None:
+def test_the_embedded_cacher_leaves_nothing_behind(world_size: int) -> None:
     job = config()
     with EmbeddedCacher(job) as cacher:
         ours = all_batches(cacher.url, job, world_size, phases=("train", "eval"))
@@ -78,7 +78,7 @@ def test_an_open_listener_without_a_secret_is_refused() -> None:
         EmbeddedCacher(config(), listen="0.0.0.0:0").__enter__()
 
 
-def test_it_ends_in_the_middle_of_the_steps() -> None:
+def test_the_embedded_cacher_can_end_in_the_middle_of_a_run() -> None:
     job = config(limit=0)
     with EmbeddedCacher(job) as cacher:
         with remote(cacher.url, job) as source:
@@ -99,7 +99,7 @@ with EmbeddedCacher(job) as cacher, remote(cacher.url, job) as source:
 """
 
 
-def test_it_ends_when_its_parent_is_killed() -> None:
+def test_the_embedded_cacher_dies_with_its_parent() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -116,13 +116,13 @@ def test_it_ends_when_its_parent_is_killed() -> None:
             os.close(watched)
 
 
-def test_an_interrupt_in_the_terminal_is_not_for_it() -> None:
-    """Ctrl-C goes to the whole foreground process group; the cacher must serve until the trainer is done."""
+def test_the_embedded_cacher_ignores_ctrl_c() -> None:
+    """Ctrl-C goes to the whole foreground process group; the cacher serves until the trainer is done."""
     job = config()
     with EmbeddedCacher(job) as cacher:
         assert os.getpgid(child_of(cacher)) != os.getpgrp()
         with remote(cacher.url, job) as source:
-            steps = source.batches("train", spec_of(job, source.schema))
-            taken = [next(steps)]
-            os.kill(child_of(cacher), signal.SIGTERM)  # even then: it finishes the job that runs
-            assert_same_batches(taken + list(steps), planned_batches(job)[0])
+            rank_batches = source.batches("train", spec_of(job, source.schema))
+            taken = [next(rank_batches)]
+            os.kill(child_of(cacher), signal.SIGTERM)  # it still finishes the running job
+            assert_same_batches(taken + list(rank_batches), planned_batches(job)[0])

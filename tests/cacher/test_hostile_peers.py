@@ -1,6 +1,6 @@
-"""Peers that mean harm, or know no better: they are dropped, and a good trainer on the same daemon never notices.
+"""Malicious and broken peers are dropped without effect on a valid trainer of the same daemon.
 
-One daemon process serves the whole file; after each attack a trainer gets every step, and the memory is what it was.
+One daemon process serves the whole file. After each attack a trainer gets every batch, and the memory is unchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.multiproc
 
 JOB = config(limit=600)
 HELLO_TIMEOUT_S = 1.0
-#: The planners of the jobs that were begun and are still waited for, of 17 MB each, and what malloc keeps after them:
-#: 60 to 100 MB, by how many threads were at it at once. What the attacks ask for is 900 MB.
+#: The planners of begun jobs that are still waited for, 17 MB each, and malloc's leftovers: 60 to 100 MB, depending on
+#: the number of concurrent threads. The attacks ask for 900 MB.
 MAX_GROWTH_BYTES = 192 << 20
 METHOD = "/bagpipe.v1.Cacher/Train"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -40,16 +40,16 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The daemon under attack, what a good trainer gets from it, and its memory before the first attack."""
+    """The daemon under attack, a valid trainer's expected batches, and the daemon's memory before the first attack."""
 
     daemon: Daemon
     expected: list[RankBatch]
     rss_bytes: int
 
     def check(self) -> None:
-        """A good trainer is served, and the memory is bounded."""
-        [steps] = all_batches(self.daemon.url, JOB, job_id="good")
-        assert_same_batches(steps, self.expected)
+        """Assert that a valid trainer is served and that the memory is bounded."""
+        [rank_batches] = all_batches(self.daemon.url, JOB, job_id="good")
+        assert_same_batches(rank_batches, self.expected)
         assert self.daemon.process.poll() is None
         assert self.daemon.rss_bytes() < self.rss_bytes + MAX_GROWTH_BYTES
 
@@ -104,7 +104,7 @@ LEAVE = pb.TrainerMessage(leave=pb.Leave())
 
 
 def say(target: Target, messages: Sequence[bytes], *, half_close: bool = True) -> tuple[list[Any], grpc.StatusCode]:
-    """All answers to these messages, and how the stream ended."""
+    """All answers to these raw messages, and the status of the stream."""
     requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     for message in messages:
         requests.put(message)
@@ -123,7 +123,7 @@ def say(target: Target, messages: Sequence[bytes], *, half_close: bool = True) -
 
 
 def said(target: Target, *messages: pb.TrainerMessage, **options: bool) -> tuple[list[str], grpc.StatusCode]:
-    """The same, for messages that are well formed; kinds of the answers, errors in words."""
+    """As `say`, for well-formed messages: kinds of the answers, errors as text, and the status."""
     answers, code = say(target, [message.SerializeToString() for message in messages], **options)
     words = [
         answer.error.message if answer.WhichOneof("kind") == "error" else answer.WhichOneof("kind")
@@ -136,7 +136,7 @@ def said(target: Target, *messages: pb.TrainerMessage, **options: bool) -> tuple
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x0a\xff\xff\xff\xff\x0f", b"\xff" * 100, b"\x0a\x02\x0a\xff"])
-def test_what_is_no_message_drops_the_stream(target: Target, data: bytes) -> None:
+def test_an_invalid_message_drops_the_stream(target: Target, data: bytes) -> None:
     assert say(target, [data]) == ([], grpc.StatusCode.INVALID_ARGUMENT)
     answers, code = say(target, [hello().SerializeToString(), data])
     assert [answer.WhichOneof("kind") for answer in answers] == ["welcome"]
@@ -209,11 +209,11 @@ def test_a_start_that_is_refused(target: Target, message: pb.TrainerMessage, wor
 
 
 def test_replayed_requests(target: Target) -> None:
-    """A stream said twice: the same Start again is answered from where it says, acknowledgements are no longer news."""
+    """A repeated Start is answered from its position; repeated acknowledgements are ignored."""
     messages = [hello(), start(), ack(1), start(next_batch=1, watermark=1), ack(1), ack(1), LEAVE]
     words, code = said(target, *messages)
     assert set(words) <= {"welcome", "step"}
-    assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)  # ack(1) may come before step 0 was sent
+    assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)  # ack(1) can arrive before batch 0 was sent
     target.check()
 
 
@@ -230,7 +230,7 @@ MESSAGES = st.one_of(
 
 @st.composite
 def mangled(draw: st.DrawFn) -> bytes:
-    """A message with a few bytes changed, cut off or repeated."""
+    """A message with some bytes changed, cut off or repeated."""
     data = bytearray(draw(MESSAGES))
     for _ in range(draw(st.integers(1, 3))):
         if data:
@@ -251,7 +251,7 @@ def test_any_messages_in_any_order(target: Target, messages: list[bytes]) -> Non
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, *, length: int | None = None) -> bytes:
-    """An HTTP/2 frame; `length` is what its header claims."""
+    """An HTTP/2 frame; `length` is the length in its header."""
     size = len(payload) if length is None else length
     return struct.pack(">I", size)[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
@@ -277,12 +277,12 @@ GOOD_START = PREFACE + SETTINGS + HEADERS
 
 
 def dialogue(payload: bytes) -> bytes:
-    """Up to and with one gRPC message."""
+    """All bytes of a call up to and including one gRPC message."""
     return GOOD_START + frame(0, 0, 1, b"\x00" + struct.pack(">I", len(payload)) + payload)
 
 
 def throw(target: Target, data: bytes) -> None:
-    """Send bytes and go away, whatever comes back."""
+    """Send bytes and disconnect without reading."""
     with target.connect() as connection, suppress(OSError):
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -290,8 +290,8 @@ def throw(target: Target, data: bytes) -> None:
         connection.recv(1 << 16)
 
 
-def test_the_bytes_made_here_are_a_real_call(target: Target) -> None:
-    """Else the attacks below would not get far."""
+def test_the_handmade_bytes_are_a_valid_call(target: Target) -> None:
+    """The control for the attacks below: the handmade bytes are a valid call."""
     with target.connect() as connection:
         connection.sendall(dialogue(hello(job_id="bytes").SerializeToString()))
         heard = b""
@@ -309,7 +309,7 @@ def test_garbage_bytes(target: Target, data: bytes, opening: bytes) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1), flip=st.none() | st.tuples(st.floats(0, 0.999), st.integers(1, 255)))
-def test_a_call_cut_short_or_bent(target: Target, share: float, flip: tuple[float, int] | None) -> None:
+def test_a_truncated_or_modified_call(target: Target, share: float, flip: tuple[float, int] | None) -> None:
     data = bytearray(dialogue(hello(job_id="cut").SerializeToString()) + frame(0, 1, 1, b""))
     if flip is not None:
         data[int(flip[0] * len(data))] ^= flip[1]
@@ -341,7 +341,7 @@ def test_a_call_cut_short_or_bent(target: Target, share: float, flip: tuple[floa
         "continuation",
     ],
 )
-def test_sizes_that_are_not_meant(target: Target, data: bytes) -> None:
+def test_false_sizes(target: Target, data: bytes) -> None:
     throw(target, data)
     target.check()
 
@@ -360,7 +360,7 @@ def test_silent_streams_are_dropped(target: Target) -> None:
 
 
 def test_one_byte_at_a_time_is_too_slow(target: Target) -> None:
-    """A connection that never gets to speak HTTP/2 is closed by the handshake's deadline."""
+    """A connection that never completes HTTP/2 setup is closed by the handshake's deadline."""
     with target.connect() as connection:
         connection.settimeout(20)
         connection.sendall(PREFACE[:1])
@@ -370,21 +370,21 @@ def test_one_byte_at_a_time_is_too_slow(target: Target) -> None:
                 heard += part
 
 
-def test_a_thousand_idle_connections_lock_nobody_out(target: Target) -> None:
-    """500 that say nothing, 500 that opened a stream and say nothing, and a few that read nothing."""
+def test_a_thousand_idle_connections_block_no_trainer(target: Target) -> None:
+    """500 silent connections, 500 with a silent stream, and a few that read nothing."""
     with ExitStack() as stack:
         trainer = stack.enter_context(remote(target.daemon.url, JOB, job_id="patient"))
-        steps = trainer.batches("train", spec_of(JOB, trainer.schema))
-        taken = [next(steps)]
+        rank_batches = trainer.batches("train", spec_of(JOB, trainer.schema))
+        taken = [next(rank_batches)]
         for number in range(1000):
             connection = stack.enter_context(target.connect())
             if number % 2:
                 connection.sendall(GOOD_START)
             if number % 100 == 99:
                 connection.sendall(dialogue(hello(job_id=f"idle {number}").SerializeToString())[len(GOOD_START) :])
-                taken.append(next(steps))
+                taken.append(next(rank_batches))
         target.check()
-        assert_same_batches(taken + list(steps), target.expected)
+        assert_same_batches(taken + list(rank_batches), target.expected)
     target.check()
 
 

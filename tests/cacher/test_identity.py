@@ -1,4 +1,4 @@
-"""What a trainer brings back to a cacher that was started anew."""
+"""The identity that a trainer presents to a restarted cacher."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_the_code_digest_covers_every_planning_package() -> None:
-    """A package that moved would otherwise drop out of the digest silently."""
+    """A moved package must not drop out of the digest silently."""
     assert all(list(folder.glob("*.py")) for folder in _PLANNING_CODE)

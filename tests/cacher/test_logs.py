@@ -1,4 +1,4 @@
-"""One line of JSON per event."""
+"""Logs: one line of JSON per event."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ from tests.cacher.daemons import Daemon, all_batches, config, free_port, remote,
 
 
 @pytest.mark.multiproc
-def test_what_a_scrape_sees(tmp_path: Path) -> None:
+def test_metrics_of_a_running_job(tmp_path: Path) -> None:
     job, port = config(), free_port()
     with Daemon(job, f"unix:{tmp_path}/c.sock", "--metrics", f"127.0.0.1:{port}") as daemon:
         all_batches(daemon.url, job, 2)
         with remote(daemon.url, job, job_id="half") as source:
-            steps = source.batches("train", spec_of(job, source.schema))
+            rank_batches = source.batches("train", spec_of(job, source.schema))
             for _ in range(4):
-                next(steps)
-            # The daemon has heard of the last step once it has planned as far as its acknowledgement allows.
+                next(rank_batches)
+            # The daemon has processed the last acknowledgement once it has planned as far as that allows.
             while (found := scrape(port))["bagpipe_cacher_batches_planned_total"] < 18 + 7:
                 pass
         assert found["bagpipe_cacher_jobs"] == 1

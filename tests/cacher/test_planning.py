@@ -1,4 +1,4 @@
-"""Planning in one process."""
+"""Planning of a job's batches in one process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_the_ranks_share_out_every_batch() -> None:
     job = config(assign="locality")
     [whole] = planned_batches(job)
     parts = planned_batches(job, 3)
-    for number, step in enumerate(whole):
+    for number, rank_batch in enumerate(whole):
         ours = [part[number].batch for part in parts]
-        assert sum(batch.num_examples for batch in ours) == step.batch.num_examples
-        assert {part[number].num_global_examples for part in parts} == {step.batch.num_examples}
-        assert sorted(np.concatenate([ids_of(batch) for batch in ours])) == sorted(ids_of(step.batch))
+        assert sum(batch.num_examples for batch in ours) == rank_batch.batch.num_examples
+        assert {part[number].num_global_examples for part in parts} == {rank_batch.batch.num_examples}
+        assert sorted(np.concatenate([ids_of(batch) for batch in ours])) == sorted(ids_of(rank_batch.batch))
 
 
 def ids_of(batch: Batch) -> list[int]:
@@ -39,10 +39,10 @@ def ids_of(batch: Batch) -> list[int]:
 
 @pytest.mark.parametrize("lookahead", [1, 3, 64])
 @pytest.mark.parametrize("max_steps", [1, 17, 18, 19])
-def test_only_the_first_steps_planned_as_if_all_came(lookahead: int, max_steps: int) -> None:
+def test_a_limited_phase_is_planned_like_the_whole(lookahead: int, max_steps: int) -> None:
     job = config(lookahead=lookahead)
-    [steps], [first] = planned_batches(job), planned_batches(job, max_steps=max_steps)
-    assert_same_batches(first, steps[:max_steps])
+    [batches], [first] = planned_batches(job), planned_batches(job, max_steps=max_steps)
+    assert_same_batches(first, batches[:max_steps])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_only_the_first_steps_planned_as_if_all_came(lookahead: int, max_steps: 
         ({"max_steps": 99}, 18),
     ],
 )
-def test_a_phase_says_where_it_ends_when_all_before_has_been_handed_out(options: dict[str, int], end: int) -> None:
+def test_the_end_follows_all_batches(options: dict[str, int], end: int) -> None:
     job = config()
     data = PlannedData(job.data, job.run.seed)
     phase = data.phase("train", spec_of(job, data.schema), **options)
@@ -90,9 +90,9 @@ def test_a_plan_from_the_middle_holds_the_same_batches(first_batch: int) -> None
     data = PlannedData(job.data, job.run.seed)
     first = list(data.batches("train", spec_of(job, data.schema), first_batch=first_batch))
     [whole] = planned_batches(job)
-    assert [step.batch.index for step in first] == list(range(first_batch, 90))
-    for step, other in zip(first, whole[first_batch:], strict=False):
-        assert_same(step.batch, other.batch)
+    assert [ours.batch.index for ours in first] == list(range(first_batch, 90))
+    for ours, other in zip(first, whole[first_batch:], strict=False):
+        assert_same(ours.batch, other.batch)
 
 
 @pytest.mark.parametrize("first_batch", [1, 16, 21, 64, 90])
@@ -101,7 +101,7 @@ def test_a_plan_from_the_middle_holds_the_same_batches(first_batch: int) -> None
 def test_a_plan_is_the_same_bytes_with_and_without_a_reader_state(
     first_batch: int, distance: int, shuffle: bool
 ) -> None:
-    """In another process than the one that gave the state, which has read nothing yet. Each batch carries one."""
+    """The state is used in another process than the one that made it. Each batch carries one."""
     job = config(batch_size=10, shuffle=shuffle)
     data = PlannedData(job.data, job.run.seed)
     states = {item.batch.index: item.batch.reader_state for item in data.batches("train", spec_of(job, data.schema))}
@@ -118,23 +118,23 @@ def test_a_plan_is_the_same_bytes_with_and_without_a_reader_state(
 @pytest.mark.parametrize(
     "state", [{}, {"batch": "x"}, {"batch": 2}, {"batch": 17}, {"version": 1, "batch": 2, "order": {}}]
 )
-def test_a_reader_state_of_something_else_is_not_used(state: dict[str, object]) -> None:
+def test_a_reader_state_of_other_data_is_ignored(state: dict[str, object]) -> None:
     job = config(batch_size=10)
     expected = planned(PlannedData(job.data, job.run.seed), 16)
     assert planned(PlannedData(job.data, job.run.seed), 16, state) == expected
 
 
 def planned(data: PlannedData, first_batch: int, reader_state: Mapping[str, Any] | None = None) -> list[bytes]:
-    """The steps from a batch on as they travel, but for the times."""
+    """Serialised batches from a batch on, without their times."""
     spec = spec_of(config(batch_size=10), data.schema)
-    steps = data.batches("train", spec, first_batch=first_batch, reader_state=reader_state)
+    batches = data.batches("train", spec, first_batch=first_batch, reader_state=reader_state)
     span = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=0)
-    return [b"".join(map(bytes, encode_rank_batch(dataclasses.replace(step, span=span)))) for step in steps]
+    return [b"".join(map(bytes, encode_rank_batch(dataclasses.replace(batch, span=span)))) for batch in batches]
 
 
 @pytest.mark.parametrize("first_batch", [1, 7, 17])
-def test_examples_go_to_the_same_ranks_wherever_a_plan_begins(first_batch: int) -> None:
-    """Also where the split depends on the batches before."""
+def test_the_assignment_does_not_depend_on_the_first_batch(first_batch: int) -> None:
+    """Also if the split depends on earlier batches."""
     job = config(assign="locality")
     whole = planned_batches(job, 2)
     data = PlannedData(job.data, job.run.seed)
@@ -148,7 +148,7 @@ def test_examples_go_to_the_same_ranks_wherever_a_plan_begins(first_batch: int) 
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 3, 64])
-def test_a_batch_too_large_matters_only_if_it_is_wanted(tmp_path: Path, lookahead: int) -> None:
+def test_a_batch_that_is_too_large_matters_only_if_requested(tmp_path: Path, lookahead: int) -> None:
     path = tmp_path / "day"
     distinct = (GOOD_LINE.replace("\taf", f"\t{number:x}") for number in range(10))
     path.write_text(GOOD_LINE * 20 + "".join(distinct))
@@ -161,7 +161,7 @@ def test_a_batch_too_large_matters_only_if_it_is_wanted(tmp_path: Path, lookahea
         list(data.batches("train", spec, max_steps=3))
 
 
-def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:
+def test_bad_data_comes_after_every_good_batch(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_text(GOOD_LINE * 100)
     (tmp_path / "day_1").write_text(GOOD_LINE + "bad\n")
     data = DataConfig(format="criteo-tsv", path=str(tmp_path), batch_size=10, eval_fraction=0.0, workers=0)
@@ -169,7 +169,7 @@ def test_bad_data_comes_after_every_good_step(tmp_path: Path) -> None:
     seen: list[int] = []
     with pytest.raises(InputError, match="day_1:2: expected 40"):
         seen.extend(
-            step.batch.index for step in planned.batches("train", spec_of(config(lookahead=64), planned.schema))
+            batch.batch.index for batch in planned.batches("train", spec_of(config(lookahead=64), planned.schema))
         )
     assert seen == list(range(10))
 
@@ -179,7 +179,7 @@ def test_skipped_rows_are_counted_to_the_end_of_the_data(tmp_path: Path) -> None
     path.write_text(f"{GOOD_LINE}bad\n{GOOD_LINE}{GOOD_LINE}worse\n{GOOD_LINE}worst\n")
     data = DataConfig(format="criteo-tsv", path=str(path), batch_size=2, eval_fraction=0.0, workers=0, bad_rows="skip")
     planned = PlannedData(data, 0)
-    steps = planned.batches("train", spec_of(config(), planned.schema))
-    assert next(steps).batch.labels.tolist() == [1, 1]
-    assert len(list(steps)) == 1
+    batches = planned.batches("train", spec_of(config(), planned.schema))
+    assert next(batches).batch.labels.tolist() == [1, 1]
+    assert len(list(batches)) == 1
     assert planned.skipped_rows() == 3

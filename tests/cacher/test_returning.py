@@ -1,4 +1,4 @@
-"""Ranks that come back: to a cacher that was started anew, after their run had ended, or after they were given up."""
+"""Ranks that reconnect: to a restarted cacher, after the end of their run, or after the cacher gave them up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOB = config()
 
 @contextmanager
 def rank_through(url: str, rank: int) -> Iterator[None]:
-    """A rank that comes back to another cacher when it has all steps of run 0 and has heard of their end."""
+    """A rank that connects to another cacher after it received all batches of run 0 and their end."""
     hello = pb.Hello(
         protocol=PROTOCOL_VERSION,
         job_id="job",
@@ -52,10 +52,10 @@ def rank_through(url: str, rank: int) -> Iterator[None]:
         heard = link.messages()
         assert next(heard).WhichOneof("kind") == "welcome"
         spec = json.dumps(dataclasses.asdict(spec_of(JOB, other.schema, 2)))
-        for _ in range(2):  # its stream may break more than once
+        for _ in range(2):  # its stream can break more than once
             start = pb.Start(run=0, phase="train", spec=spec, next_batch=18, watermark=18, ended=True)
             link.put(start=start)
-        # Heard in order: when this one is answered, the others were taken in.
+        # Messages are processed in order: an answer to this one means that the earlier ones were processed.
         link.put(start=pb.Start(run=1, phase="eval", spec=spec))
         assert next(heard).rank_batch.run == 1
         yield
@@ -63,63 +63,63 @@ def rank_through(url: str, rank: int) -> Iterator[None]:
         link.finish()
 
 
-def test_a_rank_that_had_its_end_is_not_waited_for(listen: str) -> None:
-    """It comes before the other rank asks for the run."""
+def test_no_wait_for_a_rank_that_had_its_end(listen: str) -> None:
+    """It reconnects before the other rank asks for the run."""
     with served(JOB, listen), rank_through(listen, 1):
         with remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-            steps = list(source.batches("train", spec_of(JOB, source.schema, 2)))
-    assert_same_batches(steps, planned_batches(JOB, 2)[0])
+            rank_batches = list(source.batches("train", spec_of(JOB, source.schema, 2)))
+    assert_same_batches(rank_batches, planned_batches(JOB, 2)[0])
 
 
-def test_a_rank_that_had_its_end_is_waited_for_no_longer(listen: str) -> None:
-    """It comes when the planner waits for it."""
+def test_a_wait_stops_when_the_rank_reports_its_end(listen: str) -> None:
+    """It reconnects while the planner waits for it."""
     with served(JOB, listen), remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-        steps = source.batches("train", spec_of(JOB, source.schema, 2))
-        taken = [next(steps) for _ in range(3)]
+        rank_batches = source.batches("train", spec_of(JOB, source.schema, 2))
+        taken = [next(rank_batches) for _ in range(3)]
         with rank_through(listen, 1):
-            assert_same_batches(taken + list(steps), planned_batches(JOB, 2)[0])
+            assert_same_batches(taken + list(rank_batches), planned_batches(JOB, 2)[0])
 
 
 @pytest.mark.multiproc
-def test_a_daemon_started_again_when_one_rank_is_through(tmp_path: Path, listen: str) -> None:
-    """Rank 0 has a few steps and no way to the daemon, rank 1 has all and its end, when the daemon is killed."""
+def test_a_daemon_restarted_after_one_rank_finished(tmp_path: Path, listen: str) -> None:
+    """Before the kill, rank 0 has a few batches and no route to the daemon; rank 1 has all batches and the end."""
     expected = planned_batches(JOB, 2)
     through, done = threading.Event(), threading.Event()
 
     def take_all() -> list[RankBatch]:
         with remote(listen, JOB, rank=1, world_size=2, job_id="job") as source:
-            steps = list(source.batches("train", spec_of(JOB, source.schema, 2)))
+            rank_batches = list(source.batches("train", spec_of(JOB, source.schema, 2)))
             through.set()
             assert done.wait(60)
-            return steps
+            return rank_batches
 
     cuts = [40_000, *[1] * 10_000]
     with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", cuts) as proxy, ThreadPoolExecutor(1) as pool:
         with Daemon(JOB, listen) as daemon:
             source = remote(proxy.url, JOB, rank=0, world_size=2, job_id="job", credits=30)
             source.__enter__()
-            steps = source.batches("train", spec_of(JOB, source.schema, 2))
+            rank_batches = source.batches("train", spec_of(JOB, source.schema, 2))
             ours = pool.submit(take_all)
             assert through.wait(60)
             daemon.kill()
         assert source.statistics().current < 18
         proxy._cuts.clear()
         with Daemon(JOB, listen):
-            assert_same_batches(list(steps), expected[0])
+            assert_same_batches(list(rank_batches), expected[0])
             done.set()
             assert_same_batches(ours.result(), expected[1])
             source.close()
 
 
-def test_a_rank_that_left_the_cacher_before_is_waited_for_only_so_long(listen: str) -> None:
+def test_the_wait_for_a_rank_that_left_is_bounded(listen: str) -> None:
     with served(JOB, listen, limits=Limits(grace_s=0.2)):
         with remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
-            steps = source.batches("train", spec_of(JOB, source.schema, 2), next_batch=2)
-            assert_same_batches(list(steps), planned_batches(JOB, 2)[0][2:])
+            rank_batches = source.batches("train", spec_of(JOB, source.schema, 2), next_batch=2)
+            assert_same_batches(list(rank_batches), planned_batches(JOB, 2)[0][2:])
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path, listen: str) -> None:
-    """The trainer is in the middle of the old one's steps."""
+    """The trainer is in the middle of the old data's batches."""
     line = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
     path = tmp_path / "day"
     path.write_text(line * 100)
@@ -128,15 +128,15 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path, listen: str) 
     with served(job, listen):
         source = remote(listen, job)
         source.__enter__()
-        steps = source.batches("train", spec_of(job, source.schema))
-        assert next(steps).batch.index == 0
+        rank_batches = source.batches("train", spec_of(job, source.schema))
+        assert next(rank_batches).batch.index == 0
     path.write_text(line.replace("af", "ae") * 200)
     with served(job, listen), pytest.raises(JobError, match=r"^data has changed since the trainer began: the cacher"):
-        list(steps)
+        list(rank_batches)
     source.close()
 
 
-def test_a_rank_given_up_does_not_found_the_job_anew(listen: str, tmp_path: Path) -> None:
+def test_a_rank_given_up_does_not_restart_the_job(listen: str, tmp_path: Path) -> None:
     with served(JOB, listen, limits=Limits(grace_s=0.1)):
         with remote(listen, JOB, rank=0, world_size=2, job_id="job") as other:
             with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", []) as proxy:
@@ -152,29 +152,29 @@ def test_a_rank_given_up_does_not_found_the_job_anew(listen: str, tmp_path: Path
         lost.close()
 
 
-def test_a_rank_alone_may_come_back_after_it_was_given_up(
+def test_a_single_rank_can_return_after_it_was_given_up(
     listen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served(JOB, listen, limits=Limits(grace_s=0.01)):
         with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", [40_000, *[1] * 10_000]) as proxy:
             with remote(proxy.url, JOB) as source:
-                steps = source.batches("train", spec_of(JOB, source.schema))
+                rank_batches = source.batches("train", spec_of(JOB, source.schema))
                 while "rank given up" not in caplog.messages:
                     pass
                 proxy._cuts.clear()
-                assert_same_batches(list(steps), planned_batches(JOB)[0])
+                assert_same_batches(list(rank_batches), planned_batches(JOB)[0])
 
 
 def test_runs_of_a_job_are_bounded(listen: str) -> None:
-    """The other rank never comes, so none of them ends."""
+    """The other rank never connects, so no run ends."""
     with served(JOB, listen), remote(listen, JOB, rank=0, world_size=2, job_id="job") as source:
         runs = [source.batches("train", spec_of(JOB, source.schema, 2)) for _ in range(4)]
         with pytest.raises(JobError, match=r"^the job has 3 phases under way already, at most 3$"):
             next(runs[3])
 
 
-def test_a_defect_of_the_cacher_is_told(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves nothing behind."""
+def test_a_defect_of_the_cacher_is_reported(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is reported, and no state is left behind."""
 
     def fail(run: Run) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""One phase of one job: buffers, credits and acknowledgements, without a network."""
+"""One phase of one job without a network: buffers, credits and acknowledgements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA = PlannedData(JOB.data, JOB.run.seed)
 
 
 class Woken:
-    """Wakes whoever waits for a rank's next item."""
+    """Wakes the threads that wait for a rank's next item."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -66,7 +66,7 @@ def started(
         assert run.join(20)
 
 
-def test_no_more_than_the_credits_are_planned_for() -> None:
+def test_planning_stops_at_the_credits() -> None:
     with started(credits=2) as (run, woken):
         for index in (0, 1):
             message, is_last = woken.item(run, 0, index)
@@ -80,7 +80,7 @@ def test_no_more_than_the_credits_are_planned_for() -> None:
         assert statistics.bytes_buffered == sum(len(run.item(0, index)[0]) for index in (1, 2))  # type: ignore[index]
 
 
-def test_what_is_not_acknowledged_can_be_had_again() -> None:
+def test_unacknowledged_batches_can_be_read_again() -> None:
     with started(credits=3) as (run, woken):
         first = [woken.item(run, 0, index)[0] for index in range(3)]
         assert run.enter(0, credits=3, next_batch=0, watermark=0)
@@ -91,13 +91,13 @@ def test_what_is_not_acknowledged_can_be_had_again() -> None:
 
 
 @pytest.mark.parametrize("watermark", [4, 100])
-def test_more_cannot_be_acknowledged_than_was_planned(watermark: int) -> None:
+def test_an_acknowledgement_beyond_the_plan_is_refused(watermark: int) -> None:
     with started(credits=2) as (run, woken):
         woken.item(run, 0, 1)
         assert not run.acknowledge(0, watermark)
 
 
-def test_the_end_comes_after_the_last_step() -> None:
+def test_the_end_comes_after_the_last_batch() -> None:
     with started(credits=20) as (run, woken):
         message, is_last = woken.item(run, 0, 9)
         assert is_last
@@ -108,7 +108,7 @@ def test_the_end_comes_after_the_last_step() -> None:
 
 @pytest.mark.parametrize("credits", [1, 8])
 def test_a_run_that_is_stopped_has_no_end(credits: int) -> None:
-    """Neither waiting for room nor planning: a trainer must not take the steps so far for all."""
+    """In every state of the planner: a trainer must not take the batches so far for all."""
     with started(credits=credits) as (run, woken):
         woken.item(run, 0, 0)
         run.stop()
@@ -118,7 +118,7 @@ def test_a_run_that_is_stopped_has_no_end(credits: int) -> None:
 
 
 def test_a_plan_that_ends_before_its_data_has_no_end() -> None:
-    """Whoever it was that stopped it: only the data's own end is one."""
+    """Only the end of the data ends a run, whatever stopped the plan."""
 
     def planned() -> PlannedPhase:
         phase = DATA.phase("train", spec_of(JOB, DATA.schema))
@@ -134,7 +134,7 @@ def test_a_plan_that_ends_before_its_data_has_no_end() -> None:
     assert run.join(20)
 
 
-def test_errors_come_as_what_they_are() -> None:
+def test_errors_keep_their_class() -> None:
     with started(rows=1) as (run, woken):
         message, is_last = woken.item(run, 0, 0)
         assert is_last
@@ -161,18 +161,18 @@ def test_a_phase_that_cannot_be_opened(error: Exception, kind: str, words: str) 
     assert run.join(20)
 
 
-def test_the_last_to_leave_ends_it() -> None:
+def test_the_last_rank_to_leave_ends_the_run() -> None:
     with started(world_size=2, credits=1) as (run, woken):
         woken.item(run, 1, 0)
         assert not run.leave(0)
         assert run.acknowledge(1, 1)
-        assert woken.item(run, 1, 1)[0].rank_batch.index == 1  # rank 0 stops nobody
+        assert woken.item(run, 1, 1)[0].rank_batch.index == 1  # rank 0 does not block others
         assert run.item(0, 0) is None
         assert run.leave(1)
         assert run.join(20)
 
 
-def test_a_rank_that_came_back_to_a_new_cacher_has_the_first_steps_already() -> None:
+def test_a_returning_rank_skips_batches_it_has() -> None:
     with started(credits=2) as (run, woken):
         woken.item(run, 0, 1)
         assert run.enter(0, credits=2, next_batch=6, watermark=5)
@@ -184,7 +184,7 @@ def test_a_rank_that_came_back_to_a_new_cacher_has_the_first_steps_already() -> 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3)), max_size=12), st.integers(1, 4))
 def test_buffers_are_bounded_and_complete_in_any_order(moves: list[tuple[int, int]], credits: int) -> None:
-    """Ranks take steps in any order; each sees every step once, and no buffer ever exceeds the credits."""
+    """For any order of reads, each rank sees every batch once, and no buffer exceeds the credits."""
     with started(world_size=2, credits=credits) as (run, woken):
         taken = [0, 0]
         for rank, count in moves:

@@ -1,4 +1,4 @@
-"""Who may connect."""
+"""Access control of the cacher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def secret_file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:7000", "node-1:7000"])
-def test_a_listener_for_others_must_be_protected(listen: str) -> None:
+def test_a_network_listener_must_be_protected(listen: str) -> None:
     address = parse_address(listen)
     for access in (Access(), Access(tls_cert="c", tls_key="k")):
         with pytest.raises(InputError, match="can be reached from other machines: give --secret-file, or --tls-cert"):
@@ -40,7 +40,7 @@ def test_a_listener_for_others_must_be_protected(listen: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["unix:/run/c.sock", "127.0.0.1:0", "[::1]:0", "localhost:7000"])
-def test_a_listener_for_this_machine_need_not_be(listen: str) -> None:
+def test_a_local_listener_needs_no_protection(listen: str) -> None:
     check_access(parse_address(listen), Access())
 
 
@@ -53,7 +53,7 @@ def test_a_listener_for_this_machine_need_not_be(listen: str) -> None:
         ("grpcs://127.0.0.1:0", Access(), "needs --tls-cert and --tls-key"),
     ],
 )
-def test_half_of_a_protection_is_refused(listen: str, access: Access, message: str) -> None:
+def test_incomplete_protection_is_refused(listen: str, access: Access, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_access(parse_address(listen), access)
 
@@ -62,14 +62,14 @@ def test_half_of_a_protection_is_refused(listen: str, access: Access, message: s
     ("content", "message"),
     [(b"short", "at least 16 printable characters, got 5"), (b"\xff" * 20, "expected ASCII text"), (None, "No such")],
 )
-def test_secrets_that_are_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_invalid_secrets(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / "file").write_bytes(content)
     with pytest.raises(InputError, match=f"secret file .*: .*{message}"):
         read_secret(str(tmp_path / "file"))
 
 
-def test_the_secret_opens_the_door(secret_file: str) -> None:
+def test_the_secret_grants_access(secret_file: str) -> None:
     job = config()
     with served(job, "127.0.0.1:0", access=Access(secret_file=secret_file)) as server:
         url = str(server.address)
@@ -83,7 +83,7 @@ def test_the_secret_opens_the_door(secret_file: str) -> None:
         assert server.jobs.counts() == (0, 0)
 
 
-def test_probes_need_no_secret_but_nothing_else_is_open(secret_file: str) -> None:
+def test_only_health_probes_need_no_secret(secret_file: str) -> None:
     with served(config(), "127.0.0.1:0", access=Access(secret_file=secret_file)) as server:
         with grpc.insecure_channel(server.address.target) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -105,12 +105,12 @@ def test_tls_with_certificates_on_both_sides(certificates: Certificates) -> None
             unknown = dataclasses.replace(job, cacher=certificates.trainer(name))
             with pytest.raises(InputError, match="was not reached within 1 s"):
                 all_batches(url, unknown)
-        with pytest.raises(InputError, match="was not reached within 1 s"):  # no TLS at all
+        with pytest.raises(InputError, match="was not reached within 1 s"):  # no TLS
             all_batches(server.address.target, dataclasses.replace(job, cacher=certificates.trainer()))
 
 
-def test_a_cacher_that_is_not_who_it_should_be(certificates: Certificates) -> None:
-    """Its certificate is another authority's: the trainer does not tell it the secret."""
+def test_a_cacher_with_a_wrong_certificate(certificates: Certificates) -> None:
+    """The cacher's certificate is of another authority: the trainer does not send it the secret."""
     access = Access(tls_cert=certificates.path("stranger"), tls_key=certificates.path("stranger-key"))
     job = dataclasses.replace(config(), cacher=certificates.trainer())
     with served(job, "127.0.0.1:0", access=access) as server:

@@ -1,4 +1,4 @@
-"""Listening, health, and how a daemon ends."""
+"""Listening, health checks, and shutdown of a daemon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def health(target: str) -> int:
         return status
 
 
-def test_it_says_that_it_is_well() -> None:
+def test_health_check() -> None:
     with served(JOB, "127.0.0.1:0") as server:
         assert server.address.port > 0
         assert health(server.address.target) == health_pb2.HealthCheckResponse.SERVING
@@ -79,11 +79,11 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path, number: signal.Signals) -> 
 def test_a_drain_lets_jobs_finish_and_takes_no_new_ones(tmp_path: Path) -> None:
     draining, told = threading.Event(), threading.Event()
 
-    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
-        first = next(steps)
+    def take(rank: int, rank_batches: Iterator[RankBatch]) -> list[RankBatch]:
+        first = next(rank_batches)
         told.set()
         assert draining.wait(30)
-        return [first, *steps]
+        return [first, *rank_batches]
 
     with Daemon(JOB, f"unix:{tmp_path}/c.sock") as daemon, ThreadPoolExecutor(1) as pool:
         running = pool.submit(all_batches, daemon.url, JOB, take=take)
@@ -102,7 +102,7 @@ def test_a_drain_lets_jobs_finish_and_takes_no_new_ones(tmp_path: Path) -> None:
 @pytest.mark.multiproc
 @pytest.mark.parametrize(("flags", "signals"), [(("--drain-timeout-s", "0.3"), 1), ((), 2)])
 def test_a_drain_has_an_end(tmp_path: Path, flags: tuple[str, ...], signals: int) -> None:
-    """After its time, or at the second signal."""
+    """A drain ends after its timeout, or at the second signal."""
     job = config(timeout_s=0.3)
     with Daemon(job, f"unix:{tmp_path}/c.sock", *flags) as daemon, remote(daemon.url, job):
         for _ in range(signals):
@@ -137,7 +137,7 @@ def health_or_gone(target: str) -> int:
         (("--listen", "127.0.0.1:0", "--data.no", "1"), "unknown option --data.no"),
     ],
 )
-def test_what_it_cannot_start_with_is_one_line(flags: tuple[str, ...], message: str) -> None:
+def test_startup_errors_are_one_line(flags: tuple[str, ...], message: str) -> None:
     code, said = refused_daemon(*flags)
     assert code == 2, said
     assert said.startswith("error: ")

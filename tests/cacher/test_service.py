@@ -1,4 +1,4 @@
-"""Whole streams: what every rank receives is what is planned here, whatever happens on the way."""
+"""Whole streams: every rank receives exactly the locally planned batches, under any failure."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_small_caches_and_direct_mode(listen: str, rows: int) -> None:
     job = config(rows=rows)
     with served(job, listen):
         ours = all_batches(listen, job, 2)
-    for rank, steps in enumerate(planned_batches(job, 2)):
-        assert_same_batches(ours[rank], steps)
+    for rank, rank_batches in enumerate(planned_batches(job, 2)):
+        assert_same_batches(ours[rank], rank_batches)
 
 
 def test_several_jobs_at_once(listen: str) -> None:
@@ -54,54 +54,54 @@ def test_several_jobs_at_once(listen: str) -> None:
     with served(job, listen), ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(all_batches, listen, job, 2, job_id=f"job {number}") for number in range(3)]
         for future in jobs:
-            for rank, steps in enumerate(future.result()):
-                assert_same_batches(steps, expected[rank])
+            for rank, rank_batches in enumerate(future.result()):
+                assert_same_batches(rank_batches, expected[rank])
 
 
 @pytest.mark.parametrize(("first", "max_steps"), [(0, 5), (7, 0), (7, 9), (16, 0), (18, 0), (30, 0), (4, 4)])
-def test_a_phase_may_begin_and_end_anywhere(listen: str, first: int, max_steps: int) -> None:
+def test_a_phase_begins_and_ends_at_any_batch(listen: str, first: int, max_steps: int) -> None:
     job = config()
     [expected] = planned_batches(job, max_steps=max_steps, first_batch=first)
     with served(job, listen), remote(listen, job) as source:
         spec = spec_of(job, source.schema)
         for _ in range(2):  # with and without reader_states
             assert_same_batches(list(source.batches("train", spec, max_steps=max_steps, first_batch=first)), expected)
-    indices = [step.batch.index for step in expected]
+    indices = [rank_batch.batch.index for rank_batch in expected]
     assert indices == list(range(first, min(max_steps or 18, 18)))
 
 
-def test_a_rank_may_want_later_steps_of_the_same_plan(listen: str) -> None:
+def test_a_rank_can_start_at_a_later_batch(listen: str) -> None:
     job = config()
     [expected] = planned_batches(job, first_batch=2)
     with served(job, listen), remote(listen, job) as source:
-        steps = source.batches("train", spec_of(job, source.schema), first_batch=2, next_batch=9)
-        assert_same_batches(list(steps), expected[7:])
+        rank_batches = source.batches("train", spec_of(job, source.schema), first_batch=2, next_batch=9)
+        assert_same_batches(list(rank_batches), expected[7:])
 
 
-def test_a_rank_that_comes_late_misses_nothing(listen: str) -> None:
-    """The first rank takes what its credits allow before the second one connects."""
+def test_a_late_rank_gets_every_batch(listen: str) -> None:
+    """The first rank takes as many batches as its credits allow before the second one connects."""
     job = config()
     expected = planned_batches(job, 2)
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
         spec = spec_of(job, first.schema, 2)
-        steps = first.batches("train", spec)
-        early = [next(steps) for _ in range(3)]
+        rank_batches = first.batches("train", spec)
+        early = [next(rank_batches) for _ in range(3)]
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second, ThreadPoolExecutor(1) as pool:
             other = pool.submit(list, second.batches("train", spec))
-            assert_same_batches(early + list(steps), expected[0])
+            assert_same_batches(early + list(rank_batches), expected[0])
             assert_same_batches(other.result(), expected[1])
 
 
 def test_ranks_read_the_shares_they_ask_for(listen: str) -> None:
-    """And all of them must ask alike."""
+    """All ranks must ask for the same shares."""
     job = config()
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
         specs = [spec_of(job, first.schema, 2, shares) for shares in ((0, 3), (1, 1), ())]
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second, ThreadPoolExecutor(1) as pool:
             mine = pool.submit(list, first.batches("train", specs[0]))
-            steps = list(second.batches("train", specs[0]))
-            assert_same_batches(steps, planned_batches(job, 2, shares=(0, 3))[1])
-            assert [step.batch.num_examples for step in mine.result()] == [0] * len(steps)
+            rank_batches = list(second.batches("train", specs[0]))
+            assert_same_batches(rank_batches, planned_batches(job, 2, shares=(0, 3))[1])
+            assert [rank_batch.batch.num_examples for rank_batch in mine.result()] == [0] * len(rank_batches)
             next(first.batches("eval", specs[0]))
             with pytest.raises(
                 InputError, match=r"spec.example_shares\[0\]: the job's other ranks request 0, rank 1 requests 1"
@@ -110,7 +110,7 @@ def test_ranks_read_the_shares_they_ask_for(listen: str) -> None:
 
 
 class GatedPhase(PlannedPhase):
-    """Each batch waits until somebody lets it go."""
+    """A phase whose batches each wait for the gate."""
 
     gate: threading.Semaphore
 
@@ -120,7 +120,7 @@ class GatedPhase(PlannedPhase):
 
 
 class GatedData(PlannedData):
-    """Plans as slowly as its gate is opened."""
+    """Data planned as fast as its gate opens."""
 
     gate = threading.Semaphore(0)
 
@@ -131,28 +131,28 @@ class GatedData(PlannedData):
         return planned
 
 
-def test_a_slow_oracle_only_slows(listen: str) -> None:
-    """The trainers always wait for the oracle: it may go on only when all they were given is taken."""
+def test_a_slow_oracle_changes_no_batch(listen: str) -> None:
+    """The trainers always wait for the oracle, which continues only when they have taken all batches."""
     job = config()
     data = GatedData(job.data, job.run.seed)
     barrier = threading.Barrier(2, action=data.gate.release)
 
-    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
+    def take(rank: int, rank_batches: Iterator[RankBatch]) -> list[RankBatch]:
         taken = []
         barrier.wait(30)
-        for step in steps:
-            taken.append(step)
+        for rank_batch in rank_batches:
+            taken.append(rank_batch)
             barrier.wait(30)
         return taken
 
     with served(job, listen, data=data):
         ours = all_batches(listen, job, 2, take=take)
-    for rank, steps in enumerate(planned_batches(job, 2)):
-        assert_same_batches(ours[rank], steps)
+    for rank, rank_batches in enumerate(planned_batches(job, 2)):
+        assert_same_batches(ours[rank], rank_batches)
 
 
-def test_planners_that_are_still_ending_are_bounded(listen: str) -> None:
-    """However fast a rank leaves one phase for the next."""
+def test_the_number_of_ending_planners_is_bounded(listen: str) -> None:
+    """A rank can leave one phase for the next arbitrarily fast."""
     job = config()
     data = GatedData(job.data, job.run.seed)
     data.gate = threading.Semaphore(0)
@@ -166,42 +166,42 @@ def test_planners_that_are_still_ending_are_bounded(listen: str) -> None:
 
 
 def test_a_slow_trainer_stops_the_planner(listen: str) -> None:
-    """No more is planned than the credits of the slowest rank allow, and one batch that waits for room."""
+    """The planner stops at the credits of the slowest rank plus one batch that waits for room."""
     job = config()
     with served(job, listen) as server:
         fast = remote(listen, job, rank=0, world_size=2, job_id="job", credits=9)
         slow = remote(listen, job, rank=1, world_size=2, job_id="job", credits=2)
         with fast, slow:
             spec = spec_of(job, fast.schema, 2)
-            waiting, steps = slow.batches("train", spec), fast.batches("train", spec)
-            assert [next(steps).batch.index for _ in range(2)] == [0, 1]
+            waiting, rank_batches = slow.batches("train", spec), fast.batches("train", spec)
+            assert [next(rank_batches).batch.index for _ in range(2)] == [0, 1]
             [(_, _, run)] = server.jobs.runs()
             statistics = run.statistics()
             assert statistics.batches_planned == 2
             assert statistics.batches_buffered[1] == 2
             assert statistics.credits_free[1] == 0
             assert next(waiting).batch.index == 0
-            assert next(steps).batch.index == 2
+            assert next(rank_batches).batch.index == 2
 
 
-def test_a_phase_left_early_gives_way_to_the_next(listen: str) -> None:
+def test_the_next_phase_starts_after_one_left_early(listen: str) -> None:
     job = config()
     [held_out] = planned_batches(job, phase="eval")
     with served(job, listen), remote(listen, job) as source:
         spec = spec_of(job, source.schema)
-        steps = source.batches("train", spec)
-        assert next(steps).batch.index == 0
+        rank_batches = source.batches("train", spec)
+        assert next(rank_batches).batch.index == 0
         assert_same_batches(list(source.batches("eval", spec)), held_out)
 
 
-def test_one_rank_may_leave_a_phase_before_the_others(listen: str) -> None:
-    """What it no longer takes must not stop the planner."""
+def test_one_rank_can_leave_a_phase_early(listen: str) -> None:
+    """Batches that a rank no longer takes do not stop the planner."""
     job = config()
     expected, held_out = planned_batches(job, 2), planned_batches(job, 2, "eval")
 
-    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
-        first = next(steps)
-        return [first] if rank == 0 and first.batch.num_examples else [first, *steps]
+    def take(rank: int, rank_batches: Iterator[RankBatch]) -> list[RankBatch]:
+        first = next(rank_batches)
+        return [first] if rank == 0 and first.batch.num_examples else [first, *rank_batches]
 
     with served(job, listen):
         ours = all_batches(listen, job, 2, phases=("train", "eval"), take=take)
@@ -210,8 +210,8 @@ def test_one_rank_may_leave_a_phase_before_the_others(listen: str) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[300], [2_000], [40_000, 5, 90_000], [30_000] * 6, [1, 9, 25, 26, 27, 100, 400, 800]])
-def test_cut_connections_go_unnoticed(tmp_path: Path, listen: str, cuts: list[int]) -> None:
-    """Cut before the welcome, in the middle of a step, and again before anything came."""
+def test_cut_connections_change_no_batch(tmp_path: Path, listen: str, cuts: list[int]) -> None:
+    """Connections are cut before the welcome, in the middle of a batch, and again before any data."""
     job = config()
     [expected] = planned_batches(job)
     with served(job, listen), CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", cuts) as proxy:
@@ -222,18 +222,18 @@ def test_cut_connections_go_unnoticed(tmp_path: Path, listen: str, cuts: list[in
 
 @pytest.mark.multiproc
 @pytest.mark.parametrize("address", ["unix", "tcp"])
-def test_a_daemon_killed_and_started_again_goes_unnoticed(tmp_path: Path, address: str) -> None:
-    """Both ranks are in mid-run, one of them further than the other."""
+def test_a_restarted_daemon_changes_no_batch(tmp_path: Path, address: str) -> None:
+    """Both ranks are in the middle of the run, one further than the other."""
     job = config(limit=2000)
     expected = planned_batches(job, 2)
     half_way = threading.Barrier(3)
     again = threading.Event()
 
-    def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
-        taken = [next(steps) for _ in range(8 + 2 * rank)]
+    def take(rank: int, rank_batches: Iterator[RankBatch]) -> list[RankBatch]:
+        taken = [next(rank_batches) for _ in range(8 + 2 * rank)]
         half_way.wait(60)
         assert again.wait(60)
-        return taken + list(steps)
+        return taken + list(rank_batches)
 
     with ThreadPoolExecutor(1) as pool:
         with Daemon(job, f"unix:{tmp_path}/c.sock" if address == "unix" else "127.0.0.1:0") as daemon:
@@ -243,11 +243,11 @@ def test_a_daemon_killed_and_started_again_goes_unnoticed(tmp_path: Path, addres
             daemon.kill()
         again.set()
         with Daemon(job, url):
-            for rank, steps in enumerate(ours.result()):
-                assert_same_batches(steps, expected[rank])
+            for rank, rank_batches in enumerate(ours.result()):
+                assert_same_batches(rank_batches, expected[rank])
 
 
-def test_a_cacher_that_comes_late_is_waited_for(listen: str) -> None:
+def test_trainers_wait_for_a_late_cacher(listen: str) -> None:
     job = config()
     with ThreadPoolExecutor(1) as pool:
         ours = pool.submit(all_batches, listen, job)
@@ -262,14 +262,14 @@ def test_a_cacher_that_never_comes(listen: str) -> None:
 
 @pytest.mark.multiproc
 def test_a_cacher_lost_for_good(listen: str) -> None:
-    """What was received is handed out before; the end stays the end."""
+    """Received batches are still handed out, and the error is permanent."""
     job = config(timeout_s=0.3)
     with Daemon(job, listen) as daemon, remote(listen, job) as source:
-        steps = source.batches("train", spec_of(job, source.schema))
-        assert next(steps).batch.index == 0
+        rank_batches = source.batches("train", spec_of(job, source.schema))
+        assert next(rank_batches).batch.index == 0
         daemon.kill()
         with pytest.raises(JobError, match=r"was not reached within 0\.3 s: "):
-            list(steps)
+            list(rank_batches)
         with pytest.raises(JobError, match="was not reached"):
             next(source.batches("eval", spec_of(job, source.schema)))
 
@@ -294,12 +294,12 @@ def test_another_configuration_is_refused(listen: str, change: dict[str, object]
         assert server.counters.totals().refused == 1
 
 
-def test_parser_processes_are_each_side_s_own_affair(listen: str) -> None:
+def test_each_side_has_its_own_number_of_parser_processes(listen: str) -> None:
     with served(config(), listen):
         assert len(all_batches(listen, config(workers=3))[0]) == 18
 
 
-def test_ranks_that_do_not_fit_together_are_refused(listen: str) -> None:
+def test_inconsistent_ranks_are_refused(listen: str) -> None:
     job = config()
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as first:
         with pytest.raises(InputError, match=r"^world size: the job's other ranks have 2, rank 1 has 4$"):
@@ -307,14 +307,14 @@ def test_ranks_that_do_not_fit_together_are_refused(listen: str) -> None:
         with pytest.raises(InputError, match=r"^rank 0 of job job belongs to another process$"):
             remote(listen, job, rank=0, world_size=2, job_id="job").__enter__()
         spec = spec_of(job, first.schema, 2)
-        steps = first.batches("train", spec, max_steps=5)
-        assert next(steps).batch.index == 0
+        rank_batches = first.batches("train", spec, max_steps=5)
+        assert next(rank_batches).batch.index == 0
         with remote(listen, job, rank=1, world_size=2, job_id="job") as second:
             with pytest.raises(
                 InputError, match=r"^run 0, max_steps: the job's other ranks request 5, rank 1 requests 6$"
             ):
                 next(second.batches("train", spec, max_steps=6))
-        assert [step.batch.index for step in steps] == [1, 2, 3, 4]
+        assert [rank_batch.batch.index for rank_batch in rank_batches] == [1, 2, 3, 4]
 
 
 def test_too_many_jobs_are_refused(listen: str) -> None:
@@ -329,18 +329,18 @@ def test_a_rank_lost_for_good_ends_the_job_for_the_others(listen: str, tmp_path:
     job = config()
     with served(job, listen, limits=Limits(grace_s=0.2)) as server:
         with remote(listen, job, rank=0, world_size=2, job_id="job") as left:
-            steps = left.batches("train", spec_of(job, left.schema, 2))
+            rank_batches = left.batches("train", spec_of(job, left.schema, 2))
             with CuttingProxy(tmp_path / "proxy.sock", tmp_path / "cacher.sock", []) as proxy:
                 lost = remote(proxy.url, config(timeout_s=0.1), rank=1, world_size=2, job_id="job")
                 lost.__enter__()
             with pytest.raises(JobError, match=r"^rank 1 was lost and not back within 0\.2 s$"):
-                list(steps)
+                list(rank_batches)
         lost.close()
-        while server.jobs.counts() != (0, 0):  # the last rank's stream may end after it was told
+        while server.jobs.counts() != (0, 0):  # the last rank's stream can end after its error was sent
             pass
 
 
-def test_a_batch_that_does_not_fit_travels_as_what_it_is(listen: str) -> None:
+def test_a_capacity_error_keeps_its_class(listen: str) -> None:
     job = config(rows=3)
     with served(job, listen), pytest.raises(CapacityError, match=r"cache\.rows is 3"):
         all_batches(listen, job)
@@ -362,7 +362,7 @@ def text_job(path: Path, **changes: object) -> object:
     return type(base)(**{**{name: getattr(base, name) for name in ("oracle", "cache", "cacher", "run")}, "data": data})
 
 
-def test_bad_data_comes_after_every_good_step(tmp_path: Path, listen: str) -> None:
+def test_bad_data_comes_after_every_good_batch(tmp_path: Path, listen: str) -> None:
     folder = tmp_path / "days"
     folder.mkdir()
     (folder / "day_0").write_text(GOOD_LINE * 100)
@@ -371,7 +371,7 @@ def test_bad_data_comes_after_every_good_step(tmp_path: Path, listen: str) -> No
     seen: list[int] = []
     with served(job, listen), remote(listen, job) as source:  # type: ignore[arg-type]
         with pytest.raises(InputError, match="day_1:2: expected 40"):
-            seen.extend(step.batch.index for step in source.batches("train", spec_of(job, source.schema)))  # type: ignore[arg-type]
+            seen.extend(rank_batch.batch.index for rank_batch in source.batches("train", spec_of(job, source.schema)))  # type: ignore[arg-type]
     assert seen == list(range(10))
 
 

@@ -1,4 +1,4 @@
-"""A daemon that serves for long does not grow."""
+"""A long-running daemon does not grow."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_GROWTH_BYTES = 8 << 20
 @pytest.mark.multiproc
 @pytest.mark.timeout(600)
 def test_twenty_thousand_batches(tmp_path: Path) -> None:
-    """Two ranks, a cache that evicts, 100 epochs."""
+    """Two ranks, an evicting cache, 100 epochs."""
     job = config(batch_size=10, limit=2000, rows=1500, lookahead=8, eval_fraction=0.0)
     job = dataclasses.replace(job, data=dataclasses.replace(job.data, epochs=NUM_BATCHES // 200))
     rss_bytes: dict[int, int] = {}
     with Daemon(job, f"unix:{tmp_path}/c.sock") as daemon:
 
-        def take(rank: int, steps: Iterator[RankBatch]) -> list[RankBatch]:
+        def take(rank: int, rank_batches: Iterator[RankBatch]) -> list[RankBatch]:
             count = 0
-            for count, step in enumerate(steps, start=1):
-                assert step.batch.index == count - 1
+            for count, rank_batch in enumerate(rank_batches, start=1):
+                assert rank_batch.batch.index == count - 1
                 if rank == 0 and count in (EARLY, LATE):
                     rss_bytes[count] = daemon.rss_bytes()
             assert count == NUM_BATCHES

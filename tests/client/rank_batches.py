@@ -1,4 +1,4 @@
-"""Rank batches to send: random ones for the codec, a plausible one for whole streams."""
+"""Rank batches for tests: random ones for the codec, a realistic one for whole streams."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _batches() -> st.SearchStrategy[Batch]:
 
 
 def rank_batches() -> st.SearchStrategy[RankBatch]:
-    """Rank batches of any shape. Their numbers need not make sense, but every example has its lengths."""
+    """Rank batches of any shape. Values are arbitrary, but every example has its lengths."""
     return st.builds(
         RankBatch,
         batch=_batches(),
@@ -85,7 +85,7 @@ def rank_batches() -> st.SearchStrategy[RankBatch]:
 
 
 def example_rank_batch(index: int = 0, num_examples: int = 3) -> RankBatch:
-    """A small, plausible, one-hot rank batch."""
+    """A small, realistic, one-hot rank batch."""
     ids = np.arange(num_examples, dtype=np.int64) * 10
     numbers = np.arange(num_examples, dtype=np.int32)
     rows = RowList(table_offsets=np.array([0, num_examples]), ids=ids)
@@ -128,7 +128,7 @@ def frame_of(rank_batch: RankBatch, *, omit_values: bool = False) -> bytearray:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Two records are equal, bit for bit and type for type, spans excepted (they tell the time)."""
+    """Assert that two records are equal in bits and types, except spans, which hold times."""
     assert type(one) is type(other)
     if isinstance(one, PlanSpan):
         return

@@ -1,4 +1,4 @@
-"""A cacher that says what a test tells it to: for what a real one never says."""
+"""A scripted cacher, for messages that a real one never sends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bagpipe.client.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to
 from data.schema_file import criteo_schema
 from tests.client.rank_batches import example_rank_batch, frame_of
 
-__all__ = ["Script", "end", "error", "scripted", "step", "welcome"]
+__all__ = ["Script", "batch", "end", "error", "scripted", "welcome"]
 
-#: What one stream says after the trainer's Hello; a callable is called with the next request.
+#: Messages of one stream after the trainer's Hello; a callable is called with the next request.
 Script = Sequence[pb.CacherMessage | Callable[[pb.TrainerMessage], None]]
 
 
@@ -26,7 +26,7 @@ def welcome(schema: str = "", identity: str = "") -> pb.CacherMessage:
     return pb.CacherMessage(welcome=pb.Welcome(schema=schema, identity=identity))
 
 
-def step(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.CacherMessage:
+def batch(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.CacherMessage:
     payload = bytes(frame_of(example_rank_batch(index))) if payload is None else payload
     return pb.CacherMessage(rank_batch=pb.RankBatch(run=run, index=index, payload=payload))
 
@@ -57,7 +57,7 @@ class _Servicer(CacherServicer):  # type: ignore[misc] # generated
 
 @contextmanager
 def scripted(path: Path, *scripts: Script) -> Iterator[tuple[str, list[list[pb.TrainerMessage]]]]:
-    """URL of a cacher that plays one script per stream, then only hangs up; and the requests each stream heard."""
+    """URL of a cacher that plays one script per stream and then hangs up, and the requests received per stream."""
     servicer = _Servicer(scripts)
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)

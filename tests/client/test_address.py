@@ -38,7 +38,7 @@ def test_addresses(text: str, address: Address, target: str, is_local: bool) -> 
 @pytest.mark.parametrize(
     "text", ["", "unix:", "host", "host:", ":70", "host:70000", "http://host:70", "a b:1", "h:1/x"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(InputError, match=r"^--listen must be unix:PATH, HOST:PORT.*got "):
         parse_address(text, subject="--listen")
 

@@ -1,4 +1,4 @@
-"""What trainer and cacher compare."""
+"""The settings that trainer and cacher compare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_a_value_does_not_differ_from_itself_sent_over_the_wire(value: object) -> None:
+def test_a_value_equals_itself_after_serialisation(value: object) -> None:
     assert first_difference(value, json.loads(json.dumps(value))) is None
 
 

@@ -1,4 +1,4 @@
-"""Rank batches as bytes and back; CodecError for any other bytes."""
+"""Serialisation of rank batches, and CodecError for invalid bytes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ NUMBERS = st.integers(0, 2**64 - 1)
 
 
 @given(rank_batches())
-def test_round_trip(step: RankBatch) -> None:
-    frame = frame_of(step)
+def test_round_trip(rank_batch: RankBatch) -> None:
+    frame = frame_of(rank_batch)
     back = decode_rank_batch(frame)
-    assert_same(back, step)
-    assert back.span == step.span
+    assert_same(back, rank_batch)
+    assert back.span == rank_batch.span
     assert frame_of(back) == frame
 
 
 def test_arrays_are_views_at_aligned_places() -> None:
-    """And can be written: torch.from_numpy warns about arrays that cannot."""
+    """The arrays are writable: torch.from_numpy warns about read-only arrays."""
     frame = frame_of(example_rank_batch())
     assert all(array.flags.writeable for array in arrays_of(decode_rank_batch(frame)))
     values = decode_rank_batch(frame).batch.values
@@ -44,8 +44,8 @@ def test_arrays_are_views_at_aligned_places() -> None:
     assert (values.__array_interface__["data"][0] - base) % 8 == 0
 
 
-def test_the_format_says_what_the_records_say() -> None:
-    """Every field of every record, in order, with the dtype of its annotation."""
+def test_the_format_matches_the_records() -> None:
+    """The format lists every field of every record, in order, with the dtype of its annotation."""
     for record, fields in codec._RECORDS.items():
         assert list(fields) == [field.name for field in dataclasses.fields(record)]
         hints = typing.get_type_hints(record)
@@ -62,11 +62,11 @@ def test_the_format_says_what_the_records_say() -> None:
                 assert hint is expected
 
 
-def test_arrays_that_are_not_contiguous_are_sent_all_the_same() -> None:
-    step = example_rank_batch()
+def test_arrays_that_are_not_contiguous_can_be_sent() -> None:
+    rank_batch = example_rank_batch()
     wide = np.arange(12, dtype=np.float32).reshape(3, 4)
-    batch = dataclasses.replace(step.batch, dense=wide[:, ::2])
-    back = decode_rank_batch(frame_of(dataclasses.replace(step, batch=batch)))
+    batch = dataclasses.replace(rank_batch.batch, dense=wide[:, ::2])
+    back = decode_rank_batch(frame_of(dataclasses.replace(rank_batch, batch=batch)))
     np.testing.assert_array_equal(back.batch.dense, wide[:, ::2])
 
 
@@ -77,17 +77,17 @@ def test_a_frame_cut_short(length: int) -> None:
 
 
 @given(st.data())
-def test_a_mutated_frame_is_refused_or_is_a_step(data: st.DataObject) -> None:
+def test_a_mutated_frame_is_refused_or_valid(data: st.DataObject) -> None:
     frame = frame_of(example_rank_batch())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(frame) - 1))
         frame[place] = data.draw(st.integers(0, 255))
     try:
-        step = decode_rank_batch(frame)
+        rank_batch = decode_rank_batch(frame)
     except CodecError:
         return
     # `values` are derived from half as many bytes, `lengths` from as many bytes as they have.
-    assert sum(array.nbytes for array in arrays_of(step)) <= 4 * len(frame)
+    assert sum(array.nbytes for array in arrays_of(rank_batch)) <= 4 * len(frame)
 
 
 @given(st.binary(max_size=200))
@@ -145,12 +145,12 @@ def reheaded(change: dict[str, object] | str) -> bytearray:
         ('{"batch": ' + "9" * 5000 + "}", "malformed frame"),
     ],
 )
-def test_headers_that_lie(change: dict[str, object] | str, message: str) -> None:
+def test_false_headers(change: dict[str, object] | str, message: str) -> None:
     with pytest.raises(CodecError, match=message):
         decode_rank_batch(reheaded(change))
 
 
-def test_the_header_change_above_is_what_is_refused() -> None:
+def test_an_unchanged_header_is_accepted() -> None:
     assert_same(decode_rank_batch(reheaded({"batch.index": 0})), example_rank_batch())
 
 
@@ -203,7 +203,7 @@ def test_values_are_derivable_if_all_features_are_read_in_order(features: tuple[
     assert values_are_derivable(spec, 3) is derivable
 
 
-def test_what_does_not_fit_together_is_refused_before_it_is_allocated() -> None:
+def test_inconsistent_sizes_are_refused_before_allocation() -> None:
     rank_batch = example_rank_batch()
     for changes in (
         {"lengths": np.empty((1 << 40, 0), np.int32)},

@@ -1,4 +1,4 @@
-"""What the client makes of a cacher that misbehaves. (Against real ones: tests/cacher/test_service.py.)"""
+"""The client against a misbehaving cacher. (Against real ones: tests/cacher/test_service.py.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from data.schema_file import criteo_schema
-from tests.client.scripted import Script, end, error, scripted, step, welcome
+from tests.client.scripted import Script, batch, end, error, scripted, welcome
 
 SPEC = OracleSpec(table_rows=(10,), features=(FeatureRef(feature=0, table=0),), num_slots=10, lookahead=1)
 
@@ -38,8 +38,8 @@ def client(url: str, *, timeout_s: float = 10, credits: int = 2, **options: obje
     return RemoteBatches(url, config, credits=credits, **options)  # type: ignore[arg-type]
 
 
-def indices(steps: Iterator[RankBatch]) -> list[int]:
-    return [step.batch.index for step in steps]
+def indices(rank_batches: Iterator[RankBatch]) -> list[int]:
+    return [rank_batch.batch.index for rank_batch in rank_batches]
 
 
 def heard(path: Path, *scripts: Script, **options: float) -> list[int]:
@@ -47,40 +47,40 @@ def heard(path: Path, *scripts: Script, **options: float) -> list[int]:
         return indices(source.batches("train", SPEC))
 
 
-def test_steps_sent_twice_are_dropped(path: Path) -> None:
-    script = [welcome(), start, step(0), step(0), step(1), step(0), step(1), step(2), end(3), end(3)]
+def test_repeated_batches_are_dropped(path: Path) -> None:
+    script = [welcome(), start, batch(0), batch(0), batch(1), batch(0), batch(1), batch(2), end(3), end(3)]
     assert heard(path, script, credits=3) == [0, 1, 2]
 
 
-def test_a_missing_step_is_asked_for_on_a_new_stream(path: Path) -> None:
-    first: Script = [welcome(), start, step(0), step(2), end(3)]
-    second: Script = [welcome(), start, step(1), step(2), end(3)]
+def test_a_missing_batch_is_requested_on_a_new_stream(path: Path) -> None:
+    first: Script = [welcome(), start, batch(0), batch(2), end(3)]
+    second: Script = [welcome(), start, batch(1), batch(2), end(3)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
         assert indices(source.batches("train", SPEC)) == [0, 1, 2]
         assert source.statistics().reconnects >= 1
         again = requests[1][1].start
         assert again.next_batch == 1
-        assert requests[1][0].hello.schema  # what it was welcomed with: a cacher with another schema refuses
+        assert requests[1][0].hello.schema  # the schema of its welcome: a cacher with another schema refuses
         assert requests[0][0].hello.instance == requests[1][0].hello.instance
 
 
-def test_a_cacher_that_always_skips_a_step_is_broken(path: Path) -> None:
-    first: Script = [welcome(), start, step(0), step(2)]
-    others: Script = [welcome(), start, step(2)]
+def test_a_cacher_that_always_skips_a_batch_is_broken(path: Path) -> None:
+    first: Script = [welcome(), start, batch(0), batch(2)]
+    others: Script = [welcome(), start, batch(2)]
     with pytest.raises(JobError, match=r"^the cacher sent batch 2, expected 1$"):
         heard(path, first, others, others, others, timeout_s=30)
 
 
-def test_an_end_before_the_last_step_is_none(path: Path) -> None:
-    """Steps that got lost on the way must not be missing from what is trained."""
-    first: Script = [welcome(), start, step(0), end(3)]
-    second: Script = [welcome(), start, step(1), step(2), end(3)]
+def test_an_end_before_the_last_batch_is_ignored(path: Path) -> None:
+    """Lost batches must not be missing from training."""
+    first: Script = [welcome(), start, batch(0), end(3)]
+    second: Script = [welcome(), start, batch(1), batch(2), end(3)]
     assert heard(path, first, second) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("next_batch", [0, 1, 3])
 def test_a_cacher_that_never_gets_to_the_end_it_names_is_broken(path: Path, next_batch: int) -> None:
-    first: Script = [welcome(), start, step(0), step(1), end(next_batch)]
+    first: Script = [welcome(), start, batch(0), batch(1), end(next_batch)]
     others: Script = [welcome(), start, end(next_batch)]
     with pytest.raises(JobError, match=rf"^the cacher ended the run before batch {next_batch}, expected 2$"):
         heard(path, first, others, others, others, timeout_s=30)
@@ -104,19 +104,30 @@ def test_a_cacher_with_a_defect_is_not_asked_again(path: Path) -> None:
         assert len(requests) == 1
 
 
-def test_a_stream_that_ends_before_the_steps_do_is_a_lost_one(path: Path) -> None:
-    assert heard(path, [], [welcome()], [welcome(), start, step(0)], [welcome(), start, step(1), end(2)]) == [0, 1]
+def test_a_stream_that_ends_early_is_lost(path: Path) -> None:
+    assert heard(path, [], [welcome()], [welcome(), start, batch(0)], [welcome(), start, batch(1), end(2)]) == [0, 1]
 
 
-def test_steps_of_a_phase_left_early_are_not_taken_for_the_next(path: Path) -> None:
-    script: Script = [welcome(), start, step(0), step(1), ack, start, step(2), step(0, run=1), end(3), end(1, run=1)]
+def test_batches_of_a_phase_left_early_are_dropped(path: Path) -> None:
+    script: Script = [
+        welcome(),
+        start,
+        batch(0),
+        batch(1),
+        ack,
+        start,
+        batch(2),
+        batch(0, run=1),
+        end(3),
+        end(1, run=1),
+    ]
     with scripted(path, script) as (url, _), client(url) as source:
         assert next(source.batches("train", SPEC)).batch.index == 0
         assert indices(source.batches("eval", SPEC)) == [0]
 
 
-def test_a_run_whose_end_was_heard_is_said_to_have_ended(path: Path) -> None:
-    """Its steps are still to be taken when the stream breaks: the new one hears of no Ack."""
+def test_a_new_stream_reports_a_run_that_has_ended(path: Path) -> None:
+    """The stream breaks while the run's batches are still to be taken: the new stream gets no Ack."""
     told = threading.Event()
 
     def ended(message: pb.TrainerMessage) -> None:
@@ -126,30 +137,30 @@ def test_a_run_whose_end_was_heard_is_said_to_have_ended(path: Path) -> None:
     def second_run(message: pb.TrainerMessage) -> None:
         assert (message.start.run, message.start.ended) == (1, False)
 
-    first: Script = [welcome(identity="{}"), start, step(0), step(1), end(2)]
-    second: Script = [welcome(), ended, second_run, step(0, run=1), end(1, run=1)]
+    first: Script = [welcome(identity="{}"), start, batch(0), batch(1), end(2)]
+    second: Script = [welcome(), ended, second_run, batch(0, run=1), end(1, run=1)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
-        steps = source.batches("train", SPEC)
+        batches = source.batches("train", SPEC)
         assert told.wait(30)
-        assert indices(steps) == [0, 1]
+        assert indices(batches) == [0, 1]
         assert indices(source.batches("eval", SPEC)) == [0]
         assert [heard[0].hello.identity for heard in requests[:2]] == ["", "{}"]
 
 
-def test_every_step_taken_is_acknowledged(path: Path) -> None:
+def test_every_batch_taken_is_acknowledged(path: Path) -> None:
     watermarks: list[int] = []
 
     def noted(message: pb.TrainerMessage) -> None:
         ack(message)
         watermarks.append(message.ack.watermark)
 
-    assert heard(path, [welcome(), start, step(0), step(1), noted, noted, step(2), noted, end(3)]) == [0, 1, 2]
+    assert heard(path, [welcome(), start, batch(0), batch(1), noted, noted, batch(2), noted, end(3)]) == [0, 1, 2]
     assert watermarks == [1, 2, 3]
 
 
 def test_the_queue_is_bounded_even_against_a_cacher_that_ignores_credits(path: Path) -> None:
-    """Steps beyond the credits stay in the socket, not in memory."""
-    script = [welcome(), start, *map(step, range(30)), end(30, skipped_rows=4)]
+    """Batches beyond the credits stay in the socket, not in memory."""
+    script = [welcome(), start, *map(batch, range(30)), end(30, skipped_rows=4)]
     with scripted(path, script) as (url, _), client(url) as source:
         assert indices(source.batches("train", SPEC)) == list(range(30))
         statistics = source.statistics()
@@ -157,7 +168,7 @@ def test_the_queue_is_bounded_even_against_a_cacher_that_ignores_credits(path: P
         assert (statistics.current, source.skipped_rows()) == (0, 4)
 
 
-def test_whoever_waits_for_a_step_is_interrupted(path: Path) -> None:
+def test_a_wait_for_a_batch_can_be_interrupted(path: Path) -> None:
     released = threading.Event()
 
     def hold(message: pb.TrainerMessage) -> None:
@@ -165,25 +176,25 @@ def test_whoever_waits_for_a_step_is_interrupted(path: Path) -> None:
         source.interrupt()
         assert released.wait(30)
 
-    with scripted(path, [welcome(), start, step(0), hold]) as (url, _), client(url, timeout_s=60) as source:
-        steps = source.batches("train", SPEC)
-        assert next(steps).batch.index == 0
+    with scripted(path, [welcome(), start, batch(0), hold]) as (url, _), client(url, timeout_s=60) as source:
+        batches = source.batches("train", SPEC)
+        assert next(batches).batch.index == 0
         with pytest.raises(JobError, match="given up: the job has failed"):
-            next(steps)
+            next(batches)
         released.set()
 
 
 def test_an_interrupt_does_not_wait_for_room(path: Path) -> None:
-    script = [welcome(), start, *map(step, range(30))]
+    script = [welcome(), start, *map(batch, range(30))]
     with scripted(path, script) as (url, _), client(url) as source:
-        steps = source.batches("train", SPEC)
-        assert next(steps).batch.index == 0
-        for _ in range(4):  # there is room for three
+        batches = source.batches("train", SPEC)
+        assert next(batches).batch.index == 0
+        for _ in range(4):  # the queue has room for three
             source.interrupt()
 
 
 def test_leaving_with_the_queue_full_does_not_hang(path: Path) -> None:
-    script = [welcome(), start, *map(step, range(30))]
+    script = [welcome(), start, *map(batch, range(30))]
     with scripted(path, script) as (url, _), client(url) as source:
         assert next(source.batches("train", SPEC)).batch.index == 0
 
@@ -192,29 +203,29 @@ def test_leaving_with_the_queue_full_does_not_hang(path: Path) -> None:
     ("name", "kind"), [("InputError", InputError), ("CapacityError", CapacityError), ("JobError", JobError)]
 )
 def test_errors_are_raised_as_their_class(path: Path, name: str, kind: type[Exception]) -> None:
-    script = [welcome(), start, step(0), error(name, "what is wrong")]
+    script = [welcome(), start, batch(0), error(name, "what is wrong")]
     with scripted(path, script) as (url, _), client(url) as source:
-        steps = source.batches("train", SPEC)
-        assert next(steps).batch.index == 0
-        for _ in range(2):  # the end stays the end
+        batches = source.batches("train", SPEC)
+        assert next(batches).batch.index == 0
+        for _ in range(2):  # the error is permanent
             with pytest.raises(kind, match=r"^what is wrong$") as raised:
                 next(source.batches("train", SPEC))
             assert type(raised.value) is kind
 
 
-def test_a_refusal_is_heard_when_entering(path: Path) -> None:
+def test_a_refusal_is_raised_when_entering(path: Path) -> None:
     with scripted(path, [error("InputError", "no such file")]) as (url, _):
         with pytest.raises(InputError, match=r"^no such file$"):
             client(url).__enter__()
 
 
-def test_a_refusal_after_a_welcome_is_no_fault_of_the_input(path: Path) -> None:
-    """Ranks may hear it at different batches, so it ends the job at once."""
+def test_a_refusal_after_a_welcome_is_a_job_error(path: Path) -> None:
+    """Ranks can see the refusal at different batches, so it ends the job immediately."""
     with pytest.raises(JobError, match=r"^another schema$"):
-        heard(path, [welcome(), start, step(0)], [error("InputError", "another schema")])
+        heard(path, [welcome(), start, batch(0)], [error("InputError", "another schema")])
 
 
-def test_an_error_of_no_known_name_is_the_job_s(path: Path) -> None:
+def test_an_error_of_unknown_class_is_a_job_error(path: Path) -> None:
     with pytest.raises(JobError, match="gone"):
         heard(path, [error("SystemExit", "gone")])
 
@@ -222,12 +233,12 @@ def test_an_error_of_no_known_name_is_the_job_s(path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (step(0, payload=b"nonsense"), "sent something that cannot be read: "),
-        (step(0, payload=step(1).rank_batch.payload), "sent batch 1 as batch 0"),
+        (batch(0, payload=b"nonsense"), "sent something that cannot be read: "),
+        (batch(0, payload=batch(1).rank_batch.payload), "sent batch 1 as batch 0"),
         (pb.CacherMessage(), "message of no known kind"),
     ],
 )
-def test_nonsense_in_the_middle_of_the_steps(path: Path, line: pb.CacherMessage, message: str) -> None:
+def test_invalid_messages_in_the_middle_of_a_run(path: Path, line: pb.CacherMessage, message: str) -> None:
     with pytest.raises(JobError, match=message):
         heard(path, [welcome(), start, line])
 
@@ -238,8 +249,8 @@ def test_a_schema_that_cannot_be_read(path: Path, schema: str) -> None:
         heard(path, [welcome(schema)])
 
 
-def test_what_listens_is_no_cacher(path: Path) -> None:
-    """Another gRPC service says so at once; anything else is waited for and then named."""
+def test_a_listener_that_is_no_cacher(path: Path) -> None:
+    """Another gRPC service fails immediately; anything else at the deadline, with its address."""
     import grpc
 
     server = grpc.server(None)
@@ -266,12 +277,12 @@ def test_the_schema_is_the_cacher_s(path: Path) -> None:
     ("options", "message"),
     [({"credits": 0}, "credits must be at least 1, got 0"), ({"world_size": 2}, "need a common job_id")],
 )
-def test_what_no_client_can_be_made_of(options: dict[str, object], message: str) -> None:
+def test_invalid_client_arguments(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         client("unix:/nowhere", **options)  # type: ignore[arg-type]
 
 
-def test_files_that_are_not_there_are_named() -> None:
+def test_missing_files_are_named() -> None:
     for key in ("secret_file", "tls_ca"):
         config = Config(cacher=CacherConfig(**{key: "/no/such/file"}))  # type: ignore[arg-type]
         with pytest.raises(InputError, match=rf"^cacher\.{key} /no/such/file: No such file or directory$"):

@@ -49,10 +49,10 @@ def pooled(schema: DataSchema, batch: Batch) -> tuple[CachedBags, RowCache, Tens
     bags = CachedBags(schema, 8)
     cache = RowCache(RowSchema(tables=bags.row_tables, optimizer="sgd", seed=7), 200)
     bags.bind(cache)
-    (step,) = plan_rank_batches([batch], bags.spec(num_slots=200, lookahead=1))
-    cache.insert(step.owner, FetchRequests.of(step.owner, skip_new=True), [])
+    (rank_batch,) = plan_rank_batches([batch], bags.spec(num_slots=200, lookahead=1))
+    cache.insert(rank_batch.owner, FetchRequests.of(rank_batch.owner, skip_new=True), [])
     with cache.uploads(1).batch() as upload:
-        context = prepare_batch(bags.layout, batch, step.consumer, upload=upload)
+        context = prepare_batch(bags.layout, batch, rank_batch.consumer, upload=upload)
         inputs = PlainInputs(schema)(batch, upload)
     cache.begin(context)
     return bags, cache, bags(inputs.sparse)

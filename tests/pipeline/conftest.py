@@ -1,4 +1,7 @@
-"""Wall-clock deadlines of single examples say nothing on a shared machine; the suite's timeout guards against hangs."""
+"""Hypothesis settings and thread checks of the runner tests.
+
+Hypothesis's deadlines are off: they are meaningless on a shared machine. The suite's timeout guards against hangs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ settings.load_profile("no-deadline")
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
-    """Whatever happens in a run, its lanes are gone when it returns."""
+    """Assert that no lane thread outlives its run."""
     before = set(threading.enumerate())
     yield
     left = [thread.name for thread in threading.enumerate() if thread not in before and "bagpipe" in thread.name]

@@ -1,7 +1,7 @@
-"""Random loops, handlers that compute something, and gates that delay them at random: material for the runner's tests.
+"""Random loops for runner tests, with handlers that compute hashes and gates that delay them at random.
 
-random loop ──> Tape.handlers() ──Runner or interpret──> Tape.values, the same whoever ran them
-                     └── Gates: a handler passes when the referee, who picks at random, lets it
+random loop ──> Tape.handlers() ──Runner or interpret──> Tape.values, equal for any correct execution
+                     └── Gates: a handler waits until the referee, which picks at random, lets it pass
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BATCH_OPS = ("X_FETCH", "X_INSERT", "X_PULL", "X_PUSH", "X_PUSH_LATE", "X_PLAN",
 
 
 class Tape:
-    """What every action saw: its value is a hash of the values it may depend on, so that any wrong order shows.
+    """Values of all actions. Each is a hash of its inputs' values, so that any wrong order shows.
 
     Args:
         loop: the loop.
         num_batches: the source raises EndOfBatches for this batch.
-        hazards: the hazards the values follow.
+        hazards: the hazards that the values follow.
     """
 
     def __init__(self, loop: Loop, num_batches: int, hazards: Hazards) -> None:
@@ -49,7 +49,7 @@ class Tape:
             raise EndOfBatches
         text = f"{key[0]}{key[1]}{index}"
         assert text not in self.values, f"{text} ran twice"
-        # A KeyError here is an action that ran before something it waits for.
+        # A KeyError here means that an action ran before one of its requirements.
         self.values[text] = hash((text, *(self.values[source] for source in self._sources[text])))
 
     def handlers(self, before: Callable[[str], None] = lambda text: None) -> Handlers:
@@ -64,7 +64,7 @@ class Tape:
 
 
 class Gates:
-    """Delays without clocks: every handler reports at a gate and waits; a referee lets them through in random order."""
+    """Delays without clocks: every handler waits at a gate; a referee lets handlers pass in random order."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -106,10 +106,10 @@ class Gates:
 
 @st.composite
 def loops(draw: st.DrawFn) -> tuple[Loop, Mapping[str, Callable[[int], int]]]:
-    """A live loop of 1-5 lanes with data, capacity and hazard edges, one or two stages, and the hazards' plan.
+    """A live loop of 1-5 lanes with data, capacity and hazard edges, one or two stages, and the plan of its hazards.
 
-    Live by construction: ops get a global order and offsets that never grow along it. Edges that point forward need no
-    delay; the others get enough to reach back to an earlier turn.
+    Live by construction: ops have a global order and offsets that never grow along it. Forward edges need no delay; all
+    others get enough delay to reach an earlier turn.
     """
     micro = {stage: draw(st.integers(1, 3)) for stage in (0, 1)}
     keys: list[OpKey] = [(0, "X_READ")]
@@ -134,7 +134,7 @@ def loops(draw: st.DrawFn) -> tuple[Loop, Mapping[str, Callable[[int], int]]]:
         )
     edges, plan = [], {}
     for place, dst in enumerate(order[1:], start=1):
-        src = order[draw(st.integers(0, place - 1))]  # one chain back to the source at least
+        src = order[draw(st.integers(0, place - 1))]  # at least one chain back to the source
         edges.append(Edge(src=src[1], src_stage=src[0], dst=dst[1], dst_stage=dst[0]))
     for number in range(draw(st.integers(0, 5))):
         a, b = draw(st.integers(0, len(order) - 1)), draw(st.integers(0, len(order) - 1))
@@ -145,7 +145,7 @@ def loops(draw: st.DrawFn) -> tuple[Loop, Mapping[str, Callable[[int], int]]]:
         if kind == "hazard":
             period = draw(st.integers(1, 4))
             edges.append(Edge(**ends, delay=None, kind="hazard", hazard=f"hazard{number}"))
-            # Now and then a batch waits for one that is `delay` back, or further.
+            # Some batches wait for a batch that is `delay` back, or further.
             plan[f"hazard{number}"] = lambda batch, p=period, d=delay: batch - d - batch % 3 if batch % p == 0 else -1
         else:
             edges.append(Edge(**ends, delay=delay, kind=kind))

@@ -1,4 +1,4 @@
-"""The prefetch loop at its smallest, and handlers that do nothing: for tests of how a run goes."""
+"""The smallest prefetch loop, with handlers that do nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def handlers(num_batches: int | None = None, **special: Callable[[int], None]) -
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Spin, yielding the processor; the test's timeout bounds it."""
+    """Busy-wait, yielding the processor; the test's timeout bounds it."""
     pause = threading.Event()
     while not condition():
         pause.wait(0.001)

@@ -12,17 +12,17 @@ def board(lanes: int = 2, end: int = 100) -> Board:
     return Board(["0X_FETCH", "0X_INSERT"], [f"lane{n}" for n in range(lanes)], end)
 
 
-def test_what_is_done_is_not_waited_for() -> None:
+def test_no_wait_for_finished_units() -> None:
     b = board()
     b.advance(0)
     assert b.wait(1, 0, 1, batch=0)
 
 
-def test_a_batch_behind_the_end_is_not_waited_for() -> None:
+def test_no_wait_for_batches_after_the_end() -> None:
     assert not board(end=3).wait(0, 0, 1, batch=3)
 
 
-def test_an_abort_reaches_those_who_come_later() -> None:
+def test_an_abort_reaches_later_waits() -> None:
     b = board()
     assert b.fail(ValueError("one"))
     assert not b.fail(ValueError("two"))
@@ -64,7 +64,7 @@ def test_waiting_for_a_lane_that_has_left_is_a_deadlock() -> None:
 
 
 def test_no_wake_up_is_lost() -> None:
-    """Two lanes in lock step, each waiting for the other's last unit: a lost wake-up would hang."""
+    """Two lanes in lock step each wait for the other's last unit, so a lost wake-up would hang."""
     b, rounds = board(end=10**9), 20_000
     start = threading.Barrier(2)
 
@@ -91,7 +91,7 @@ def test_no_wake_up_is_lost() -> None:
     assert b.done == [rounds, rounds]
 
 
-def test_the_end_wakes_exactly_those_behind_it() -> None:
+def test_the_end_wakes_only_waits_for_later_batches() -> None:
     b = board(lanes=3)
     answers: dict[int, bool] = {}
 

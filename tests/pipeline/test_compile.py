@@ -13,7 +13,7 @@ def compiled(loop: Loop) -> CompiledLoop:
 
 
 def needs(loop: Loop) -> dict[str, list[str]]:
-    """Step -> what it needs, spelled ``op(b-delay)#position``."""
+    """Step -> its requirements, as ``op(b-delay)#position``."""
     result = compiled(loop)
 
     def spell(step: Step) -> list[str]:
@@ -48,7 +48,7 @@ def test_a_batch_op_waits_for_every_micro_batch() -> None:
 
 
 def test_positions_follow_lane_order_not_micro_batch_numbers() -> None:
-    """Stage 1 runs its micro-batches backwards: micro-batch 1 is the first it finishes."""
+    """Stage 1 runs its micro-batches backwards: it finishes micro-batch 1 first."""
     loop = Loop(
         lanes={
             "data": (Template(op="X_READ"),),
@@ -65,7 +65,7 @@ def test_positions_follow_lane_order_not_micro_batch_numbers() -> None:
 
 
 def test_an_earlier_step_covers_only_its_own_batch() -> None:
-    """X_INSERT of batch b + 1 has waited for X_FETCH of b + 1, which implies b; the other way round it does not."""
+    """X_INSERT of batch b + 1 has waited for X_FETCH of b + 1, which implies b, but not the other way round."""
     lanes = {
         "data": (Template(op="X_READ"),),
         "net": (Template(op="X_FETCH"),),

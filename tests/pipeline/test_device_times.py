@@ -1,4 +1,4 @@
-"""Device times: marks become spans of the trace's clock, and nothing is kept without bound."""
+"""Device times: marks become spans on the trace's clock, with bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bagpipe.pipeline.trace import Trace
 
 @dataclass(frozen=True)
 class TimedMark:
-    """A mark at a known time; differences have the resolution of float32 milliseconds, as CUDA's."""
+    """A mark at a known time. Differences have float32 millisecond resolution, as in CUDA."""
 
     at_s: float
 
@@ -24,7 +24,7 @@ class TimedMark:
 
 
 class TimedStream(HostStream):
-    """Marks it at 3 ms, 4 ms, 6 ms, 7 ms, …: an action takes one, and the stream then waits for two."""
+    """A stream whose marks are at 3 ms, 4 ms, 6 ms, 7 ms, …: an action takes 1 ms, and the stream then waits 2 ms."""
 
     def __init__(self) -> None:
         self.num_marks = 0
@@ -49,7 +49,7 @@ def test_spans_are_placed_by_the_origin() -> None:
 
 
 def test_a_long_run_keeps_its_resolution() -> None:
-    """15,000 actions in 45 s: as one difference from the origin, a time is 4 us off."""
+    """15,000 actions in 45 s: relative to the origin alone, a time would be off by 4 us."""
     trace, stream = Trace(), TimedStream()
     times = DeviceTimes(trace, "compute", stream, Origin(TimedMark(0.0), 0))
     for batch in range(15_000):
@@ -60,7 +60,7 @@ def test_a_long_run_keeps_its_resolution() -> None:
     assert last.end_ns == pytest.approx(15_000 * 3e6 + 1e6, abs=500)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_pending_marks_are_bounded() -> None:
     trace, stream = Trace(), TimedStream()
     times = DeviceTimes(trace, "compute", stream, Origin(TimedMark(0.0), 0), capacity=3)
     for batch in range(10):

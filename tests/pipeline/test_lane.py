@@ -1,4 +1,4 @@
-"""What a lane keeps by itself; its walk is tested through the runner."""
+"""State local to a lane. Its execution is tested through the runner."""
 
 from __future__ import annotations
 

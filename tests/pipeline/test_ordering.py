@@ -1,6 +1,6 @@
-"""The order of the device against the program: for every dependency of a loop, the event log holds a chain of waits.
+"""Device order of a loop: for every dependency, the event log of a real run holds a chain of waits.
 
-log of a real run ─> clocks of every lane's stream and thread ─> does an action's stream know all that it waits for?
+log of a real run ─> clocks of every lane's stream and thread ─> does an action's stream know all its requirements?
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def _nothing(index: int) -> None:
 
 
 class _Known:
-    """Lane -> actions of it that are known to be over."""
+    """Lane -> number of its actions known to be done."""
 
     def __init__(self, log: list[tuple[str, str, str]]) -> None:
         self.streams: dict[str, Counter[str]] = defaultdict(Counter)
         self.threads: dict[str, Counter[str]] = defaultdict(Counter)
-        #: (lane, its action's number) -> what its stream and its thread knew when it was enqueued.
+        #: (lane, number of its action) -> knowledge of its stream and its thread when the action was enqueued.
         self.at: dict[tuple[str, int], tuple[Counter[str], Counter[str]]] = {}
         events: dict[str, Counter[str]] = {}
         for lane, what, event in log:
@@ -85,7 +85,7 @@ class _Known:
 
 
 def _missing(loop: Loop, log: list[tuple[str, str, str]]) -> Iterator[str]:
-    """Dependencies between lanes that nothing in the log enforces."""
+    """Dependencies between lanes that no wait in the log enforces."""
     graph = Graph(loop.unroll(NUM_BATCHES), _hazards(loop))
     number: dict[int, int] = {}
     seen: Counter[str] = Counter()
@@ -111,8 +111,8 @@ def test_every_dependency_between_lanes_is_waited_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_and_would_be_missed(name: str) -> None:
-    """Without the waits for any one lane of the device there are dependencies that nothing enforces."""
+def test_missing_waits_are_detected(name: str) -> None:
+    """The control: without the waits for any one device lane, some dependencies are not enforced."""
     loop = LOOPS[name]()
     log = _log_of(loop)
     sources = {event.partition("#")[0] for _, what, event in log if what in ("wait", "host-wait")}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bagpipe.pipeline.report import StepTimes
 
 
-def test_no_steps() -> None:
+def test_a_report_without_batches() -> None:
     times = StepTimes()
     times.mark(5)
     report = times.report()

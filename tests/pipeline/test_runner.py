@@ -23,7 +23,7 @@ from tests.pipeline.small_loop import HAZARDS, LANES, LOOP, OPS, handlers, nothi
 DIRECT = {"fetch_after": lambda b: b, "evict_after": lambda b: b - 1}
 
 
-# --- what a run does -------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 2, 7])
@@ -61,10 +61,10 @@ def test_random_loops_with_random_delays_equal_the_interpreter(
 
 @settings(max_examples=50)
 @given(loops(), st.integers(0, 5), st.integers(0, 4))
-def test_a_run_may_begin_at_any_batch(
+def test_a_run_can_begin_at_any_batch(
     case: tuple[Loop, dict[str, Callable[[int], int]]], first_batch: int, num_batches: int
 ) -> None:
-    """Actions have the numbers they would have had, and nobody waits for those before."""
+    """Batch numbers are unchanged, and no lane waits for earlier batches."""
     loop, hazards = case
     done: dict[str, list[int]] = {template.text: [] for _, template in loop.templates}
     report = Runner(loop, {text: calls.append for text, calls in done.items()}, hazards, first_batch=first_batch).run(
@@ -101,8 +101,8 @@ def test_one_lane_with_offsets_is_a_software_pipeline() -> None:
     assert list(tape.values) == [action.text for action in loop.unroll(4).lanes["all"]]
 
 
-def test_lanes_do_overlap() -> None:
-    """All five lanes inside a handler at once: each waits there for the four others."""
+def test_lanes_overlap() -> None:
+    """All five lanes are inside a handler at the same time: each waits there for the four others."""
     meeting = threading.Barrier(5)
     where = {"X_READ": 4, "X_FETCH": 3, "X_INSERT": 2, "F": 0, "X_WRITEBACK": 2}
     loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=4)
@@ -121,7 +121,7 @@ def test_lanes_do_overlap() -> None:
 
 
 def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
-    """Compute hangs in batch 0 until nothing else can move; what has been done by then is what the depths allow."""
+    """Compute hangs in batch 0 until no lane can move; the depths bound the progress by then."""
     stuck = threading.Event()
     done: dict[str, int] = {}
 
@@ -145,7 +145,7 @@ def test_capacity_bounds_how_far_lanes_run_ahead() -> None:
     assert done["0X_READ"] <= 7
 
 
-# --- the end, stopping, errors ----------------------------------------------------------------------------------------
+# --- the end, stops, errors -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -236,8 +236,8 @@ def test_end_of_batches_from_another_lane_is_an_error() -> None:
         Runner(LOOP, handlers(9, X_FETCH=end), HAZARDS).run()
 
 
-def test_a_deadlock_by_hazard_is_called_not_slept_through() -> None:
-    """Batch 2 may not be evicted before it is updated, which needs its insertion, which follows the eviction."""
+def test_a_deadlock_by_hazard_is_detected() -> None:
+    """Eviction of batch 2 needs its update, which needs its insertion, which follows the eviction."""
     hazards = {**HAZARDS, "evict_after": lambda b: b if b == 2 else -1}
     with pytest.raises(JobError, match=r"deadlock: .*copy at batch 2 waits for 0X_UPDATE"):
         Runner(LOOP, handlers(9), hazards).run()
@@ -300,7 +300,7 @@ def test_the_report_adds_up() -> None:
         assert lane.busy_s + lane.wait_s <= report.wall_s
 
 
-def test_waiting_is_charged_to_what_was_waited_for() -> None:
+def test_waiting_time_is_charged_to_the_awaited_op() -> None:
     """Compute waits for the insertion while the store is slow to answer batch 3."""
 
     def slow(batch: int) -> None:
@@ -325,7 +325,7 @@ def test_the_trace_holds_every_action_and_the_waits() -> None:
 
 
 def test_the_trace_feeds_the_simulator() -> None:
-    """Measured durations go back in as costs; the simulated run is no longer than the measured one."""
+    """Measured durations become costs; the simulated run is no longer than the measured one."""
     trace = Trace()
     report = Runner(LOOP, handlers(20), HAZARDS, trace=trace).run()
     costs = {s.name: (s.end_ns - s.start_ns) / 1e9 for s in trace.spans() if s.category == "action"}

@@ -1,4 +1,4 @@
-"""What a runner owes the other ranks: it stops where they stop, and ends when one of them fails."""
+"""A runner in a job of several ranks: agreed stops, and errors of one rank end all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handlers(num_batches: int | None = None, **special: Callable[[int], None]) -
 
 
 def test_ranks_that_agree_stop_before_the_same_batch() -> None:
-    """The source asks once per batch and does what all ranks do, whatever was asked for here."""
+    """The source votes once per batch, and the result of the vote overrides the local request."""
     wishes: list[bool] = []
 
     def agree(stop: bool) -> bool:
@@ -64,8 +64,8 @@ def test_an_error_from_outside_ends_the_run() -> None:
     thread.join()
 
 
-def test_an_error_is_told_at_once_and_once() -> None:
-    """While another lane is still inside its handler, which waits for a peer that is told this way."""
+def test_an_error_is_reported_immediately_and_once() -> None:
+    """The error is reported while another lane is still in a handler that waits for a peer."""
     told: list[tuple[str, str]] = []
     inside, heard = threading.Event(), threading.Event()
 

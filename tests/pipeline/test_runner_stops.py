@@ -1,4 +1,4 @@
-"""How a run ends before its data does: stops that are asked for, and an error while a lane waits."""
+"""Runs that end before their data: requested stops, and errors while a lane waits."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_signal_drains_and_handlers_come_back(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_the_second_signal_aborts_and_the_third_would_kill() -> None:
+def test_the_second_signal_aborts_and_the_third_kills() -> None:
     before = signal.getsignal(signal.SIGINT)
     inside = threading.Event()
 

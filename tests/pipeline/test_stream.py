@@ -1,4 +1,4 @@
-"""Ordering of device lanes, on a recording fake: every dependency between lanes is a wait for the right event."""
+"""Ordering of device lanes on recording streams: every dependency between lanes is a wait for the right event."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_device_lanes_wait_on_events_and_host_lanes_for_the_device_alone() -> No
     hazards = {"fetch_after": lambda b: -1, "evict_after": lambda b: b - 1}
     Runner(loop, dict.fromkeys(OPS, lambda index: None), hazards, streams=streams).run(4)
     by_lane = {lane: [(what, event) for who, what, event in streams.log if who == lane] for lane in loop.lanes}
-    # Copy enqueues X_EVICT b (its event 2b) and X_INSERT b (2b + 1); compute F, B, X_UPDATE, OPT b (4b to 4b + 3).
-    # The eviction of b follows what was uploaded for b and the update of b - 1, on the device: the copy thread itself
-    # does not wait.
+    # Copy enqueues X_EVICT b (its event 2b) and X_INSERT b (2b + 1); compute F, B, X_UPDATE, OPT b (4b to 4b + 3). The
+    # eviction of b follows the uploads of b and the update of b - 1 on the device: the copy thread itself does not
+    # wait.
     assert by_lane["copy"] == [
         ("wait", "data#0"), ("record", "copy#0"), ("wait", "net-in#0"), ("record", "copy#1"),
         ("wait", "data#1"), ("wait", "compute#2"), ("record", "copy#2"), ("wait", "net-in#1"), ("record", "copy#3"),
@@ -40,8 +40,8 @@ def test_device_lanes_wait_on_events_and_host_lanes_for_the_device_alone() -> No
     assert [entry for entry in by_lane["compute"] if entry[0] == "wait"] == [
         ("wait", "copy#1"), ("wait", "copy#3"), ("wait", "copy#5"), ("wait", "copy#7")
     ]  # fmt: skip
-    # Host lanes block for the device: the store sends what was copied out, the fetch reuses a buffer that was copied
-    # in. For each other's uploads only their streams wait.
+    # Host lanes block for the device: the store lane sends copied-out rows, and the fetch lane reuses a copied-in
+    # buffer. For each other's uploads only their streams wait.
     assert [event for what, event in by_lane["net-out"] if what == "host-wait"] == [f"copy#{2 * b}" for b in range(4)]
     assert [entry for entry in by_lane["net-in"] if entry[0] != "record"] == [
         ("wait", "data#0"), ("wait", "data#1"), ("wait", "data#2"), ("host-wait", "copy#1"), ("wait", "data#3"),
@@ -63,7 +63,7 @@ def test_every_wait_follows_its_record() -> None:
             assert event in recorded
 
 
-def test_the_current_stream_is_the_lanes_and_what_it_waits_for_holds_no_thread() -> None:
+def test_a_wait_of_the_current_stream_blocks_no_thread() -> None:
     streams = RecordingStreams()
     lane, other = (streams.stream(Resource(name=name, kind="cpu")) for name in ("data", "net-in"))
     with lane.current():

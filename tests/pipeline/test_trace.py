@@ -25,7 +25,7 @@ def test_a_trace_file_names_lanes_and_holds_spans(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "trace.json"]
 
 
-def test_what_a_device_did_is_shown_below_its_lane(tmp_path: Path) -> None:
+def test_device_spans_are_shown_below_their_lane(tmp_path: Path) -> None:
     trace = Trace()
     for lane in ("compute", "compute (device)", "net-out"):
         trace.note(lane, "0F", 0, 1, 2)

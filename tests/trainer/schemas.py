@@ -1,4 +1,4 @@
-"""Data schemas for tests of the trainer."""
+"""Data schemas for trainer tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's checkpoints leave of its logs. Whole jobs: `tests.system.test_resume`."""
+"""Logs after a job's checkpoints. Whole jobs: `tests.system.test_resume`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trained() -> dict[str, Any]:
 
 
 def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
-    """It may come right after logs were closed, when another rank has not closed its own yet."""
+    """The job can end right after one rank has closed its logs and before another has."""
     ranks = Ranks()
     ranks.world_size = 2
     name = uuid.uuid4().hex
@@ -46,13 +46,13 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
             assert {log.epoch for state in ledger.state() for log in state.logs} == {2, 3, 4}
 
 
-def test_rows_that_are_gone_when_all_is_trained_are_no_result() -> None:
-    """Without files nothing says which rows there were; the store still says whose it is."""
+def test_rows_missing_at_the_end_are_an_error() -> None:
+    """Without files, the set of rows is unknown, but the store still names its owner."""
     with (
         MemoryStore(ROWS, name=uuid.uuid4().hex) as store,
         Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
     ):
-        checkpoints.check_rows()  # nothing was claimed, nothing trained
+        checkpoints.check_rows()  # nothing claimed, nothing trained
         checkpoints.claim()
         checkpoints.check_rows()
         store._namespace.owner = ""

@@ -1,4 +1,4 @@
-"""How a configuration's dense part is computed, and what is refused."""
+"""Configuration of the dense part: executors and refused combinations."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_precision(run: dict[str, Any], expected: Precision) -> None:
         ({"compile": True, "cuda_graph": True}, CudaGraphExecutor),
     ],
 )
-def test_ways(run: dict[str, Any], kind: type[DenseExecutor]) -> None:
+def test_executors(run: dict[str, Any], kind: type[DenseExecutor]) -> None:
     assert type(work_of(**run)) is kind
 
 
 class Counting(nn.Module):
-    """Its forward depends on the numbers it computes."""
+    """A model with data-dependent control flow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("key", ["compile", "cuda_graph"])
-def test_a_model_that_cannot_be_taken_apart_is_refused(key: str) -> None:
+def test_a_model_that_cannot_be_split_is_refused(key: str) -> None:
     with pytest.raises(
         InputError, match=rf"^run\.{key} needs embedding lookups that are separate from the dense part: "
     ):

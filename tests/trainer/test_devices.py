@@ -1,4 +1,4 @@
-"""What is asked of a device before a job: that it is there, and that the cache fits."""
+"""Device checks before a job: the device exists, and the cache fits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_devices_that_are_there(device: str, count: int) -> None:
     check_device(device, lambda: count)
 
 
-def test_a_cpu_is_not_asked_for_cuda() -> None:
+def test_a_cpu_device_does_not_query_cuda() -> None:
     check_device("cpu", lambda: pytest.fail("asked"))
     assert free_bytes("cpu") is None
 
@@ -61,7 +61,7 @@ def test_the_rows_are_those_of_the_slab(num_rows: int) -> None:
     assert need.num_bytes > need.num_rows * need.row_bytes
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+def test_a_cache_that_does_not_fit_is_refused_with_the_numbers() -> None:
     need = memory_need(SCHEMA, 40_000_000, BATCH)
     with pytest.raises(InputError) as caught:
         check_memory(need, 10_000_000_000, "cuda:0")
@@ -86,7 +86,7 @@ def test_where_no_cache_would_fit_the_batch_is_too_large(num_rows: int) -> None:
 
 
 def test_activations_are_not_underestimated() -> None:
-    """Against what autograd keeps of a forward, and one gradient of the widest layer."""
+    """Compared with the tensors that autograd keeps of a forward, plus one gradient of the widest layer."""
     layers = [
         torch.nn.Linear(13, 64),
         torch.nn.ReLU(),
@@ -111,7 +111,7 @@ def test_activations_are_not_underestimated() -> None:
     assert sum(kept.values()) + gradient < activation_bytes(model.parameters(), 100) < 4 * sum(kept.values())
 
 
-def test_what_fits_or_is_not_known_is_not_refused() -> None:
+def test_a_cache_that_fits_or_has_unknown_size_is_accepted() -> None:
     need = MemoryNeed(num_rows=10, row_bytes=16, other_bytes=40, is_direct=False)
     check_memory(need, 200, "cuda")
     check_memory(need, None, "cpu")

@@ -1,4 +1,4 @@
-"""What `python -m trainer export` makes of a trained job's checkpoints."""
+"""`python -m trainer export` on a trained job's checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.multiproc
 
 
 def trained(folder: Path, schema: str, *arguments: str) -> dict[str, str]:
-    """The result of a job with checkpoints in ``folder/checkpoints``."""
+    """Result of a job with checkpoints in ``folder/checkpoints``."""
     data = ["--data.path", str(write_clicks(folder / "clicks.parquet")), "--data.format", "parquet"]
     sizes = ["--data.batch_size", "12", "--cache.rows", "200", "--model.embedding_dim", "4", "--data.workers", "0"]
     checkpoints = ["--checkpoint.dir", str(folder / "checkpoints"), "--checkpoint.every", "10"]
@@ -43,8 +43,8 @@ def exported(folder: Path, *arguments: str) -> tuple[dict[str, Tensor], dict[str
     return load_file(out / "model.safetensors"), load_file(out / "optimizer.safetensors")
 
 
-def test_the_exported_rows_are_those_that_were_trained(tmp_path, capsys):
-    """Every row and its optimizer state, put together again, has the digest of the job that trained them."""
+def test_exported_rows_are_the_trained_rows(tmp_path, capsys):
+    """Exported rows and optimizer states, combined again, have the job's embedding digest."""
     result = trained(tmp_path, "weighted", "--model.bottom_mlp", "6", "--model.top_mlp", "5")
     weights, states = exported(tmp_path)
     assert capsys.readouterr().out.startswith(f"step {result['steps']}: ")
@@ -58,7 +58,7 @@ def test_the_exported_rows_are_those_that_were_trained(tmp_path, capsys):
         for row_id, row in zip(ids, rows, strict=True):
             sha.update(table.encode() + b"\0" + row_id.to_bytes(8, "little", signed=True) + row.tobytes())
     assert sha.hexdigest() == result["embedding_digest"]
-    # What is not a row goes into the model as it is.
+    # Everything except rows is loaded into the model unchanged.
     settings = CheckpointFolder(tmp_path / "checkpoints").newest(pytest.fail).manifest.settings
     config = ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,))
     model = build_model(DataSchema.from_json(settings["data columns"]), config)
@@ -69,7 +69,7 @@ def test_the_exported_rows_are_those_that_were_trained(tmp_path, capsys):
 
 
 def test_tables_of_a_users_model_keep_their_names(tmp_path):
-    """Two bag collections and one of sequences; `topic` has nine rows, trained or not."""
+    """Two bag collections and a sequence collection; `topic` has nine rows, trained or not."""
     trained(tmp_path, "everything", "--model.factory", "tests.system.factory:build", "--optim.rows", "adam")
     weights, states = exported(tmp_path, "--step", "20")
     weight = next(name for name in weights if name.endswith(".embedding_bags.topic.weight"))
@@ -79,7 +79,7 @@ def test_tables_of_a_users_model_keep_their_names(tmp_path):
     assert len(weights[history]) == len(weights[history.replace(".ids", ".weight")])
 
 
-def test_what_cannot_be_exported_is_said_in_one_line(tmp_path):
+def test_export_errors_are_one_line(tmp_path):
     checkpoints = ["--checkpoint.dir", str(tmp_path / "none")]
     with pytest.raises(InputError, match=r"checkpoint\.dir .*none has no checkpoint"):
         export([*checkpoints, "--out", str(tmp_path / "out")])

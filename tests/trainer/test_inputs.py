@@ -20,15 +20,15 @@ def test_inputs_carry_the_batch() -> None:
     )
     maker = InputMaker(schema_of(4, 4, dense=0, weighted=True))
     inputs = maker(batch, Uploader(torch.device("cpu"), torch.float64))
-    assert inputs.dense.tolist() == [[1.0], [1.0]]  # no dense columns: one constant
+    assert inputs.dense.tolist() == [[1.0], [1.0]]  # no dense columns: a constant
     assert inputs.dense.dtype == inputs.labels.dtype == torch.float64
     assert inputs.sparse.to_dict()["f1"].to_dense()[1].tolist() == [8, 9]
     assert inputs.sparse.weights().tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("offset", range(0, 64, 4))
-def test_numbers_lie_where_torch_puts_them_wherever_the_batch_lies(offset: int) -> None:
-    """Matrix kernels sum in another order at another alignment, so a batch's own place in memory must not matter."""
+def test_inputs_do_not_depend_on_the_batchs_alignment(offset: int) -> None:
+    """Matrix kernels sum in an order that depends on alignment, so inputs must not keep the batch's own addresses."""
     buffer = np.zeros(64 + 4 * 33 * 7 + 64, dtype=np.uint8)
     start = -buffer.__array_interface__["data"][0] % 64 + offset
     dense = buffer[start : start + 4 * 33 * 7].view(np.float32).reshape(33, 7)

@@ -24,7 +24,7 @@ from trainer.stages import StagedJob, has_losses
     [
         ("1f1b", {1: 1}, 1, {0}),
         ("1f1b", {1: 1}, 4, {1, 3}),
-        ("1f1b", {0: 1, 1: 1}, 2, set()),  # each computes one of two losses
+        ("1f1b", {0: 1, 1: 1}, 2, set()),  # each rank computes one of two losses
         ("chimera", {1: 2}, 2, {0, 1}),
     ],
 )
@@ -55,27 +55,27 @@ def test_which_ranks_have_losses_to_show(
     assert has_losses(None, 0)
 
 
-class _Told(Ranks):
-    """One rank that notes what is still there when it tells of its error."""
+class _ReportingRanks(Ranks):
+    """A rank that records its reported errors and the files that exist at that time."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self.told: list[tuple[str, list[str]]] = []
+        self.reported: list[tuple[str, list[str]]] = []
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            self.told.append((type(error).__name__, [path.name for path in self._folder.glob("*.sock")]))
+            self.reported.append((type(error).__name__, [path.name for path in self._folder.glob("*.sock")]))
             raise
 
 
 @pytest.mark.redis
 @pytest.mark.multiproc
-def test_others_are_told_before_what_they_use_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = _Told(tmp_path)
+def test_errors_are_reported_before_services_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _ReportingRanks(tmp_path)
     monkeypatch.setattr("trainer.job.open_ranks", lambda *_, **__: nullcontext(ranks))
     config = Config(
         data=DataConfig(limit=200, workers=0),
@@ -84,5 +84,5 @@ def test_others_are_told_before_what_they_use_ends(tmp_path: Path, monkeypatch: 
     )
     with pytest.raises(CapacityError):
         run_job(config)
-    assert ranks.told == [("CapacityError", ["store.sock"])]
+    assert ranks.reported == [("CapacityError", ["store.sock"])]
     assert list(tmp_path.glob("*.sock")) == []

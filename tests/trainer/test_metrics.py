@@ -41,7 +41,7 @@ def test_metrics_of_scores_that_are_not_finite_are_none(logit: float) -> None:
 
 
 def test_confident_scores_keep_their_order() -> None:
-    """A sigmoid in float32 would round all of these to one."""
+    """A float32 sigmoid would round all of these scores to one."""
     metrics = BinaryMetrics()
     metrics.add(torch.tensor([30.0, 40.0, 50.0, 60.0]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
     assert metrics.auc() == 1.0
@@ -49,7 +49,7 @@ def test_confident_scores_keep_their_order() -> None:
 
 
 def test_scores_are_copied() -> None:
-    """The memory they come in is used again."""
+    """The scores' memory is reused."""
     metrics, logits, labels = BinaryMetrics(), torch.tensor([-1.0, 1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0])
     metrics.add(logits, labels)
     logits.zero_()

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.process import SWITCH_INTERVAL_S, configure_device
 
-#: In a process of its own: the settings are for good. mallopt answers 1 when it takes a value.
+#: Runs in its own process because the settings are permanent. mallopt returns 1 when it accepts a value.
 PROGRAM = """
 import ctypes, sys
 from trainer import process
@@ -18,7 +18,7 @@ mallopt = ctypes.CDLL(None).mallopt
 print(sys.getswitchinterval(), [mallopt(*option) for option in process._MALLOC_OPTIONS.values()])
 """
 
-#: Starts a process that holds little after it has itself held 200 MB.
+#: Holds 200 MB, then starts a process that holds little.
 LARGE_PARENT = """
 import subprocess, sys
 held = bytearray(200_000_000)
@@ -26,7 +26,7 @@ small = "from trainer.process import peak_rss_bytes; print(peak_rss_bytes())"
 sys.exit(subprocess.call([sys.executable, "-c", small]))
 """
 
-#: Of a launcher, and of what it launches: that waits in the block, or after it, until its stdin ends.
+#: Program of a launcher and its child. The child waits in the block, or after it, until its stdin ends.
 LAUNCHER = """
 import subprocess, sys
 rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=0)
@@ -49,7 +49,7 @@ sys.stderr.write(" ends")
 """
 
 
-def test_the_settings_are_taken() -> None:
+def test_process_settings_are_applied() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(SWITCH_INTERVAL_S), "[1,", "1,", "1,", "1]"]
 
@@ -65,7 +65,7 @@ def test_hardware_queues_of_several_ranks(
     monkeypatch.setenv(name, before or "")
     if before is None:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # is set, too
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # set already
     configure_device(device, num_ranks)
     assert os.environ.get(name) == after
 

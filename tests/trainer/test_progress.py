@@ -39,7 +39,7 @@ def test_progress_goes_to_tensorboard(shows_loss: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shows_loss", "words"), [(True, "loss 0.5000, hits 75.0%"), (False, ", hits 75.0%")])
-def test_the_bar(shows_loss: bool, words: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_progress_bar(shows_loss: bool, words: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with ProgressReporter("", shows_loss=shows_loss) as reporter:
         reporter(lambda: PROGRESS)

@@ -14,8 +14,8 @@ from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, op
 PLACE = Membership(rank=3, world_size=4, local_rank=1, local_world_size=2)
 
 
-class _Told(Ranks):
-    """Ranks of which one is asked and the others have answered before."""
+class _Ranks(Ranks):
+    """Rank 0 of several ranks; the answers of the others are given."""
 
     def __init__(self, others: list[Any]) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _Told(Ranks):
         return [value, *self._others]
 
 
-def test_one_rank_has_its_own_word() -> None:
+def test_a_single_rank_agrees_with_itself() -> None:
     with open_ranks(None, timeout_s=1.0, device="cpu") as ranks:
         assert (ranks.rank, ranks.world_size, ranks.is_first, ranks.peers) == (0, 1, True, None)
         assert ranks.gather(5) == [5]
@@ -36,7 +36,7 @@ def test_one_rank_has_its_own_word() -> None:
         ranks.listen(lambda error: None)
 
 
-def test_every_rank_gets_the_device_of_its_place() -> None:
+def test_every_rank_gets_the_device_of_its_local_rank() -> None:
     config = Config(run=RunConfig(device="cuda"))
     assert config_of_rank(config, PLACE).run.device == "cuda:1"
     assert config_of_rank(config, None) == config
@@ -53,7 +53,7 @@ def test_every_rank_gets_the_device_of_its_place() -> None:
         ),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(config: Config, words: str) -> None:
+def test_settings_that_ranks_cannot_share_are_refused(config: Config, words: str) -> None:
     with pytest.raises(InputError, match=words):
         config_of_rank(config, PLACE)
     assert config_of_rank(config, None) == config
@@ -69,13 +69,13 @@ def test_every_rank_has_files_of_its_own() -> None:
 def test_ranks_that_differ_are_named() -> None:
     config = Config()
     other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, rows_lr=0.5))
-    check_same(_Told([common_settings(config)]), common_settings(config), "configurations")
+    check_same(_Ranks([common_settings(config)]), common_settings(config), "configurations")
     message = "the ranks' configurations differ: optim.rows_lr is 0.02 on rank 0 and 0.5 on rank 2"
     with pytest.raises(InputError, match=message):
-        check_same(_Told([common_settings(config), common_settings(other)]), common_settings(config), "configurations")
+        check_same(_Ranks([common_settings(config), common_settings(other)]), common_settings(config), "configurations")
 
 
-def test_what_belongs_to_one_rank_may_differ() -> None:
+def test_settings_of_one_rank_can_differ() -> None:
     config = Config(run=RunConfig(device="cuda:0"))
     other = Config(run=RunConfig(device="cuda:1", trace="t", tensorboard="b", dir="d"))
     assert common_settings(config) == common_settings(other)
@@ -83,11 +83,11 @@ def test_what_belongs_to_one_rank_may_differ() -> None:
     assert common_settings(config)["model.top_mlp"] == [128, 64]
 
 
-def test_no_password_is_shown() -> None:
+def test_errors_hide_passwords() -> None:
     urls = ["redis://:secret@db:6379", "redis://:other@elsewhere:6379"]
     first, second = (common_settings(Config(store=StoreConfig(url=url))) for url in urls)
     with pytest.raises(InputError) as caught:
-        check_same(_Told([second]), first, "configurations")
+        check_same(_Ranks([second]), first, "configurations")
     assert str(caught.value) == (
         "the ranks' configurations differ: store.url is 'redis://:***@db:6379' on rank 0 and "
         "'redis://:***@elsewhere:6379' on rank 1"

@@ -20,7 +20,7 @@ def test_the_result_is_one_json_object(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_the_result_says_what_a_person_must_know() -> None:
+def test_the_summary_of_a_result() -> None:
     text = "\n".join(RESULT.lines())
     assert "interrupted" not in text
     assert "the run was interrupted" in "\n".join(dataclasses.replace(RESULT, stopped=True).lines())

@@ -45,7 +45,7 @@ def config_of(folder: Path, **checkpoint: Any) -> Config:
     return Config(checkpoint=CheckpointConfig(dir=str(folder), **checkpoint), store=StoreConfig(namespace="n"))
 
 
-def test_a_first_start_has_a_checkpoint_of_nothing(tmp_path: Path) -> None:
+def test_a_first_start_has_an_empty_checkpoint(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
         assert (first.generation, first.first_batch, first.parts) == (1, 0, ())
@@ -57,7 +57,7 @@ def test_a_first_start_has_a_checkpoint_of_nothing(tmp_path: Path) -> None:
         assert anew.checkpoint_id.partition(":")[0] != first.checkpoint_id.partition(":")[0]
 
 
-def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_job_continues_its_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryStore(ROWS) as store:
         start_generation(config_of(tmp_path), Rank(), FACTS, store)
         first = start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
@@ -68,8 +68,8 @@ def test_a_restarted_job_goes_on_with_what_it_began(tmp_path: Path, monkeypatch:
         )
 
 
-def test_a_job_that_went_back_is_restarted_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has made a checkpoint of its own; the second time, in vain, by the same command."""
+def test_a_job_resumed_from_an_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is restarted twice by the same command before it makes a checkpoint of its own."""
     with MemoryStore(ROWS) as store:
         first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
         assert first.folder is not None
@@ -89,7 +89,7 @@ def test_a_job_that_went_back_is_restarted_where_it_went(tmp_path: Path, monkeyp
 
 
 class Busy(MemoryStore):
-    """A store that another job uses meanwhile."""
+    """A store that is in use by another job."""
 
     work: Callable[[], None]
 
@@ -98,8 +98,8 @@ class Busy(MemoryStore):
         return super().ledger()
 
 
-def test_what_is_removed_while_it_is_chosen_is_not_gone_on_from(tmp_path: Path) -> None:
-    """By a job that still runs; once the start is noted, it leaves alone what that goes on from."""
+def test_a_checkpoint_removed_while_chosen_is_not_used(tmp_path: Path) -> None:
+    """A running job removes the checkpoint. Once the start is recorded, the job keeps that checkpoint."""
     with MemoryStore(ROWS) as store:
         first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
     assert first.checkpoint is not None
@@ -118,7 +118,7 @@ def test_what_is_removed_while_it_is_chosen_is_not_gone_on_from(tmp_path: Path) 
     assert running.positions() == ((1, 16), (1, 8))
 
 
-def test_all_ranks_begin_alike(tmp_path: Path) -> None:
+def test_all_ranks_start_from_the_same_checkpoint(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         first = Rank()
         resume_point = start_generation(config_of(tmp_path), first, FACTS, store)
@@ -137,14 +137,14 @@ def test_ranks_need_one_folder(tmp_path: Path) -> None:
                 start_generation(config_of(tmp_path / folder), Rank(1, first.said), FACTS, store)
 
 
-def test_without_a_folder_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_without_a_folder_there_is_no_checkpoint(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         resume_point = start_generation(Config(), Rank(), FACTS, store)
         assert (resume_point.checkpoint_id, resume_point.first_batch, resume_point.generation) == ("", 0, 0)
         assert resume_point.token.startswith("0-")
 
 
-def test_results_depend_on_what_is_trained_not_on_how_fast() -> None:
+def test_only_settings_that_change_results_are_compared() -> None:
     settings = FACTS.settings
     for key in ("optim.rows_lr", "run.seed", "run.threads", "data.batch_size", "model.top_mlp", "pipeline.schedule"):
         assert key in settings
@@ -170,13 +170,13 @@ def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, 
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_may_differ_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_allowed_differences_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MemoryStore(ROWS) as store:
         resume_point = start_generation(config_of(tmp_path), Rank(), FACTS, store)
     assert resume_point.checkpoint is not None
     manifest = resume_point.checkpoint.manifest
     settings = {key: value for key, value in manifest.settings.items() if key != "run.threads"}
-    compare(dataclasses.replace(manifest, settings=settings), FACTS)  # made before there was such a key
+    compare(dataclasses.replace(manifest, settings=settings), FACTS)  # from before the key existed
     assert capsys.readouterr().err == ""
     compare(manifest, dataclasses.replace(FACTS, identity={"data": "1 file", "code": "d"}))
     assert "was made with other cacher code" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from trainer.services import open_services
 
 
 class _TwoHosts(Ranks):
-    """Rank 0 of two, the other one elsewhere."""
+    """Rank 0 of two ranks on different hosts."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value, {"host": "elsewhere", "address": "127.0.0.1"}]
@@ -24,7 +24,7 @@ DATA = DataConfig(limit=100, workers=0)
 
 @pytest.mark.redis
 @pytest.mark.multiproc
-def test_what_is_not_named_is_started(tmp_path: Path) -> None:
+def test_services_without_a_url_are_started(tmp_path: Path) -> None:
     with ExitStack() as stack:
         services = open_services(Config(data=DATA, run=RunConfig(dir=str(tmp_path))), Ranks(), stack)
         assert services.cacher_url.startswith("unix:")
@@ -36,7 +36,7 @@ def test_what_is_not_named_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / "store.sock").exists()
 
 
-def test_what_is_named_is_not_started() -> None:
+def test_services_with_a_url_are_not_started() -> None:
     config = Config(cacher=CacherConfig(url="unix:/run/cacher.sock"), store=StoreConfig(url="redis://db:6379"))
     with ExitStack() as stack:
         services = open_services(config, Ranks(), stack)

@@ -1,4 +1,4 @@
-"""Stages of a job: which there are, who holds them, and what is refused."""
+"""Stages of a job: their number, their holders, and refused combinations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def staged(world_size: int = 1, **pipeline: Any) -> StagedJob:
     return job
 
 
-def test_a_model_is_trained_whole_unless_asked_for() -> None:
+def test_a_model_is_whole_by_default() -> None:
     assert job_of() is None
     assert job_of(world_size=3) is None
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(world_size: int, pipeline: dict[str, Any],
 
 
 class Centred(nn.Module):
-    """Looks across the examples, by a module or by a function."""
+    """A model that mixes examples, by a module or by a function."""
 
     def __init__(self, norm: nn.Module | None) -> None:
         super().__init__()

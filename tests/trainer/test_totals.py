@@ -31,7 +31,7 @@ def test_counts_add_up_and_the_slowest_rank_sets_the_time() -> None:
     assert combine([FIRST]) == FIRST
 
 
-def test_a_loss_that_means_nothing_is_none() -> None:
+def test_an_undefined_loss_is_none() -> None:
     assert dataclasses.replace(FIRST, samples=0, loss_sum=0.0).loss is None
     assert dataclasses.replace(FIRST, loss_sum=math.nan).loss is None
     assert dataclasses.replace(FIRST, rows_unique=0).hit_rate == 0.0

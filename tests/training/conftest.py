@@ -1,4 +1,4 @@
-"""Jobs over the small click log of `tests/system`."""
+"""Fixtures of jobs over the small click log of `tests/system`."""
 
 from __future__ import annotations
 

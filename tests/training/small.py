@@ -1,4 +1,4 @@
-"""The smallest dense part, and what is made of one."""
+"""A minimal dense part, and small objects built on it."""
 
 from __future__ import annotations
 

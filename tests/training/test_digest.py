@@ -43,7 +43,7 @@ def test_the_digest_of_half_rows_is_over_their_records() -> None:
 
 
 class ForgetfulStore(MemoryStore):
-    """Has names of rows that are not there any more."""
+    """A store whose listed ids have no rows any more."""
 
     def ids(self, table: int) -> NDArray[np.int64]:
         return np.append(super().ids(table), [8, 9])

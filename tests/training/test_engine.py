@@ -1,4 +1,4 @@
-"""Promises of the composed loops: what a bad batch changes, what a run leaves alive, where checkpoints begin."""
+"""Composed training loops: the effect of a bad batch, leaks of a finished run, the start of checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BAD_BATCH = 7
 
 
 def written_rows(config: Config, num_batches: int, spoil: Callable[[Engine], None]) -> set[tuple[int, int, bytes]]:
-    """Every version of every row that a job writes until its data or a bad batch ends it."""
+    """All versions of all rows that a job writes until its data or a bad batch ends it."""
     data = PlannedData(config.data, config.run.seed)
     built = build_training_model(config, data.schema)
     written: set[tuple[int, int, bytes]] = set()
@@ -62,7 +62,7 @@ def written_rows(config: Config, num_batches: int, spoil: Callable[[Engine], Non
 
 
 def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In direct mode every row of a batch is written: none may be before its stage's gradients are examined."""
+    """In direct mode every row of a batch is written, but only after the gradients of its stage are checked."""
     config = staged(change(clicks(), cache__rows=0), "1f1b", 2)
     good = written_rows(config, BAD_BATCH, lambda engine: None)
     examine = NonfiniteGuard._examine
@@ -70,7 +70,7 @@ def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatc
 
     def slow(guard: NonfiniteGuard, point: Point, key: OpKey, b: int) -> None:
         if point is Point.STEP and b == BAD_BATCH and key[0] == 0:
-            blocked.wait(0.3)  # time for the other lanes to write what they should not
+            blocked.wait(0.3)  # gives other lanes time for a wrong write
         examine(guard, point, key, b)
 
     def spoil(engine: Engine) -> None:
@@ -91,7 +91,7 @@ def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatc
 
 @pytest.mark.parametrize("order", ["0,1,2,3", "1,0,3,2"])
 def test_a_checkpoint_begins_with_the_first_forward_of_a_table(clicks: MakeConfig, tmp_path: Path, order: str) -> None:
-    """Whichever micro-batch that is."""
+    """Any micro-batch can run first."""
     units = order.split(",")
     rows = [
         ",".join([*(f"0F{m}" for m in units), "", "", *(f"0B{m}" for m in units)]),
@@ -123,7 +123,7 @@ def test_averages_with_a_parameter_that_no_stage_uses(clicks: MakeConfig, tmp_pa
 
 
 class Tracked(InFlightBatch):
-    """A batch that can be watched."""
+    """A batch with weak reference support."""
 
     __slots__ = ("__weakref__",)
 

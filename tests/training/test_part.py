@@ -1,4 +1,4 @@
-"""How the handlers and hooks of parts become one handler per action."""
+"""Parts of a loop: their handlers and hooks are combined into one handler per action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bagpipe.training.part import Hook, LoopPart, LoopRun, handlers_of
 
 
 class Notes(LoopPart):
-    """Notes its calls; handles the given operations, with hooks at the given points."""
+    """A part that records its calls, with handlers of the given operations and hooks at the given points."""
 
     def __init__(
         self, log: list[str], name: str, ops: Iterable[str] = (), hooks: Mapping[Point, Literal["before", "after"]] = {}

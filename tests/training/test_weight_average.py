@@ -1,4 +1,4 @@
-"""The moving average of the dense weights: torch's own rule, over resumes, ranks and stages, used when asked."""
+"""The moving average of dense weights follows torch's rule over resumes, ranks and stages, and evaluation uses it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def averages_of(engine: Engine) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in average.averages.items()}
 
 
-def test_it_is_torchs_rule_and_evaluation_uses_it(clicks: MakeConfig) -> None:
+def test_averages_follow_torchs_rule_and_evaluation_uses_them(clicks: MakeConfig) -> None:
     config = change(clicks(eval_fraction=0.2), optim__ema_decay=0.9, optim__ema_evaluate=True)
     data = PlannedData(config.data, config.run.seed)
     built = build_training_model(config, data.schema)
@@ -38,7 +38,7 @@ def test_it_is_torchs_rule_and_evaluation_uses_it(clicks: MakeConfig) -> None:
     (average,) = parts = build_parts(built, dense)
     assert isinstance(average, WeightAverage)
     theirs = AveragedModel(dense.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    theirs.n_averaged += 1  # torch's first update copies the weights; ours begin as the initial ones
+    theirs.n_averaged += 1  # torch's first update copies the weights; ours starts from the initial weights
     with MemoryStore(built.rows) as store:
         engine = build_engine(built, store, dense=dense, parts=parts)
         engine.train(data.batches("train", built.spec), on_batch=lambda totals: theirs.update_parameters(dense.model))
@@ -62,7 +62,7 @@ def test_it_is_torchs_rule_and_evaluation_uses_it(clicks: MakeConfig) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("stages", [False, True])
-def test_a_resumed_job_goes_on_with_its_averages(
+def test_a_resumed_job_continues_its_averages(
     clicks: MakeConfig, tmp_path: Path, world_size: int, stages: bool
 ) -> None:
     values = {"pipeline__schedule": "1f1b", "pipeline__stages": 2, "pipeline__microbatches": 4} if stages else {}
@@ -73,7 +73,7 @@ def test_a_resumed_job_goes_on_with_its_averages(
     expected = [averages_of(engine) for engine in engines]
     engines.clear()
     job = recorded(config, tmp_path, every=3, world_size=world_size, prepare=engines.append)
-    # Ended, not killed: its last checkpoint is there, however slow its publisher is.
+    # Ended, not killed: the last checkpoint is complete, however slow the publisher.
     job.spoil = lambda rank, batches: itertools.islice(batches, 8)
     job.run()
     job.spoil = lambda rank, batches: batches

@@ -1,9 +1,9 @@
-"""Training steps of small staged models: on one device, and by runtimes in one process, in threads, or in processes.
+"""Training of small staged models: on one device, and by runtimes in one process, in threads, or in processes.
 
     reference(case)   the whole model on each batch           run_in_process(case)      all lanes in this process
-    run_ranks_of(peers, cases)   one rank's part of each case; `merge` puts the ranks' parts together
+    run_ranks_of(peers, cases)   one rank's part of each case; `merge` combines the ranks' parts
 
-Every batch ends with a plain gradient step, so a wrong gradient anywhere shows in everything after it.
+Every batch ends with a plain gradient step, so a wrong gradient changes everything after it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ROWS = "embedding.rows.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained and how.
+    """Model, schedule and batches of a training run.
 
     Attributes:
         model: a name of `tests.split.models.MODELS`.
         schedule: a dense schedule.
         micro: micro-batches of all stages, or of each.
         sizes: examples of each batch.
-        recompute: forwards keep inputs only.
+        recompute: forwards keep only inputs.
     """
 
     model: str
@@ -80,7 +80,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """After all batches: name -> parameter, of the rows too; gradients of the last batch; the sum of all losses."""
+    """Final values: name -> parameter, rows included; gradients of the last batch; the sum of all losses."""
 
     parameters: Mapping[str, NDArray[np.float64]]
     gradients: Mapping[str, NDArray[np.float64] | None]
@@ -88,7 +88,7 @@ class Result:
     peak_live: Mapping[int, int]
 
     def assert_close(self, other: Result) -> None:
-        """To 1e-12; where one has no gradient the other's is zero."""
+        """Assert equality within 1e-12. A missing gradient equals zero."""
         assert abs(self.loss_sum - other.loss_sum) < 1e-12 * max(1, abs(other.loss_sum))
         for name, values in self.parameters.items():
             np.testing.assert_allclose(values, other.parameters[name], rtol=0, atol=1e-12, err_msg=name)
@@ -97,7 +97,7 @@ class Result:
             np.testing.assert_allclose(own, others, rtol=0, atol=1e-12, err_msg=name)
 
     def assert_same(self, other: Result) -> None:
-        """Bit by bit."""
+        """Assert bitwise equality."""
         assert self.loss_sum == other.loss_sum
         for name, values in self.parameters.items():
             assert np.array_equal(values, other.parameters[name]), name
@@ -117,12 +117,12 @@ def batch_of(number: int, size: int) -> ModelInputs:
 
 
 def loss_sum(head: int, logits: Tensor, labels: Tensor) -> Tensor:
-    """Heads weigh differently, or a swap would go unseen."""
+    """Heads have different weights, so that a swap shows."""
     return binary_cross_entropy_with_logits(logits, labels, reduction="sum") * (1 + head / 2)
 
 
 def reference(case: Case) -> Result:
-    """One device, no micro-batches."""
+    """Train on one device without micro-batches."""
     staged, total = make(case.model), 0.0
     parameters = list(staged.model.parameters())
     for number, size in enumerate(case.sizes):
@@ -158,8 +158,8 @@ class Worker:
     """One process: its runtime, and handlers of all actions in its lanes.
 
     Args:
-        case: what is trained.
-        step: its program.
+        case: the run.
+        step: its step program.
         peers: the ranks, several per replica; None: one process.
         num_replicas: replicas of the pipeline.
     """
@@ -231,7 +231,7 @@ class Worker:
         self.runtime.embed_grad(self._embedding_stage.number, batch)
         rows = next(self.staged.embedding.parameters())
         graded = any(self.staged.values[n].wants_grad for n in self.staged.embedding_values)
-        if graded and self._peers is not None:  # every rank's part to every rank, added up in their order
+        if graded and self._peers is not None:  # every rank's part to every rank, summed in rank order
             own = torch.zeros_like(rows) if rows.grad is None else rows.grad
             count, each = self._peers.world_size, len(own)
             parts = own.new_empty(count * each, own.shape[1])
@@ -253,7 +253,7 @@ class Worker:
                 parameter.grad = None
 
     def _templates(self) -> dict[str, tuple[Template, ...]]:
-        """Own lanes' actions of one batch."""
+        """Templates of the own lanes for one batch."""
         lanes = (*self._step.lanes_of(self.process), f"reduce{self.process}")
         return {
             lane: tuple(
@@ -266,7 +266,7 @@ class Worker:
         }
 
     def loop(self) -> Loop:
-        """Own lanes, and one that reads."""
+        """A loop of the own lanes and a reading lane."""
         lanes, read = self._templates(), (self._embedding_stage.number, "X_READ")
         ops = {(t.stage, op) for ts in lanes.values() for t in ts for op in (t.op, *OPS[t.op].provides)}
         edges = [e for e in self._step.program.edges if e.src_key in ops and e.dst_key in ops]
@@ -285,7 +285,7 @@ class Worker:
         )
 
     def run(self) -> Result:
-        """All batches by a runner, one thread per lane."""
+        """Run all batches with a runner, one thread per lane."""
 
         def read(batch: int) -> None:
             if batch >= len(self._case.sizes):
@@ -295,7 +295,7 @@ class Worker:
         return self._ended()
 
     def interpret(self) -> Result:
-        """The one batch, every action in this thread."""
+        """Run one batch, every action in this thread."""
         interpret(self._step.program, self.handlers())
         return self._ended()
 
@@ -308,13 +308,13 @@ def run_in_process(case: Case) -> Result:
 
 
 def run_ranks_of(peers: Peers, cases: Sequence[Case], num_processes: int) -> list[Result]:
-    """This rank's part of every case: ranks are replicas of a pipeline over so many processes."""
+    """This rank's part of every case. Replicas are groups of so many consecutive ranks."""
     replicas = peers.world_size // num_processes
     return [Worker(case, case.step(num_processes, replicas), peers, replicas).run() for case in cases]
 
 
 def merge(case: Case, parts: Sequence[Result], num_processes: int) -> Result:
-    """What the ranks hold, put together: every parameter from the first that has it, all replicas' losses."""
+    """Combine the ranks' parts: every parameter from the first rank that has it, and the losses of all replicas."""
     step, staged = case.step(num_processes), make(case.model)
     owner = {
         name: next(instance.process for instance in step.instances if instance.stage == stage)

@@ -1,4 +1,4 @@
-"""I then W is B: the same gradients, for every shape of stage that the split might lose a weight of."""
+"""I followed by W equals B: the same gradients for every shape of stage, all weights included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STAGES: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 class Stage:
-    """A stage with inputs, the first one dense and without gradient if it is `Aside`; a loss if asked for."""
+    """A stage with inputs; the first input of `Aside` is dense and without gradient. Can compute a loss."""
 
     def __init__(self, name: str, with_loss: bool = False, wants_grad: bool = True) -> None:
         make, count = STAGES[name]
@@ -60,15 +60,15 @@ def test_the_halves_give_the_gradients_of_the_whole(name: str, with_loss: bool) 
             torch.testing.assert_close(other, one, rtol=0, atol=1e-13)
 
 
-def test_all_inputs_that_want_a_gradient_get_it_in_the_first_half() -> None:
-    """Pooled vectors that enter in the midst of a pipeline, as keyword arguments, are forgotten by PyTorch's stages."""
+def test_the_first_half_computes_all_input_gradients() -> None:
+    """PyTorch's stages ignore pooled vectors that enter in the middle of a pipeline as keyword arguments."""
     stage = Stage("one-output")
     kept = SplitBackward(list(stage.module.parameters())).inputs(stage.graph, stage.gradients)
     assert [leaf.grad is not None for leaf in stage.leaves] == [True, True]
     assert kept.groups
 
 
-def test_without_inputs_to_serve_all_is_left_to_the_second_half() -> None:
+def test_without_inputs_the_second_half_computes_all_gradients() -> None:
     whole, halves = Stage("views", wants_grad=False), Stage("views", wants_grad=False)
     backward(whole.graph, whole.gradients)
     split = SplitBackward(list(halves.module.parameters()))
@@ -95,7 +95,7 @@ def test_gradients_add_up_over_micro_batches() -> None:
                 torch.testing.assert_close(twice.grad, 2 * one.grad, rtol=0, atol=1e-13)
 
 
-def test_nothing_to_do_is_nothing() -> None:
+def test_an_empty_backward() -> None:
     constant = Graph([], [torch.ones(3)])
     backward(constant, [torch.ones(3)])
     split = SplitBackward([])
@@ -103,8 +103,8 @@ def test_nothing_to_do_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_weights_that_are_added_up_have_gradients_of_their_own(apart: bool) -> None:
-    """`apart`: no input with a gradient meets them."""
+def test_summed_weights_have_separate_gradients(apart: bool) -> None:
+    """`apart`: no input with a gradient meets the weights."""
     first, second = (nn.Parameter(torch.zeros(2)) for _ in range(2))
     split = SplitBackward([first, second])
     for _ in range(3):

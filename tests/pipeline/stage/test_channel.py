@@ -14,7 +14,7 @@ from bagpipe.split.staged_model import StageValue
 
 @dataclass
 class Pile:
-    """Links whose messages are filled in by hand; every call and wait is logged."""
+    """Links with hand-made messages and a log of every call and wait."""
 
     log: list[str] = field(default_factory=list)
     receiving: list[Tensor] = field(default_factory=list)
@@ -93,7 +93,7 @@ def test_parts_of_several_are_put_together() -> None:
     assert torch.equal(torch.cat([taken[1] for taken in found]), whole[1])
 
 
-def test_whoever_takes_of_pooled_values_gets_copies() -> None:
+def test_consumers_of_pooled_values_get_copies() -> None:
     edge, given = channel(units=1, receiver_units=1, copies=True), tensors(2)
     edge.put(0, given, 1)
     taken = edge.take(0, [Piece(0, 0, 2, True)])
@@ -101,7 +101,7 @@ def test_whoever_takes_of_pooled_values_gets_copies() -> None:
     assert taken[0].data_ptr() != given[0].data_ptr()
 
 
-def test_sending_waits_only_when_settled() -> None:
+def test_sends_are_waited_for_only_in_wait_sends() -> None:
     pile = Pile()
     edge = channel(link=Link(pile, 2, 5))
     edge.put(0, tensors(4), 1)
@@ -141,7 +141,7 @@ def test_nothing_is_sent_within_a_process() -> None:
 @pytest.mark.parametrize(
     "index", [(slice(None), slice(0, 2)), (slice(1, None), slice(None))], ids=["strided", "offset"]
 )
-def test_owned_copies_only_what_has_no_memory_of_its_own(index: tuple[slice, slice]) -> None:
+def test_owned_copies_only_views(index: tuple[slice, slice]) -> None:
     whole = torch.zeros(4, 3, requires_grad=True) * 1
     assert owned(whole).data_ptr() == whole.data_ptr()
     assert not owned(whole).requires_grad

@@ -1,4 +1,4 @@
-"""The embedding stage by itself: two values of a small lookup, two consumers, gradients in micro-batches."""
+"""The embedding stage alone: two values of a small lookup, two consumers, gradients in micro-batches."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_batch_without_the_sources_examples_is_an_error(num_read: int | None) 
         Bench(num_read).runner.embed(3)
 
 
-def test_no_examples_no_work() -> None:
+def test_empty_micro_batches_do_no_work() -> None:
     given = StageBatch(inputs=None, num_examples=SIZE, num_global_examples=SIZE)
     runner = EmbeddingStageRunner(
         embedding=EmbeddingStage(number=2, pipes=(), process=1, position=1),

@@ -1,4 +1,4 @@
-"""One stage instance with its channels, by itself: a stage that puts two inputs side by side and gives one output."""
+"""One stage instance with its channels: a stage that concatenates two inputs into one output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = [Piece(0, 0, SIZE // MICRO, True)]
 
 
 class Bench:
-    """Instance 1 between two producers (0 and 3) and two consumers (2 and 4); gradients of the first go over a link."""
+    """Instance 1 between two producers (0 and 3) and two consumers (2 and 4). Gradients of the first go over a link."""
 
     def __init__(
         self, *, dropout: float = 0.0, keeps_inputs_only: bool = False, size: int = SIZE, seed: int = 0
@@ -82,7 +82,7 @@ class Bench:
         )
 
     def forward(self, index: int) -> tuple[Tensor, Tensor]:
-        """What the two consumers get."""
+        """Values received by the two consumers."""
         for number, channel in enumerate(self.inputs):
             channel.put(index, [torch.full((3, WIDTH), index + number / 2, dtype=torch.float64)], 1)
         self.runner.forward(index)
@@ -99,7 +99,7 @@ class Bench:
         return gradient
 
 
-def test_gradients_of_consumers_add_up() -> None:
+def test_gradients_of_consumers_are_summed() -> None:
     once, twice = Bench(), Bench()
     for bench, factors in ((once, (3.0, 0.0)), (twice, (1.0, 2.0))):
         first, second = bench.forward(0)
@@ -129,7 +129,7 @@ def test_recomputing_draws_the_same_numbers() -> None:
     outputs = []
     for bench in (kept, again):
         outputs.append(bench.forward(1)[0])
-        torch.rand(7)  # whatever others draw meanwhile
+        torch.rand(7)  # draws of other code in between
         bench.give(1, 1.0, 2.0)
         if bench is again:
             bench.runner.recompute(1)
@@ -163,7 +163,7 @@ def test_random_numbers_depend_on_seed_batch_and_micro_batch() -> None:
     assert zeros(Bench(dropout=0.5), 2) == drawn[2]
 
 
-def test_live_micro_batches_are_counted_and_given_up() -> None:
+def test_live_micro_batches_are_counted_and_released() -> None:
     bench = Bench()
     for index in range(2):
         bench.forward(index)

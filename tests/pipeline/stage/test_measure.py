@@ -34,7 +34,7 @@ def test_an_operator_graph_is_that_of_the_model_with_its_bytes() -> None:
     first, last = graph.operators[0], graph.operators[-1]
     assert first.param_bytes == 8 * (NUM_DENSE * 8 + 8)
     assert first.output_bytes == 8 * 8
-    assert first.activation_bytes == 8 * 8  # relu keeps what it gives; the layer keeps its input only
+    assert first.activation_bytes == 8 * 8  # relu keeps its output; the layer keeps only its input
     assert last.output_bytes == 0
     assert all(item.forward.at(8) > 0 and item.backward.at(8) > 0 for item in graph.operators)
     again = type(graph).from_json(graph.to_json())
@@ -50,15 +50,15 @@ def test_an_operator_graph_is_that_of_the_model_with_its_bytes() -> None:
         ((1.0, 3.0), Cost(per_example_s=(1.0 * 2 + 3.0 * 4) / 20)),
     ],
 )
-def test_lines_have_no_part_below_zero(seconds: tuple[float, float], line: Cost) -> None:
+def test_fitted_lines_are_not_negative(seconds: tuple[float, float], line: Cost) -> None:
     assert measure._line((2, 4), seconds) == line
 
 
-def test_operators_alone_are_scaled_to_the_whole() -> None:
+def test_operator_times_are_scaled_to_the_total() -> None:
     assert measure._scaled([[1.0, 2.0], [3.0, 6.0]], [2.0, 4.0]) == [[0.5, 1.0], [1.5, 3.0]]
 
 
-def test_sizes_that_show_nothing_are_refused() -> None:
+def test_insufficient_sizes_are_refused() -> None:
     parts = trace_parts(TwoHeads(), num_dense=2, dtype=torch.float32)
     with pytest.raises(InputError, match=r"at least two sizes of a micro-batch to measure, got \[4, 4\]"):
         operator_graph(parts, examples=(4, 4))

@@ -1,4 +1,4 @@
-"""Every schedule on every shape of model equals one device; lanes, one thread, and ranks give the same bits."""
+"""Every schedule on every shape of model equals one device. Lanes, one thread, and ranks give equal bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.distributed.threads import run_threads
 from tests.pipeline.stage.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
 from tests.split.models import MODELS, make
 
-#: Models of four stages, which every schedule takes.
+#: Models of four stages, supported by every schedule.
 OF_FOUR = ("chain4", "dropout", "diamond", "skips", "two-heads", "aside")
 SCHEDULES = tuple(DENSE_SCHEDULES)
 RANDOM = "dropout"
@@ -117,7 +117,7 @@ def test_replicas_share_the_examples(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["one", "chain2", "plain2"])
-def test_few_stages_are_a_pipeline_too(model: str) -> None:
+def test_pipelines_of_few_stages(model: str) -> None:
     case = Case(model=model, schedule="1f1b", micro=3, sizes=(16, 13))
     run_in_process(case).assert_close(reference(case))
 

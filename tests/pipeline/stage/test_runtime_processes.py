@@ -1,4 +1,4 @@
-"""Ranks as processes over gloo: the bits of one process, and the results of torch.distributed.pipelining."""
+"""Ranks in processes over gloo give the bits of one process, and the results of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.split.models import make
 
 pytestmark = pytest.mark.multiproc
 
-#: Schedule -> PyTorch's class, model, and by rank the stages it gives it; the same as ours.
+#: Schedule -> PyTorch's class, the model, and the stages of each rank; ours are the same.
 THEIRS: Mapping[str, tuple[str, str, tuple[tuple[int, ...], ...]]] = {
     "gpipe": ("ScheduleGPipe", "plain2", ((0,), (1,))),
     "1f1b": ("Schedule1F1B", "plain2", ((0,), (1,))),
@@ -35,7 +35,7 @@ Gradients = dict[str, NDArray[np.float64]]
 
 
 def ours_and_theirs(membership: Membership, cases: Sequence[Case]) -> list[tuple[Result, Gradients]]:
-    """Our results of all cases, and PyTorch's gradients of the same stages over the same ranks."""
+    """Our results of all cases, and PyTorch's gradients of the same stages on the same ranks."""
     with TorchPeers(membership, timeout_s=TIMEOUT_S) as peers:
         return [(run_ranks_of(peers, [case], 2)[0], theirs(membership.rank, case)) for case in cases]
 

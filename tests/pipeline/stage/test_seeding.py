@@ -9,7 +9,7 @@ from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 CPU = torch.device("cpu")
 
 
-def test_every_number_counts() -> None:
+def test_every_number_changes_the_seed() -> None:
     seeds = {mix_seed(a, b, c) for a in range(4) for b in range(4) for c in range(4)}
     assert len(seeds) == 64
     assert all(0 <= seed < 1 << 63 for seed in seeds)
