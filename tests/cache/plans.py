@@ -139,7 +139,7 @@ class Job:
     num_spare_slots: int = 7
 
     def steps(self, batches: Sequence[Batch]) -> Iterator[BatchContext]:
-        """Per batch: evict the last one's rows that it does not use, fetch what it lacks, begin it."""
+        """Per batch: evict the unused rows of the previous one, fetch missing rows, begin the batch."""
         rng = np.random.default_rng(self.seed)
         schema = self.cache.schema
         num_tables = len(schema.tables)
@@ -169,7 +169,7 @@ class Job:
             yield context
 
     def finish(self) -> dict[tuple[int, int], NDArray[Any]]:
-        """Flush; all rows of the store."""
+        """Flush. Returns all rows of the store."""
         for requests in self.cache.flush(chunk_rows=5):
             self.store.write_many(requests)
         return self.store.rows

@@ -119,7 +119,7 @@ def test_equals_embedding_bag(case: str) -> None:
         close(ours.grad, theirs.grad)
 
 
-def test_two_lookups_of_one_group_add_up() -> None:
+def test_two_lookups_of_one_group_sum_their_gradients() -> None:
     batch = random_batch(np.random.default_rng(1), num_examples=4, num_ids=[NUM_IDS] * 3, max_length=3, weighted=True)
     weights = [torch.randn(NUM_IDS, DIM, dtype=torch.float64) for _ in range(2)]
     gradients = []

@@ -58,7 +58,7 @@ def batches(count: int, seed: int = 0) -> list[Batch]:
 
 
 def loss_of(vectors: Sequence[Tensor]) -> Tensor:
-    """Non-linear, so that the gradient of every step depends on the rows."""
+    """Non-linear, so that the gradient of every batch depends on the rows."""
     return torch.stack([(part * (1 + part)).sum() for part in vectors]).sum()
 
 
@@ -133,7 +133,7 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
 
 
 def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int, int], bytes]:
-    """Reference records after training on sums of rows, row by row: float32 values, rounded after each step."""
+    """Reference records after training on sums of rows, row by row: float32 values, rounded after each batch."""
     row_format = open_row_format(schema, CPU)
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in data:
@@ -183,7 +183,7 @@ def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtyp
     assert rows == plain_half_rows(job.cache.schema, data)
 
 
-# ---- the same bits whatever the placement ----------------------------------------------------------------------------
+# ---- equal bits for any slots ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -213,7 +213,7 @@ def test_same_bits_for_any_slots(
         assert record.tobytes() == expected[key].tobytes()
 
 
-def test_insert_beside_a_batch_that_computes() -> None:
+def test_insert_during_the_computation_of_a_batch() -> None:
     """Another thread inserts rows of the next batch during forward, backward and update of this one."""
     entering = row_list([np.arange(100, 500), *[np.zeros(0, dtype=np.int64)] * 3])
     data = random_batch(np.random.default_rng(1), num_examples=30, num_ids=(40, 40, 1, 1), max_length=2)
@@ -338,7 +338,7 @@ def test_evaluation_never_dirties() -> None:
     assert job.cache.statistics().resident == 0
 
 
-def test_only_what_backward_reached_is_updated() -> None:
+def test_only_rows_with_gradients_are_updated() -> None:
     """As in torch: a parameter without a gradient stays unchanged."""
     job = new_job("adam")
     (context,) = (step for step in job.steps(batches(1)))
@@ -348,7 +348,7 @@ def test_only_what_backward_reached_is_updated() -> None:
     assert {table for table, _ in job.finish()} == {0}
 
 
-def test_flush_keeps_rows_dirty_until_it_goes_on() -> None:
+def test_flush_keeps_rows_dirty_until_they_are_written() -> None:
     cache = RowCache(schema_of("sgd"), 8)
     rows = row_list([ids(5, 3, 4), ids(), ids(), ids()])
     owner = owner_plan(rows, slots_of(1, 0, 7), NONE, NO_SLOTS, new=np.ones(3, dtype=np.bool_))

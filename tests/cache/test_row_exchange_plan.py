@@ -51,7 +51,7 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
                 assert len(segment_sum) == sum(part.send_counts)
                 assert len(part.segment_sum) == len(part.owned.rows)
                 assert sorted(part.segment_sum.sources.tolist()) == list(range(sum(part.recv_counts)))
-                # contributions to a row in rank order: what arrives first is from the lower rank
+                # contributions to a row in rank order: earlier arrivals come from lower ranks
                 starts = part.segment_sum.row_starts
                 for row in range(len(part.segment_sum)):
                     assert (np.diff(part.segment_sum.sources[starts[row] : starts[row + 1]]) > 0).all()

@@ -16,7 +16,7 @@ from bagpipe.testing.recording_streams import RecordingStreams
 from bagpipe.types.schema import RowSchema, RowTable
 
 CPU = torch.device("cpu")
-#: Two widths: tables 0 and 1 go together.
+#: Two widths: tables 0 and 1 share a slab.
 SCHEMA = RowSchema(
     tables=tuple(RowTable(name=f"t{n}", dim=dim, rows=None, init_bound=0.1) for n, dim in enumerate((4, 4, 8))),
     optimizer="adagrad",
@@ -26,7 +26,7 @@ SLOTS = np.array([9, 3, 0, 7, 1], dtype=np.int32)
 
 
 class Half:
-    """A slab with the rows in it, three of them from the store."""
+    """A slab with rows, three of them from the store."""
 
     def __init__(self, streams: Streams) -> None:
         self.slab = Slab(10, 16, torch.float32, CPU)
@@ -36,7 +36,7 @@ class Half:
         results = {
             0: ReadResult(np.arange(16, dtype=np.float32).reshape(2, 8), np.array([True, False])),
             1: ReadResult(np.full((1, 8), 3, np.float32), np.array([True])),
-            2: ReadResult(np.full((1, 16), 4, np.float32), np.array([True])),  # the other was not asked for
+            2: ReadResult(np.full((1, 16), 4, np.float32), np.array([True])),  # the other row was not requested
         }
         self.transfer.put(select_kernels(SCHEMA, CPU), ROWS, SLOTS, found, results)
 
@@ -62,18 +62,18 @@ def test_staging_changes_no_bit() -> None:
     assert torch.equal(Half(NullStreams()).slab.records, Half(RecordingStreams()).slab.records)
 
 
-def test_rows_that_leave_are_what_they_were(half: Half) -> None:
+def test_evicted_records_are_unchanged(half: Half) -> None:
     copied = half.transfer.copy_out(ROWS, SLOTS)
     expected = half.slab.records.clone()
-    half.slab.records.fill_(-1)  # their slots are others' now
-    for _ in range(2):  # the store's, and a journal's
+    half.slab.records.fill_(-1)  # their slots belong to other rows now
+    for _ in range(2):  # the store's copy and a journal's
         requests = copied()
         assert [(request.table, request.ids.tolist()) for request in requests] == [(0, [5, 6]), (1, [5]), (2, [1, 2])]
         for request, slots, width in zip(requests, ([9, 3], [0], [7, 1]), (8, 8, 16), strict=True):
             np.testing.assert_array_equal(request.rows, expected[slots, :width].numpy())
 
 
-def test_no_rows_are_no_work() -> None:
+def test_empty_transfers_do_no_work() -> None:
     streams = RecordingStreams()
     half = Half(streams)
     before = list(streams.log)

@@ -83,7 +83,7 @@ def test_rows_of_tables_keep_their_table_numbers() -> None:
     num_rows=st.integers(0, 9),
     seed=st.integers(0, 2**32),
 )
-def test_what_goes_in_comes_out(width: int, narrower: int, dtype: torch.dtype, num_rows: int, seed: int) -> None:
+def test_records_round_trip(width: int, narrower: int, dtype: torch.dtype, num_rows: int, seed: int) -> None:
     """Any width, 16-byte multiple or not; other slots and the rest of wider records stay unchanged."""
     generator = torch.Generator().manual_seed(seed)
     slab = Slab(12, width, dtype, CPU)

@@ -1,4 +1,4 @@
-"""`RowSnapshot`: snapshots hold the rows as of `begin`, whatever lanes do afterwards."""
+"""`RowSnapshot`: a snapshot holds the rows as of `begin`, whatever lanes do afterwards."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_a_snapshot_stays_as_it_was(actions: list[tuple[str, list[int], int]]) -> None:
+def test_a_snapshot_does_not_change(actions: list[tuple[str, list[int], int]]) -> None:
     toy = Toy()
     expected_rows: dict[Row, int] = {}
     expected_names: set[Row] = set()

@@ -78,7 +78,7 @@ def test_an_area_is_never_filled_before_its_copy_is_done(num_areas: int, batches
         under_way.append((area.memory.data_ptr(), copy))
 
 
-def test_a_ring_as_long_as_the_batches_under_way_never_waits() -> None:
+def test_a_ring_as_long_as_the_batches_in_flight_never_waits() -> None:
     """As in the schedule: batch b is staged after the copy of batch b - 3."""
     ring = StagingRing(LateStreams(), 3)
     copies = [Copy() for _ in range(20)]
@@ -97,7 +97,7 @@ def test_areas_grow_once_and_stay() -> None:
     for num_bytes in (100, 3 << 20, 3 << 20, 2 << 20, 100, 3 << 20):
         sizes.append(len(ring.take()))
         ring.need(num_bytes)
-    assert sizes == [1 << 20, 1 << 20, *[4 << 20] * 4]  # a quarter more than was needed, in whole steps
+    assert sizes == [1 << 20, 1 << 20, *[4 << 20] * 4]  # a quarter more than needed, rounded up to whole units
     assert ring.num_bytes == 8 << 20
     assert streams.num_allocated == 2 * (1 << 20) + 8 * (1 << 20)
 
@@ -132,7 +132,7 @@ def test_copies_have_the_values_of_their_call(streams: NullStreams) -> None:
         assert [copy.num_waits for copy in streams.current.copies] == [1]
 
 
-def test_another_stream_may_be_put_behind_the_copies() -> None:
+def test_another_stream_can_wait_for_the_copies() -> None:
     streams = RecordingStreams()
     copies = copy_to_host(streams, {"one": torch.ones(1)})
     copies.order()
@@ -140,7 +140,7 @@ def test_another_stream_may_be_put_behind_the_copies() -> None:
     copy_to_host(NullStreams(), {}).order()
 
 
-def test_a_copy_is_here_when_its_event_has_happened() -> None:
+def test_a_copy_is_done_when_its_event_is_done() -> None:
     streams = LateStreams()
     there = torch.arange(6, dtype=torch.float64).view(2, 3).t()
     arrival = to_host(streams, there)
@@ -153,14 +153,14 @@ def test_a_copy_is_here_when_its_event_has_happened() -> None:
     assert arrival.is_ready()
 
 
-def test_copies_have_memory_of_their_own() -> None:
+def test_copies_have_separate_memory() -> None:
     """Store, journal and checkpoint can hold their copies for any time."""
     streams = LateStreams()
     arrivals = [HostCopy(streams, torch.full((4,), float(batch))) for batch in range(50)]
     assert [arrival.get()[3].item() for arrival in arrivals] == list(range(50))
 
 
-def test_on_a_cpu_a_tensor_is_where_it_is() -> None:
+def test_on_a_cpu_no_copy_is_made() -> None:
     tensor = torch.ones(3, requires_grad=True)
     arrival = to_host(NullStreams(), tensor)
     assert arrival.is_ready()
@@ -168,7 +168,7 @@ def test_on_a_cpu_a_tensor_is_where_it_is() -> None:
     assert not arrival.get().requires_grad
 
 
-def test_an_arrival_may_be_read_in_another_thread() -> None:
+def test_a_host_copy_can_be_read_in_another_thread() -> None:
     arrival = to_host(LateStreams(), torch.ones(2))
     found: list[list[float]] = []
     reader = threading.Thread(target=lambda: found.append(arrival.get().tolist()))

@@ -112,7 +112,7 @@ def test_an_event_is_recorded_after_the_copy() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Uploader(CPU, torch.float64, names=True, max_terms=2), None])
-def test_what_a_plan_is_made_of(make: Any) -> None:
+def test_tensors_of_a_plan(make: Any) -> None:
     segment_sum = HostSegmentSum(
         row_starts=np.array([0, 1, 6], np.int32),
         sources=np.arange(6, dtype=np.int32),

@@ -1,8 +1,8 @@
-"""Ranks as real processes: a function of the test runs once per rank, and its results come back.
+"""Ranks in real processes: runs a test's function once per rank and returns the results.
 
     run_ranks(n, work)  work(membership)     run_peers(n, work)  work(peers), inside `TorchPeers`
 
-The processes are forked from a server that has torch imported; the job's store lives in the test, as in a launcher.
+The processes are forked from a server that has torch imported. The job's TCPStore lives in the test, as in a launcher.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tests.system.forked import CONTEXT
 
 __all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]
 
-#: Deadline of one exchange in these tests.
+#: Deadline of one collective in these tests.
 DEADLINE_S = 3.0
 _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How one rank ended.
+    """Outcome of one rank.
 
     Attributes:
-        value: what its function returned; None if it raised.
-        error: class name and message of what it raised.
-        seconds: how long it took.
+        value: returned by its function; None if it raised.
+        error: class name and message of its exception.
+        seconds: duration.
         threads: of its process, afterwards.
         code: exit code of its process, negative for a signal.
     """
@@ -62,19 +62,19 @@ def _in_peers(membership: Membership, work: Callable[..., Any], args: tuple[obje
 def run_ranks(
     world_size: int, work: Callable[..., Any], *args: object, hosted_by_rank_0: bool = False, stopped: int = -1
 ) -> list[Ended]:
-    """Run ``work(membership, *args)`` on every rank; by rank, how it ended. A rank that ends in no way is killed.
+    """Run ``work(membership, *args)`` on every rank. Returns the outcomes by rank. A rank that hangs is killed.
 
     Args:
         world_size: number of processes.
         work: a module-level function.
         args: its further arguments.
-        hosted_by_rank_0: the job's store is rank 0's, as without torchrun.
-        stopped: a rank that stops itself and will say nothing; it is killed when the others have ended.
+        hosted_by_rank_0: rank 0 hosts the TCPStore, as without torchrun.
+        stopped: a rank that stops itself and reports nothing; it is killed when the others have ended.
     """
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
     port = store.port
     if hosted_by_rank_0:
-        del store  # its port is free again
+        del store  # frees its port
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
     processes = []
     for rank in range(world_size):
@@ -94,13 +94,13 @@ def run_ranks(
     ended = _collect([pipe for pipe, _ in pipes], stopped)
     for process, end in zip(processes, ended, strict=True):
         if end is None:
-            process.kill()  # a stopped rank says nothing for ever
+            process.kill()  # a stopped rank never reports
         process.join(_PATIENCE_S)
     return [end or Ended(code=process.exitcode) for end, process in zip(ended, processes, strict=True)]
 
 
 def _collect(pipes: list[Connection], stopped: int) -> list[Ended | None]:
-    """What every rank says of its end."""
+    """Collect the outcomes that the ranks report."""
     ended: dict[Connection, Ended | None] = {pipe: None for rank, pipe in enumerate(pipes) if rank == stopped}
     while silent := [pipe for pipe in pipes if pipe not in ended]:
         ready = wait(silent, _PATIENCE_S)

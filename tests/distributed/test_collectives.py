@@ -1,4 +1,4 @@
-"""`LaneGroup` in real processes, as `TorchPeers` hands it out for the dense part."""
+"""`LaneGroup` in real processes, created by `TorchPeers` for the dense part."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_collectives() -> None:
         ("", "RuntimeError"),
     ],
 )  # fmt: skip
-def test_what_is_kept_of_a_communicators_error(text: str, words: str) -> None:
+def test_shortened_communicator_errors(text: str, words: str) -> None:
     assert _first_sentence(RuntimeError(text)) == words

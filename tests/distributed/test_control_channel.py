@@ -43,7 +43,7 @@ def test_a_failure_ends_the_wait() -> None:
         second.share(None)
 
 
-def test_everyone_hears_everyone() -> None:
+def test_every_rank_gets_every_value() -> None:
     _, words = two_ranks(silence_s=60)
     heard: list[Any] = [None, None]
 
@@ -64,7 +64,7 @@ def test_a_silent_rank_is_named() -> None:
         first.gather(1)
 
 
-def test_a_rank_that_has_failed_waits_for_nobody() -> None:
+def test_a_failed_rank_does_not_wait() -> None:
     failures, (_, second) = two_ranks(silence_s=60)
     failures[1].report(InputError("no such file"))
     with pytest.raises(PeerError, match="this rank has failed"):

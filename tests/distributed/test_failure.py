@@ -22,9 +22,7 @@ from bagpipe.errors import CapacityError, InputError, JobError, PeerError, Store
         (KeyboardInterrupt(), 130, "KeyboardInterrupt: ", SystemExit),
     ],
 )  # fmt: skip
-def test_what_other_ranks_end_with(
-    error: BaseException, exit_code: int, message: str, kind: type[BaseException]
-) -> None:
+def test_errors_of_other_ranks(error: BaseException, exit_code: int, message: str, kind: type[BaseException]) -> None:
     failure = Failure.of(2, error)
     assert failure == Failure(rank=2, exit_code=exit_code, message=message)
     learned = failure.error()
@@ -36,7 +34,7 @@ def test_what_other_ranks_end_with(
         assert str(learned) == f"rank 2: {message}"
 
 
-def test_an_error_that_was_passed_on_keeps_the_rank_where_it_began() -> None:
+def test_a_forwarded_error_keeps_its_original_rank() -> None:
     first = Failure.of(1, InputError("bad column"))
     passed_on = Failure.of(0, first.error())
     assert str(passed_on.error()) == "rank 1: bad column"
@@ -64,7 +62,7 @@ def test_the_first_error_wins() -> None:
     assert ranks(1)[0].end() is None
 
 
-def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
+def test_a_failed_exchange_reports_the_reported_error() -> None:
     first, second = ranks(2)
     second.report(InputError("bad column"))
     assert str(first.explain("pull lane: closed")) == "rank 1: bad column"
@@ -73,12 +71,12 @@ def test_a_failed_exchange_is_explained_by_the_reason_it_had() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More beats in a shorter grace."""
+    """Shorten the heartbeat and the grace period."""
     monkeypatch.setattr("bagpipe.distributed.failure.HEARTBEAT_S", HEARTBEAT_S / 5)
     monkeypatch.setattr("bagpipe.distributed.failure.GRACE_S", GRACE_S / 2)
 
 
-def test_a_failed_exchange_is_explained_by_who_is_gone(quick: None) -> None:
+def test_a_failed_exchange_reports_the_dead_rank(quick: None) -> None:
     first, second, _ = ranks(3)
     first.heartbeat()
     second.heartbeat()
@@ -91,7 +89,7 @@ def test_a_failed_exchange_is_explained_by_who_is_gone(quick: None) -> None:
         assert str(first.explain("closed")).startswith("lost rank 2, ")
 
 
-def test_ranks_that_are_well_explain_nothing(quick: None) -> None:
+def test_healthy_ranks_explain_no_failure(quick: None) -> None:
     first, second = ranks(2)
     with Watcher(second, lambda error: None):
         assert first.explain("a full disk") is None
@@ -103,7 +101,7 @@ def test_a_rank_that_left_is_named() -> None:
     assert str(first.explain("closed")) == "rank 1 left the job too early (closed)"
 
 
-def test_the_watcher_hears_of_a_failure_once(quick: None) -> None:
+def test_the_watcher_reports_a_failure_once(quick: None) -> None:
     first, second = ranks(2)
     heard: queue.Queue[BaseException] = queue.Queue()
     with Watcher(first, heard.put):
@@ -120,7 +118,7 @@ def test_the_watcher_reports_what_its_own_check_finds(quick: None) -> None:
 
 
 class _GoneStore:
-    """A store whose server is gone."""
+    """A TCPStore whose server is gone."""
 
     def __getattr__(self, name: str) -> object:
         def fail(*_: object) -> None:
@@ -129,7 +127,7 @@ class _GoneStore:
         return fail
 
 
-def test_a_store_that_is_gone_is_an_error_of_its_own() -> None:
+def test_a_lost_keystore_is_a_separate_error() -> None:
     failures = Failures(_GoneStore(), 0, 2)
     assert "lost the job's key-value store" in str(failures.explain("closed"))
     heard: queue.Queue[BaseException] = queue.Queue()

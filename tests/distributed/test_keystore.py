@@ -8,7 +8,7 @@ from torch._C._distributed_c10d import HashStore
 from bagpipe.distributed.keystore import KeyStore
 
 
-def test_it_answers_as_the_store_does(no_leaks: None) -> None:
+def test_it_returns_the_stores_answers(no_leaks: None) -> None:
     with KeyStore(HashStore(), 30.0) as store:
         assert not store.check(["a"])
         store.set("a", "1")
@@ -20,7 +20,7 @@ def test_it_answers_as_the_store_does(no_leaks: None) -> None:
 
 
 class _Hanging:
-    """A store whose host vanished; it lets go at the end of the test."""
+    """A TCPStore on a vanished host; its calls return at the end of the test."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -33,7 +33,7 @@ class _Hanging:
         raise RuntimeError("Connection reset by peer")
 
 
-def test_no_answer_is_an_error_and_stays_one(no_leaks: None) -> None:
+def test_a_missing_answer_is_a_permanent_error(no_leaks: None) -> None:
     hanging = _Hanging()
     with KeyStore(hanging, 0.1) as store:
         with pytest.raises(RuntimeError, match=r"no answer from the key-value store within 0.1 s"):
@@ -44,6 +44,6 @@ def test_no_answer_is_an_error_and_stays_one(no_leaks: None) -> None:
     store._thread.join()
 
 
-def test_an_error_of_the_store_is_the_callers(no_leaks: None) -> None:
+def test_an_error_of_the_keystore_is_raised(no_leaks: None) -> None:
     with KeyStore(_Hanging(), 30.0) as store, pytest.raises(RuntimeError, match="Connection reset by peer"):
         store.get("a")

@@ -1,4 +1,4 @@
-"""What stages send each other, between processes and between threads, and how a pipeline ends when a rank does."""
+"""Transfers between stages in processes and in threads, and the end of a pipeline whose rank fails."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tests.distributed.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
 
-#: Deadline where a rank is silent for it.
+#: Deadline of tests with a silent rank.
 SHORT_S = 1.5
 
 Run = Callable[..., list[Ended]]
 
 
 def message(sender: int, receiver: int, tag: int, turn: int) -> Tensor:
-    """What travels: of any dtype and shape, in some turns nothing at all."""
+    """A message of random dtype and shape; empty in some turns."""
     dtype = (torch.float64, torch.int64, torch.bfloat16)[tag % 3]
     shape = ((), (turn % 3, 2), (1, 3, 2))[(tag + turn) % 3]
     return torch.full(shape, 1000 * sender + 100 * receiver + 10 * tag + turn, dtype=dtype)
 
 
 def talk(peers: Any, num_processes: int) -> list[bool]:
-    """Every pair in both directions, tags in another order at each end, waits in another order than the calls."""
+    """All pairs in both directions. Tags and waits are in another order at each end."""
     links = peers.open_links(num_processes)
     position, good = peers.rank % num_processes, []
     first = peers.rank - position
@@ -63,7 +63,7 @@ def talk(peers: Any, num_processes: int) -> list[bool]:
 
 @pytest.mark.parametrize("run", [run_peers, run_threads])
 @pytest.mark.parametrize(("world_size", "num_processes"), [(2, 2), (4, 2), (3, 3)])
-def test_everything_travels(run: Run, world_size: int, num_processes: int) -> None:
+def test_all_lanes_transfer_data(run: Run, world_size: int, num_processes: int) -> None:
     for end in run(world_size, talk, num_processes):
         assert end.error is None
         assert len(end.value) == 2 * 3 * 4 * (num_processes - 1)
@@ -71,7 +71,7 @@ def test_everything_travels(run: Run, world_size: int, num_processes: int) -> No
 
 
 def large_and_late(peers: Any) -> list[bool]:
-    """More than a connection's buffers hold, both ways at once, begun by the sender long before the receiver."""
+    """More data than the connection buffers, in both directions; the sender starts long before the receiver."""
     links = peers.open_links(2)
     other = 1 - peers.rank
     given, taken = torch.full((1 << 20,), float(peers.rank)), torch.empty(1 << 20)
@@ -83,7 +83,7 @@ def large_and_late(peers: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("run", [run_peers, run_threads])
-def test_large_values_cross(run: Run) -> None:
+def test_large_transfers_in_both_directions(run: Run) -> None:
     assert [end.value for end in run(2, large_and_late)] == [[True]] * 2
 
 
@@ -122,12 +122,12 @@ def shapes_differ(peers: Any) -> None:
         links.receive(0, 0, torch.zeros(4)).wait()
 
 
-def test_threads_tell_a_wrong_shape() -> None:
+def test_threads_detect_a_wrong_shape() -> None:
     assert ("PeerError", "expected shape [4], got [3]") in [end.error for end in run_threads(2, shapes_differ)]
 
 
 def pipeline(peers: Any, how: str) -> None:
-    """Micro-batches run down the ranks and their gradients back; the second rank ends in the midst of it."""
+    """Micro-batches run down the ranks and their gradients back; the second rank ends in the middle."""
     links = peers.open_links(peers.world_size)
     rank, last = peers.rank, peers.world_size - 1
     for turn in range(1000):
@@ -179,7 +179,7 @@ def test_threads_end_together() -> None:
 
 
 def fail_beside_a_wait(peers: TorchPeers) -> str:
-    """Rank 0's own failure, told by another thread than the one that waits for rank 1."""
+    """Rank 0 reports its own failure from another thread than the one that waits for rank 1."""
     links = peers.open_links(2)
     told = threading.Event()
     peers.listen(lambda error: told.set())
@@ -189,7 +189,7 @@ def fail_beside_a_wait(peers: TorchPeers) -> str:
     timer = threading.Timer(0.1, peers.report, (InputError("bad column"),))
     timer.start()
     words = []
-    for _ in range(2):  # under way, and begun too late
+    for _ in range(2):  # one started, and one that starts too late
         try:
             links.receive(1, 0, torch.empty(4)).wait()
         except Exception as error:

@@ -13,7 +13,7 @@ TORCHRUN = {
 }  # fmt: skip
 
 
-def test_what_torchrun_says() -> None:
+def test_membership_from_torchrun() -> None:
     assert Membership.from_environment(TORCHRUN) == Membership(
         rank=3,
         world_size=4,
@@ -26,7 +26,7 @@ def test_what_torchrun_says() -> None:
     )
 
 
-def test_other_launchers_need_not_say_all_that() -> None:
+def test_membership_from_other_launchers() -> None:
     some = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     membership = Membership.from_environment(some)
     assert membership is not None
@@ -57,5 +57,5 @@ def test_a_wrong_environment_is_refused(name: str, value: str, words: str) -> No
 def test_the_interface_on_the_way_to_an_address() -> None:
     assert local_address("127.0.0.1", 1) == "127.0.0.1"
     assert interface_of("127.0.0.1") in {name for _, name in socket.if_nameindex()}
-    assert interface_of("192.0.2.1") is None  # reserved for documentation: nobody has it
+    assert interface_of("192.0.2.1") is None  # reserved for documentation: no interface has it
     assert local_address("no such host.", 1) is None

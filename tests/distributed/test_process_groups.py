@@ -1,4 +1,4 @@
-"""`TorchPeers` in real processes: what travels, and how a job ends when a rank does."""
+"""`TorchPeers` in real processes: transferred data, and the end of a job whose rank fails."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.multiproc
 
 
 def rows_between(giver: int, taker: int, turn: int) -> int:
-    """How many rows one rank gives another in a turn; none at all in some."""
+    """Number of rows that one rank sends another in a turn; zero in some turns."""
     return (3 * giver + 5 * taker + turn) % 4 if turn else 0
 
 
 def exchange_everything(peers: TorchPeers) -> dict[str, Any]:
-    """All lanes at the same time, several turns each, and what came."""
+    """Use all lanes concurrently for several turns. Returns the received data."""
     rank, size = peers.rank, peers.world_size
     good: dict[str, Any] = {}
 
@@ -70,7 +70,7 @@ def exchange_everything(peers: TorchPeers) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("world_size", "hosted_by_rank_0"), [(2, True), (3, False)])
-def test_everything_travels(world_size: int, hosted_by_rank_0: bool) -> None:
+def test_all_lanes_transfer_data(world_size: int, hosted_by_rank_0: bool) -> None:
     for rank, end in enumerate(run_peers(world_size, exchange_everything, hosted_by_rank_0=hosted_by_rank_0)):
         assert end.error is None
         value = end.value
@@ -117,7 +117,7 @@ def test_a_failing_rank_ends_all_with_its_own_error(how: str, kind: str, words: 
         error = ends[rank].error
         assert error is not None
         assert error[0] == kind
-        # Which of two ranks finds a dead one first is luck; the other then hears it from the first.
+        # Either of two ranks can detect a dead rank first; the other then receives its error.
         assert error[1].removeprefix(f"rank {2 - rank}: ").startswith(words), error
         assert ends[rank].seconds < within_s
     if how == "kill":
@@ -132,7 +132,7 @@ FLUSH_DEADLINE_S = 1.5
 
 
 def flush(membership: Membership, how: str) -> Any:
-    """The last rank takes longer than the deadline to write its rows back, or never ends."""
+    """The last rank takes longer than the deadline for its write-back, or never ends."""
     with TorchPeers(membership, timeout_s=FLUSH_DEADLINE_S) as peers:
         peers.gather("met")
         start_s = time.monotonic()
@@ -148,7 +148,7 @@ def flush(membership: Membership, how: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["late", "SIGKILL", "SIGSTOP"])
-def test_a_gathering_waits_for_the_living_only(how: str) -> None:
+def test_gather_waits_only_for_living_ranks(how: str) -> None:
     ends = run_ranks(3, flush, how, stopped=2 if how == "SIGSTOP" else -1)
     for end in ends[:2]:
         assert end.error is None
@@ -161,7 +161,7 @@ def test_a_gathering_waits_for_the_living_only(how: str) -> None:
 
 
 def fail_while_others_wait(peers: TorchPeers) -> Any:
-    """Rank 0 waits in no exchange with a dead connection: it must be told."""
+    """Rank 0 waits in no collective with a dead connection, so it must receive the error."""
     told: list[BaseException] = []
     heard = threading.Event()
 
@@ -176,13 +176,13 @@ def fail_while_others_wait(peers: TorchPeers) -> Any:
     raise StoreError("a consequence, such as the store that rank 1 had started") from told[0]
 
 
-def test_a_waiting_rank_is_told_and_consequences_are_not() -> None:
+def test_a_waiting_rank_gets_the_first_error() -> None:
     ends = run_peers(2, fail_while_others_wait)
     assert ends[0].error == ("InputError", "rank 1: bad column")
     assert ends[1].error == ("InputError", "bad column")
 
 
-def test_ranks_that_cannot_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_connect_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bagpipe.distributed.process_groups.START_TIMEOUT_S", 1.0)
     membership = Membership(rank=1, world_size=2, local_world_size=2, address="127.0.0.1", port=1)
     with pytest.raises(PeerError, match=r"rank 1 of 2 cannot reach the others through 127.0.0.1:1 \(MASTER_ADDR"):
@@ -191,19 +191,19 @@ def test_ranks_that_cannot_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_alike(peers: TorchPeers) -> None:
-    """Every rank finds the same; one of them says it twice, as an error it passes on."""
+    """Every rank raises the same error; one of them also raises it as a forwarded error."""
     peers.gather(None)
     raise InputError("bad column" if peers.rank == 1 else "rank 1: bad column")
 
 
-def test_an_error_of_all_ranks_is_each_ones_own() -> None:
+def test_an_error_on_all_ranks_is_raised_unchanged() -> None:
     ends = run_peers(3, fail_alike)
     errors = ["rank 1: bad column", "bad column", "rank 1: bad column"]
     assert [end.error for end in ends] == [("InputError", error) for error in errors]
 
 
 def fail_beside_a_wait(peers: TorchPeers) -> list[str]:
-    """This rank's own error, told by another thread than the one that waits for the others."""
+    """This rank reports its error from another thread than the one that waits for the others."""
     errors = []
     if peers.rank == 0:
         timer = threading.Timer(0.1, peers.report, (InputError("bad column"),))

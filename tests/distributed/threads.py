@@ -1,4 +1,4 @@
-"""Ranks as threads: a function of the test runs once per rank with `LocalPeers`. As `tests.distributed.processes`."""
+"""Ranks in threads: runs a test's function once per rank with `LocalPeers`, like `tests.distributed.processes`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["run_threads"]
 
 
 def run_threads(world_size: int, work: Callable[..., Any], *args: object, timeout_s: float = DEADLINE_S) -> list[Ended]:
-    """Run ``work(peers, *args)`` on every rank; by rank, how it ended. A rank's error is reported to the others."""
+    """Run ``work(peers, *args)`` on every rank. Returns outcomes by rank. A rank's error is reported to the others."""
     ended: list[Ended] = [Ended()] * world_size
 
     def main(peers: LocalPeers) -> None:

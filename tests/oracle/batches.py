@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.batch import Batch
 
-#: Ids with every awkward bit pattern a 64-bit id can have.
+#: Ids with edge-case bit patterns of 64-bit integers.
 WIDE_IDS = [0, 1, 2, -1, -2, 2**63 - 1, -(2**63), 2**45, 2**50 + 3, 2**50 + 4]
 
 
@@ -30,9 +30,9 @@ def make_batch(index: int, bags: Sequence[Sequence[Sequence[int]]]) -> Batch:
 
 @st.composite
 def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tuple[OracleSpec, list[Batch]]:
-    """A spec (ranks and their shares, lookahead, policy, slots from the smallest that fits upwards) and its batches.
+    """A spec (ranks and their shares, lookahead, policy, number of slots from the smallest possible) and its batches.
 
-    Batches may be smaller than the world, ranks may see no id of a table, and the last batch may be smaller.
+    Batches can have fewer examples than ranks, ranks can see no id of a table, and the last batch can be smaller.
     """
     num_features = draw(st.integers(1, 3))
     wide = draw(st.booleans())
@@ -45,7 +45,7 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         last = draw(st.integers(1, num_examples))
         runs[-1] = [bags[:last] for bags in runs[-1]]
     batches = [make_batch(index, bags) for index, bags in enumerate(runs)]
-    # Two features may share a table; a feature may feed two tables.
+    # Two features can share a table; a feature can feed two tables.
     tables = sorted(draw(st.lists(st.integers(0, 2), min_size=num_features, max_size=num_features)))
     refs = [FeatureRef(feature=feature, table=table) for feature, table in enumerate(tables)]
     if draw(st.booleans()):

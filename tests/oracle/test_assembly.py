@@ -11,7 +11,7 @@ ROWS = RowList(table_offsets=np.array([0, 2, 2, 4]), ids=np.array([10, 20, 30, 4
 
 
 def share_of(rows: list[int]) -> Share:
-    """A rank that uses each of these unique rows once."""
+    """The share of a rank that uses each of these unique rows once."""
     numbers = np.arange(len(rows), dtype=np.int32)
     return Share(
         examples=numbers[:1],

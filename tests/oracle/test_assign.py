@@ -31,14 +31,14 @@ def spec_of(world_size: int) -> OracleSpec:
 
 
 def assigned(spec: OracleSpec, batches: list[Batch]) -> list[list[int]]:
-    """The rank of each example, batch by batch."""
-    assigner, indexer, story = Locality(spec, home_bits=16), Indexer(spec), []
+    """Rank of each example, batch by batch."""
+    assigner, indexer, assignments = Locality(spec, home_bits=16), Indexer(spec), []
     for batch in batches:
         index = indexer.index(batch)
         ranks = assigner.assign(batch, index)
         assigner.learn(index, split(batch, spec, index, ranks))
-        story.append(ranks.tolist())
-    return story
+        assignments.append(ranks.tolist())
+    return assignments
 
 
 def test_bounds_are_even_unless_shares_say_otherwise() -> None:
@@ -113,9 +113,9 @@ def test_examples_return_to_the_rank_that_used_their_rows() -> None:
     assert assigned(spec_of(2), [first, again])[1] == [1, 0, 1, 0]
 
 
-def test_a_rank_asked_by_too_many_takes_those_who_would_lose_most() -> None:
+def test_an_overloaded_rank_takes_the_examples_that_gain_most() -> None:
     first = make_batch(0, [[[1, 2], [3], [8], [9]]])
-    # All four want rank 0; those with two rows there win.
+    # All four prefer rank 0; those with two rows there win.
     again = make_batch(1, [[[1], [1, 2], [3], [1, 2, 3]]])
     assert assigned(spec_of(2), [first, again])[1] == [1, 0, 1, 0]
 
@@ -130,13 +130,13 @@ def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list
         dataclasses.replace(spec, num_slots=500, lookahead=2, policy="drop-unused"),
         dataclasses.replace(spec, num_slots=300, lookahead=9),
     ]
-    stories = [
+    results = [
         [[examples.tolist() for examples in plan.examples] for _, plan in plan_batches(batches, other)]
         for other in (spec, *others)
     ]
-    assert all(story == stories[0] for story in stories)
+    assert all(assignments == results[0] for assignments in results)
     if spec.world_size > 1:
-        for batch, examples in zip(batches, stories[0], strict=True):
+        for batch, examples in zip(batches, results[0], strict=True):
             assert sorted(itertools.chain.from_iterable(examples)) == list(range(batch.num_examples))
             bounds = share_bounds(batch.num_examples, spec.example_shares or (1,) * spec.world_size)
             assert [len(part) for part in examples] == [stop - start for start, stop in itertools.pairwise(bounds)]
@@ -144,7 +144,7 @@ def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list
 
 @pytest.mark.parametrize("world_size", [2, 7])
 def test_locality_moves_fewer_rows_than_contiguous(world_size: int) -> None:
-    """Users come back in another order: each has rows of their own."""
+    """Users return in another order; each has separate rows."""
     rng = np.random.default_rng(0)
     batches = [
         make_batch(index, [[[user, 1000 + user] for user in rng.permutation(64).tolist()]]) for index in range(6)

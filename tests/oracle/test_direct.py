@@ -48,7 +48,7 @@ def test_the_busiest_rank_owns_a_row_for_one_batch() -> None:
     assert [owner.evict.ids.tolist() for owner in second.owners] == [[5], [6, 7]]
     assert [owner.fetch.ids.tolist() for owner in second.owners] == [[6], [9]]
     assert [owner.num_slots for owner in second.owners] == [1, 2]
-    # Row 6 comes back through the store, so no pull waits for the batch before.
+    # Row 6 comes back through the store, so no pull waits for the previous batch.
     assert [exchange.pull_now.tolist() for exchange in second.exchanges] == [[False], [False]]
     assert first.consumers[0].owners.tolist() == [0, 1]
     assert first.exchanges[1].serve_offsets.tolist() == [0, 1, 3]

@@ -21,11 +21,11 @@ operations = st.lists(
 
 
 @given(operations)
-def test_pops_the_highest_ranks_first_come_first_out_whatever_was_pushed_over(story: list[tuple[str, object]]) -> None:
-    # Some stories are long enough for a sweep.
+def test_pops_the_highest_ranks_in_push_order(operations: list[tuple[str, object]]) -> None:
+    # Some sequences are long enough for a sweep.
     queue = EvictionQueue(8)
     ranks: dict[int, int] = {}  # in the order of each slot's last push
-    for verb, argument in story:
+    for verb, argument in operations:
         if isinstance(argument, dict):
             queue.push(np.array(list(argument), dtype=np.int64), np.array(list(argument.values()), dtype=np.int32))
             ranks = {slot: rank for slot, rank in ranks.items() if slot not in argument} | argument
@@ -96,7 +96,7 @@ def test_pop_respects_the_lowest_rank_asked_for() -> None:
     assert queue.pop(4).tolist() == [0]
 
 
-def test_slots_in_both_are_found_whatever_was_asked_before() -> None:
+def test_slots_in_both_sets_are_found() -> None:
     queue = EvictionQueue(6)
     lists = [np.array(slots, dtype=np.int64) for slots in ([0, 1], [1, 2], [3], [], [0, 5])]
     for first in lists:

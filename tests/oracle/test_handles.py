@@ -62,8 +62,8 @@ def test_dense_handles_are_row_numbers() -> None:
     assert (tables.tolist(), ids.tolist()) == ([0, 1, 1, 2], [2, 0, 4, 1])
 
 
-def test_admit_never_calls_a_known_row_new() -> None:
-    # Only 64 bits: collisions are certain, and may only go one way.
+def test_admit_never_reports_a_known_row_as_new() -> None:
+    # Only 64 bits: collisions are certain, but only in one direction.
     handles = HashHandles(planned_bits=64)
     batch = RowList(table_offsets=np.array([0, 50]), ids=np.arange(50))
     numbers = handles.lookup_or_add(batch)
@@ -76,8 +76,8 @@ def test_admit_never_calls_a_known_row_new() -> None:
     assert dense.admit(np.arange(50))[0].tolist() == [False] * 25 + [True] * 25
 
 
-def test_hardly_any_new_row_looks_known() -> None:
-    """So that what a job reads is what a replay counts: a log of a few 100,000 rows has no collision, or one."""
+def test_few_new_rows_look_known() -> None:
+    """A log of a few 100,000 rows has at most one collision, so a job reads what a replay counts."""
     handles = HashHandles()
     rows = np.random.default_rng(4).integers(-(2**63), 2**63, size=200_000)
     mistaken = 0

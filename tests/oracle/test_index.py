@@ -27,7 +27,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 @given(traces())
-def test_equals_the_obvious_way(trace: tuple[OracleSpec, list[Batch]]) -> None:
+def test_equals_a_plain_implementation(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
     indexer = Indexer(spec)
     for batch in batches:
@@ -50,7 +50,7 @@ def test_equals_the_obvious_way(trace: tuple[OracleSpec, list[Batch]]) -> None:
 
 
 @pytest.mark.parametrize("wide", [2**45, 2**62, -1, -(2**63)])
-def test_ids_too_wide_for_a_word_beside_their_position(wide: int) -> None:
+def test_ids_too_wide_to_pack_with_their_position(wide: int) -> None:
     index = Indexer(spec_of(None, None)).index(make_batch(0, [[[wide, 5], [wide]], [[5], [5]]]))
     assert index.unique.ids.tolist() == [5, wide, 5]
     assert index.inverse.tolist() == [1, 0, 1, 2, 2]

@@ -17,16 +17,16 @@ def scores_of(*values: int) -> NDArray[np.int32]:
 
 
 @given(st.lists(st.integers(0, 2**4 - 1), min_size=1, max_size=60))
-def test_scores_order_rows_by_their_decayed_uses(story: list[int]) -> None:
-    """Each number is a batch, its bits the rows of four that it uses."""
+def test_scores_order_rows_by_their_decayed_uses(batches: list[int]) -> None:
+    """Each number is a batch; its bits are the rows of four that it uses."""
     clock = LrfuClock(NUM_SLOTS)
     scores, weight = np.full(4, NEVER_USED, dtype=np.int32), np.zeros(4)
-    for bits in story:
+    for bits in batches:
         used = np.array([row for row in range(4) if bits >> row & 1], dtype=np.int64)
         weight[used] += 1
         scores[used] = clock.use(scores[used])
         weight /= 2 ** (used.shape[0] / HALF_LIFE_USES)
-    # A tick is a 1400th of a weight, and each use rounds to half a tick at most.
+    # A tick is a 1400th of a weight, and each use rounds by at most half a tick.
     for better, worse in ((a, b) for a in range(4) for b in range(4) if weight[a] > 1.05 * weight[b]):
         assert scores[better] > scores[worse]
 
@@ -39,7 +39,7 @@ def test_a_doubled_weight_adds_a_half_life() -> None:
     assert (clock.use(scores_of(NO_SCORE)) - once).tolist() == [TICKS]
 
 
-def test_time_stands_still_at_the_end_of_its_range_and_weights_at_theirs() -> None:
+def test_time_and_weights_saturate() -> None:
     late = LrfuClock(1)
     late._num_uses = 1 << 50
     once = late.use(scores_of(NO_SCORE))

@@ -28,11 +28,11 @@ def spec_of(num_slots: int, lookahead: int, policy: str = "belady-window") -> Or
 
 
 def one_id_a_batch(ids: str) -> list[Batch]:
-    """A batch per letter: the id of the letter, one example."""
+    """One batch per letter: the id of the letter, one example."""
     return [make_batch(index, [[[ord(letter)]]]) for index, letter in enumerate(ids)]
 
 
-def story(ids: str, spec: OracleSpec) -> list[str]:
+def plans_of(ids: str, spec: OracleSpec) -> list[str]:
     """Each plan as text: ``+`` fetched rows, ``-`` evicted rows."""
     return [
         "".join(f"-{chr(i)}" for i in plan.owners[0].evict.ids)
@@ -61,19 +61,19 @@ def as_bytes(plan: CachePlan) -> bytes:
 @given(traces())
 def test_plans_are_a_pure_function_of_the_batches(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
-    # Ids in a new array each time, as a loader that cuts its blocks elsewhere would hand them over.
+    # Ids in new arrays, as a loader with other block boundaries would return.
     copies = [dataclasses.replace(batch, values=batch.values.copy()) for batch in batches]
     first = [as_bytes(plan) for _, plan in plan_batches(batches, spec)]
     assert first == [as_bytes(plan) for _, plan in plan_batches(iter(copies), spec)]
 
 
 def test_evicts_the_row_needed_last() -> None:
-    # With room for 3: d must push out the one of a, b, c whose next use is last, and that is b.
-    assert story("abcdacb", spec_of(num_slots=3, lookahead=64)) == ["+a", "+b", "+c", "-b+d", "", "", "-d+b"]
+    # With room for 3, d evicts the row of a, b, c whose next use is last: b.
+    assert plans_of("abcdacb", spec_of(num_slots=3, lookahead=64)) == ["+a", "+b", "+c", "-b+d", "", "", "-d+b"]
 
 
 def evicted_at(num_slots: int) -> tuple[list[str], int]:
-    """What leaves for a row that finds the cache full, all its rows being needed again, the batch before's last."""
+    """Rows evicted by one row from a full cache. All rows are needed again, those of the previous batch last."""
     others = "".join(chr(0x100 + number) for number in range(num_slots - 1))
     ids = others + "c" + "d" + others + "c"
     plan = [plan for _, plan in plan_batches(one_id_a_batch(ids), spec_of(num_slots, lookahead=4 * num_slots))][
@@ -82,34 +82,34 @@ def evicted_at(num_slots: int) -> tuple[list[str], int]:
     return [chr(i) for i in plan.owners[0].evict.ids], plan.batch_index - plan.owners[0].evict_after
 
 
-def test_spares_the_batch_before_where_a_batch_changes_a_small_part_of_the_cache() -> None:
-    """Its value is still changing: an insert into its slot would wait for its update, and not overlap its compute."""
+def test_spares_the_previous_batch_if_few_rows_change() -> None:
+    """The previous batch's value is still changing: an insert into its slot would wait for its update."""
     assert evicted_at(SPARED_PART) == ([chr(0x100 + SPARED_PART - 2)], 2)
     assert evicted_at(SPARED_PART - 1) == (["c"], 1)
 
 
-def test_takes_the_batch_before_when_nothing_else_is_left() -> None:
+def test_evicts_rows_of_the_previous_batch_last() -> None:
     plans = [plan for _, plan in plan_batches(one_id_a_batch("aba"), spec_of(num_slots=1, lookahead=8))]
     assert [plan.owners[0].evict_after for plan in plans] == [NO_BATCH, 0, 1]
     assert [plan.owners[0].fetch_after for plan in plans] == [NO_BATCH, NO_BATCH, 1]
 
 
-def test_the_papers_rule_drops_what_the_window_does_not_use() -> None:
-    story_of_paper = story("abcdabcd", spec_of(num_slots=9, lookahead=2, policy="drop-unused"))
-    assert story_of_paper == ["+a", "+b", "-a+c", "-b+d", "-c+a", "-d+b", "-a+c", "-b+d"]
-    assert story("abcdabcd", spec_of(num_slots=9, lookahead=2))[4:] == ["", "", "", ""]
+def test_drop_unused_evicts_rows_outside_the_window() -> None:
+    dropped = plans_of("abcdabcd", spec_of(num_slots=9, lookahead=2, policy="drop-unused"))
+    assert dropped == ["+a", "+b", "-a+c", "-b+d", "-c+a", "-d+b", "-a+c", "-b+d"]
+    assert plans_of("abcdabcd", spec_of(num_slots=9, lookahead=2))[4:] == ["", "", "", ""]
 
 
 def test_idle_rows_leave_by_recency_and_frequent_ones_later() -> None:
-    assert story("abcd", spec_of(num_slots=3, lookahead=1))[3] == "-a+d"
-    assert story("aaabcd", spec_of(num_slots=3, lookahead=1))[5] == "-b+d"
+    assert plans_of("abcd", spec_of(num_slots=3, lookahead=1))[3] == "-a+d"
+    assert plans_of("aaabcd", spec_of(num_slots=3, lookahead=1))[5] == "-b+d"
 
 
 @pytest.mark.parametrize("table_rows", [None, 1 << 10])
-def test_a_row_that_comes_back_brings_its_uses_along(table_rows: int | None) -> None:
+def test_a_returning_row_keeps_its_score(table_rows: int | None) -> None:
     spec = dataclasses.replace(spec_of(num_slots=2, lookahead=1), table_rows=(table_rows,))
-    # With its earlier four uses a outlasts b, which was used five times, but longer ago.
-    assert story("aaaabbbbbcaad", spec)[9:] == ["-a+c", "-c+a", "", "-b+d"]
+    # With four earlier uses, a outlasts b, which was used five times but longer ago.
+    assert plans_of("aaaabbbbbcaad", spec)[9:] == ["-a+c", "-c+a", "", "-b+d"]
 
 
 def test_new_rows_are_marked_once() -> None:
@@ -165,7 +165,7 @@ def test_a_spec_that_cannot_be_planned_is_refused(change: dict[str, object], mes
 
 
 def homes(ranks: int, batches: list[list[list[int]]], lookahead: int, num_slots: int = 99) -> list[dict[int, int]]:
-    """Each batch's owner by row; a batch is the ids of each example."""
+    """Owner of each row, per batch; a batch is the ids of each example."""
     spec = dataclasses.replace(spec_of(num_slots=num_slots, lookahead=lookahead), world_size=ranks)
     planned = plan_batches([make_batch(index, [bags]) for index, bags in enumerate(batches)], spec)
     return [
@@ -180,10 +180,10 @@ def homes(ranks: int, batches: list[list[list[int]]], lookahead: int, num_slots:
 
 def test_the_owner_is_the_rank_with_most_uses_in_the_window() -> None:
     batches = [[[7], [7]], [[8], [7]], [[8], [7]], [[7], [8]], [[7], [8]], [[7], [8]]]
-    # From batch 0: two uses by rank 0 as far as 4 batches show, three by rank 1; all 6 show four by rank 0.
+    # From batch 0: two uses by rank 0 within 4 batches, three by rank 1; all 6 batches have four by rank 0.
     assert homes(2, batches, lookahead=3)[0] == {7: 1}
     assert homes(2, batches, lookahead=64)[0] == {7: 0}
-    # It stays where it is while it is resident.
+    # A row keeps its owner while it is resident.
     assert [owner[7] for owner in homes(2, batches, lookahead=3)] == [1] * 6
 
 
@@ -205,7 +205,7 @@ def test_a_rank_without_room_leaves_rows_to_others() -> None:
     assert sorted(owners.values()) == [0, 0, 1]
 
 
-def test_pulls_and_pushes_of_a_small_story() -> None:
+def test_pulls_and_pushes_of_a_small_example() -> None:
     spec = dataclasses.replace(spec_of(num_slots=9, lookahead=9), world_size=2)
     batches = [make_batch(index, [bags]) for index, bags in enumerate([[[1], [2]], [[1, 3], [1]], [[2], [3]]])]
     plans = [plan for _, plan in plan_batches(batches, spec)]
@@ -247,12 +247,12 @@ def test_memory_follows_window_and_cache_not_the_vocabulary() -> None:
         planner.push(make_batch(index, [[ids.tolist()]]))
         if planner.is_ready:
             planner.plan()
-    assert planner._handles.num_handles <= 1024  # 300 * 32 rows went by
+    assert planner._handles.num_handles <= 1024  # 300 * 32 rows have passed
     assert planner._resident_sets[0]._queue.num_entries <= 4 * 64 + 32
 
 
-def test_a_planner_is_freed_when_it_is_let_go() -> None:
-    """It may hold 16 B per row of the vocabularies: that is not to wait until the garbage collector comes by."""
+def test_an_unreferenced_planner_is_freed_immediately() -> None:
+    """A planner holds up to 16 B per row of the vocabularies, so it must not wait for garbage collection."""
     gc.disable()
     try:
         for world_size in (1, 2):

@@ -15,7 +15,7 @@ def resident_set_of(num_slots: int, lookahead: int = 8) -> tuple[ResidentSet, Sl
 
 
 def fill(resident_set: ResidentSet, state: SlotState, next_use: list[int]) -> list[int]:
-    """Rows enter for a batch, with these next uses; their slots."""
+    """Insert rows for a batch, with these next uses. Returns their slots."""
     slots = resident_set.take(len(next_use))
     state.handle[slots] = slots
     state.next_use[slots] = next_use
@@ -32,7 +32,7 @@ def test_free_slots_are_used_before_anything_leaves() -> None:
     assert resident_set.make_room(1, 1, NOTHING)[0].tolist() == []
 
 
-def test_the_row_needed_last_leaves_and_its_slot_is_free() -> None:
+def test_the_row_needed_last_is_evicted() -> None:
     resident_set, state = resident_set_of(3)
     resident_set.make_room(3, 0, NOTHING)
     slots = fill(resident_set, state, [4, NEVER, 5])
@@ -55,7 +55,7 @@ def test_an_idle_row_that_is_expected_again_is_no_longer_idle() -> None:
     assert resident_set.make_room(1, 2, NOTHING)[0].tolist() == [idle]
 
 
-def test_rows_of_this_batch_never_leave_and_for_one_of_the_batch_before_its_update_is_awaited() -> None:
+def test_rows_of_this_batch_stay_and_evictions_from_the_previous_wait_for_its_update() -> None:
     resident_set, state = resident_set_of(3)
     resident_set.make_room(2, 0, NOTHING)
     first, second = fill(resident_set, state, [1, 2])

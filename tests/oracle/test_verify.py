@@ -1,4 +1,4 @@
-"""The judge must catch every single array perturbed: a mutation test over all fields of all records."""
+"""Mutation test of the plan checker: it detects every perturbed array, over all fields of all records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPECS = {
     "drop-unused": dataclasses.replace(CACHED, num_slots=7, world_size=2, policy="drop-unused"),
     "direct": dataclasses.replace(CACHED, num_slots=0, world_size=3),
 }
-#: Batches whose plans are perturbed; the last one too, because only the end of the run shows some errors.
+#: Batches whose plans are perturbed, including the last one: some errors show only at the end of a run.
 POSITIONS = (4, 9, 11)
 
 RECORDS = {"consumers": ConsumerPlan, "owners": OwnerPlan, "exchanges": ExchangePlan}
@@ -48,7 +48,7 @@ NUMBERS = [(name, step) for name in ("evict_after", "fetch_after", "num_slots") 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A planned run, and the judge as it stood before each batch."""
+    """A planned run, and copies of the checker before each batch."""
 
     planned: list[tuple[Batch, CachePlan]]
     judges: list[Verifier]
@@ -80,7 +80,7 @@ def run_of(name: str) -> Run:
 
 
 def mutants(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """One element changed, swapped with a neighbour, dropped or doubled."""
+    """Arrays with one element changed, swapped with a neighbour, dropped or doubled."""
     for place in range(len(array)):
         if array.dtype == np.bool_:
             changed = array.copy()
@@ -113,7 +113,7 @@ def mutated_plans(name: str, position: int, records: str, field: str) -> Iterato
     for rank, record in enumerate(getattr(plan, records)):
         for what, value in mutants_of_field(getattr(record, field)):
             if field == "fetch_new" and what.endswith("flipped") and not np.any(value > getattr(record, field)):
-                continue  # reading a row that is known to be new is needless, not wrong
+                continue  # reading a row that is known to be new is unnecessary but valid
             changed = list(getattr(plan, records))
             changed[rank] = dataclasses.replace(record, **{field: value})
             yield f"rank {rank}, {field}{what}", replaced(plan, records, changed)
@@ -124,12 +124,12 @@ def replaced(plan: CachePlan, field: str, value: list[Any]) -> CachePlan:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_unperturbed_run_passes(name: str) -> None:
+def test_an_unperturbed_run_passes(name: str) -> None:
     assert verify(run_of(name).planned, SPECS[name]) == 12
 
 
 def mutations() -> Iterator[Any]:
-    """Every array of every run in each of the batches; by default in one of them, so that every two of the three meet.
+    """Every array of every run in each of the batches; by default in one of them, covering all pairs of the three.
 
     With shares all batches are default: its owners move no row in some of them.
     """
@@ -161,7 +161,7 @@ def test_every_perturbed_wait_is_caught(name: str, field: str, step: int) -> Non
             changed = list(plan.owners)
             changed[rank] = dataclasses.replace(owner, **{field: getattr(owner, field) + step})
             is_caught = run.catches(position, replaced(plan, "owners", changed))
-            # A wait may be longer than needed (it is when no moved row was used or evicted so late).
+            # A wait can be longer than needed, if no moved row was used or evicted that late.
             assert is_caught or (step < 0 and field != "num_slots"), f"batch {position}, rank {rank}"
             caught += is_caught
     assert caught
@@ -216,7 +216,7 @@ def smallest_plan(spec: OracleSpec = TWO_RANKS) -> CachePlan:
     return plan
 
 
-def test_a_plan_of_the_planner_fits() -> None:
+def test_plans_of_the_planner_are_valid() -> None:
     assert list(violations(smallest_plan(), TWO_RANKS)) == []
     alone = dataclasses.replace(TWO_RANKS, world_size=1)
     assert list(violations(smallest_plan(alone), alone)) == []

@@ -5,7 +5,7 @@ from bagpipe.oracle.versions import Seen, Versions
 
 
 def used_at(*batches: int, sync_now: bool = False) -> Versions:
-    """One row, fetched new and used by these batches."""
+    """One row, fetched as new and used by these batches."""
     versions = Versions()
     assert versions.fetch("row", after=NO_BATCH, unread=True) == Seen(0, 0)
     for batch in batches:
@@ -13,12 +13,12 @@ def used_at(*batches: int, sync_now: bool = False) -> Versions:
     return versions
 
 
-def test_an_early_pull_misses_the_update_of_the_batch_before() -> None:
+def test_an_early_pull_misses_the_update_of_the_previous_batch() -> None:
     assert used_at(0, 1).pull("row", 2, now=False) == Seen(1, 2)
     assert not used_at(0, 1).pull("row", 3, now=False).is_stale
 
 
-def test_a_pull_after_the_batch_before_sees_what_was_synced_at_once() -> None:
+def test_a_pull_after_the_previous_batch_sees_its_synced_rows() -> None:
     assert used_at(0, 1, sync_now=True).pull("row", 2, now=True) == Seen(2, 2)
     assert used_at(0, 1, sync_now=False).pull("row", 2, now=True) == Seen(1, 2)
 

@@ -51,7 +51,7 @@ def test_the_ring_grows_and_wraps() -> None:
 def test_uses_by_rank_are_counted_from_a_batch_on(
     batches: list[dict[int, set[int]]], lookahead: int, world_size: int
 ) -> None:
-    """Each batch: row -> ranks that use it."""
+    """Each batch maps a row to the ranks that use it."""
     # A counter wraps around long before the batches end.
     counts = RankCounts(world_size, largest=lookahead)
     uses = NextUses(10, num_count_words=counts.num_words)

@@ -54,7 +54,7 @@ def commands_of(rules: list[str]) -> set[str]:
 
 
 def run_a_job(url: str, namespace: str = "bagpipe") -> None:
-    """Everything a job does with its store, twice: recovery, rows, checkpoints, inspection, losing the namespace."""
+    """All store calls of a job, twice: recovery, rows, checkpoints, inspection, loss of the namespace."""
     for generation in range(2):
         with RedisStore(url, schema=SCHEMA, namespace=namespace) as store:
             store.check()
@@ -93,7 +93,7 @@ def login(url: str, password: str = "secret", user: str = "trainer") -> str:
     return url.replace("://", f"://{user}:{password}@", 1)
 
 
-def test_the_proposed_user_may_do_all_and_no_more(own_server: EmbeddedServer) -> None:
+def test_the_documented_user_has_exactly_the_needed_rights(own_server: EmbeddedServer) -> None:
     rules = documented(0)
     with client_of(own_server.url) as client:
         set_user(client, rules)
@@ -184,7 +184,7 @@ def test_rights_taken_away_while_the_job_runs(own_server: EmbeddedServer) -> Non
     [("trainer", "wr0ng"), ("nobody", "secret"), ("trainer", "")],
     ids=["wrong password", "no such user", "no password"],
 )
-def test_who_are_you(own_server: EmbeddedServer, redis_cluster: ClusterNodes, user: str, password: str) -> None:
+def test_an_unknown_user(own_server: EmbeddedServer, redis_cluster: ClusterNodes, user: str, password: str) -> None:
     with client_of(own_server.url) as client:
         set_user(client, documented(0))
     for url in (own_server.url, redis_cluster.url):

@@ -54,7 +54,7 @@ def test_regular_ids_spread_evenly(step: int) -> None:
     assert counts.max() < 1150
 
 
-def test_equal_ids_of_two_tables_part_company() -> None:
+def test_equal_ids_of_two_tables_have_different_buckets() -> None:
     ids = np.arange(6400, dtype=np.int64)
     first, second = (bucket_of(np.full(6400, table, np.uint32), ids, 64) for table in (0, 1))
     assert np.count_nonzero(first == second) < 200  # 100 expected by chance

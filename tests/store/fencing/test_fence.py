@@ -53,7 +53,7 @@ def test_the_name_of_a_log_reads_back(generation: int, epoch: int, writer: int) 
 
 
 @pytest.mark.parametrize("name", [b"", b"x:1:2", f"7-{NONCE}:1".encode(), f"7-{NONCE}:1:x".encode()])
-def test_no_name_of_a_log(name: bytes) -> None:
+def test_invalid_log_names(name: bytes) -> None:
     with pytest.raises(ValueError, match=r"expected a token|not enough values|invalid literal"):
         parse_log_name(name)
 

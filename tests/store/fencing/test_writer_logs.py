@@ -31,6 +31,6 @@ def test_the_next_epoch_begins_with_empty_logs() -> None:
     assert following.log_keys[0].endswith(b":5:1")
 
 
-def test_what_is_no_token() -> None:
+def test_invalid_tokens() -> None:
     with pytest.raises(ValueError, match="expected a token"):
         WriterLogs(Fence(token="3", writer=0, epoch=1), KEYS)

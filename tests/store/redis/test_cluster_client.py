@@ -229,7 +229,7 @@ def test_a_writer_without_a_fence_ends_with_its_connection(redis_cluster: Cluste
         assert (store.read(0, IDS).rows == rows_of(0)).all()
 
 
-def test_what_a_silent_node_still_held_comes_too_late(redis_cluster: ClusterNodes, namespace: str) -> None:
+def test_pending_commands_of_a_silent_node_come_too_late(redis_cluster: ClusterNodes, namespace: str) -> None:
     """A stopped node executes its pending commands when it resumes, before or after they are sent again."""
     nodes = redis_cluster
     stopped = nodes.owner_of(key_slot(bucket_key(namespace, 0)))

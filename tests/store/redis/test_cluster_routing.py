@@ -135,7 +135,7 @@ def gap(bucket: int, part: int, group: int = 0) -> PendingCommand:
     return unserved
 
 
-def test_a_gap_behind_what_was_not_served_is_none() -> None:
+def test_a_gap_after_an_unserved_command_is_no_loss() -> None:
     waiting = [gap(1, 2), pending(2), gap(1, 1), pending(1, 0), gap(1, 0, group=1)]
     expected = [pending(1, 0), pending(1, 1), pending(1, 2), pending(2), pending(1, 0, group=1)]
     assert [command.unanswered() for command in in_order(waiting)] == expected

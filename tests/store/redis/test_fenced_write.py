@@ -61,7 +61,7 @@ def snapshot(client: redis.Redis) -> dict[bytes, object]:
 
 
 @pytest.mark.redis
-def test_what_is_left_in_the_server(own_server: EmbeddedServer, client: redis.Redis) -> None:
+def test_keys_left_in_the_server(own_server: EmbeddedServer, client: redis.Redis) -> None:
     with opened(own_server.url, "job", 1) as store:
         fence = take_over(store)
         store.write(0, IDS[:2], rows_of(1, 2))
@@ -124,7 +124,7 @@ def test_a_log_that_forgot_a_group(own_server: EmbeddedServer, client: redis.Red
 
 
 @pytest.mark.redis
-def test_the_guard_fails_shut(own_server: EmbeddedServer, client: redis.Redis) -> None:
+def test_a_missing_right_never_loses_a_logged_row(own_server: EmbeddedServer, client: redis.Redis) -> None:
     """Without any one right, every written row is logged, and none is lost."""
     for command in ("rpushx", "rename", "renamenx", "del", "exists", "hdel", "eval", "multi", "exec", "hset"):
         namespace = f"job-{command}"
@@ -161,7 +161,7 @@ def test_the_guard_fails_shut(own_server: EmbeddedServer, client: redis.Redis) -
 
 
 @pytest.mark.redis
-def test_what_went_astray_is_not_taken_for_rows(own_server: EmbeddedServer, client: redis.Redis) -> None:
+def test_leftovers_of_an_unfinished_group_are_not_rows(own_server: EmbeddedServer, client: redis.Redis) -> None:
     """The open name of a bucket can hold leftovers of an unfinished group."""
     for version in (0, 1):
         namespace = f"job-{version}"
@@ -309,7 +309,7 @@ def test_a_group_that_is_written(data: bytes) -> None:
         (b"+OK\r\n" * 6, StoreError, "to a transaction"),
     ],
 )  # fmt: skip
-def test_a_group_that_is_not(data: bytes, kind: type[Exception], message: str) -> None:
+def test_a_group_that_is_rejected(data: bytes, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:
         accept(data)
     assert type(caught.value) is kind

@@ -74,7 +74,7 @@ def inspected(ledger: Ledger, said: str, kind: type[StoreError] = StoreError) ->
     assert "\n" not in str(caught.value)
 
 
-def test_all_is_well(job: Playground) -> None:
+def test_a_healthy_server_passes(job: Playground) -> None:
     for _ in range(3):
         job.ledger.inspect()
 
@@ -86,7 +86,7 @@ def test_a_policy_that_drops_rows(job: Playground) -> None:
     inspected(job.ledger, "drops rows when full: maxmemory 104857600 with maxmemory-policy allkeys-lru")
 
 
-def test_rows_that_were_dropped_for_want_of_memory(job: Playground) -> None:
+def test_rows_evicted_for_lack_of_memory(job: Playground) -> None:
     """Also after the policy was restored."""
     for name in "ab":
         job.client.set(name, bytes(8 << 20))
@@ -258,7 +258,7 @@ def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
         inspected(ledger, f"the key {key.decode()} has expired; rows must not expire".replace("{", r"\{"))
 
 
-def test_a_log_that_is_gone_spoils_the_checkpoint_id(job: Playground) -> None:
+def test_a_missing_log_invalidates_the_checkpoint_id(job: Playground) -> None:
     """The rows in the missing log are unknown."""
     fence = Fence(token=job.token, writer=0, epoch=1)
     job.client.delete(log_key(job.keys[1], fence))
@@ -368,7 +368,7 @@ def test_owners_are_looked_up_in_turn(tmp_path: Path) -> None:
         inspected(job.ledger, "was taken over: its owner is the job '2-", FencedError)
 
 
-def test_a_slot_on_the_move_is_not_taken_over_by_halves(redis_cluster: ClusterNodes, namespace: str) -> None:
+def test_a_moving_slot_is_not_taken_over_partially(redis_cluster: ClusterNodes, namespace: str) -> None:
     """The earlier writer could still write into a log that has not been moved yet."""
     nodes, slot = redis_cluster, key_slot(bucket_key(namespace, 0))
     source = nodes.owner_of(slot)

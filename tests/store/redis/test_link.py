@@ -76,7 +76,7 @@ def test_a_large_piece_goes_as_it_is(authority: Authority) -> None:
         assert received == data + b"tail"
 
 
-def test_nothing_there_is_not_an_end(authority: Authority) -> None:
+def test_no_data_is_not_the_end(authority: Authority) -> None:
     with tls_pair(authority) as (ours, theirs):
         link = Link(ours, "there", ours.close)
         link.check()

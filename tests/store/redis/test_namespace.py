@@ -119,7 +119,7 @@ def test_a_server_that_is_back_without_its_data(redis_server: EmbeddedServer, na
             assert not found.all()
 
 
-def test_a_reload_is_no_excuse_for_rows_of_others(redis_server: EmbeddedServer, namespace: str) -> None:
+def test_a_reload_does_not_accept_rows_of_another_job(redis_server: EmbeddedServer, namespace: str) -> None:
     with RedisStore(redis_server.url, schema=SCHEMA, namespace=namespace) as store:
         store.write(0, IDS, ROWS)
         for call in (store.check, store.claim):

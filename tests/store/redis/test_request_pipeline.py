@@ -101,7 +101,7 @@ def test_a_bad_answer_closes_the_link_for_good(serve: Callable[[socket.socket], 
         assert link.fileno() == -1
 
 
-def test_bytes_that_came_unasked_are_not_taken_for_an_answer() -> None:
+def test_unrequested_bytes_are_an_error() -> None:
     def serve(sock: socket.socket) -> None:
         sock.sendall(b"surplus\n")
         with suppress(ConnectionResetError):  # closed before everything was read
@@ -146,13 +146,13 @@ def test_silence_may_count_as_a_lost_connection_before_the_deadline() -> None:
         assert log == [b"one"]
 
 
-def test_a_deadline_may_be_what_is_left_of_one() -> None:
+def test_a_deadline_can_be_partly_used() -> None:
     with linked(answer(b"")) as silent:
         with pytest.raises(StoreError, match=r"within store\.timeout_s = 20 s"):
             exchange([ask(silent, [])], TIMEOUT_S, deadline_s=time.monotonic() + 0.05)
 
 
-def test_a_trickle_does_not_put_off_the_deadline() -> None:
+def test_slow_bytes_do_not_extend_the_deadline() -> None:
     def serve(sock: socket.socket) -> None:
         with suppress(OSError):
             while True:
@@ -179,7 +179,7 @@ def test_an_interrupt_closes_the_link() -> None:
             link.check()
 
 
-def test_large_requests_and_replies_pass_each_other() -> None:
+def test_large_requests_and_replies_do_not_deadlock() -> None:
     """Both sides send far more than the sockets buffer: only writing, or only reading, would deadlock."""
     size, count = 300_000, 40
 

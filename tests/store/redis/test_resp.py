@@ -36,7 +36,7 @@ def encode(reply: Reply) -> bytes:
 
 
 @given(REPLIES, st.sampled_from([b"", b":1\r\n"]), st.sampled_from([b"", b"+OK\r\n", b":"]), st.data())
-def test_what_was_said_is_read(reply: Reply, before: bytes, after: bytes, data: st.DataObject) -> None:
+def test_encoded_replies_are_decoded(reply: Reply, before: bytes, after: bytes, data: st.DataObject) -> None:
     encoded = encode(reply)
     assert parse_reply(before + encoded + after, len(before)) == (reply, len(before + encoded))
     cut = data.draw(st.integers(0, len(encoded) - 1))
@@ -60,6 +60,6 @@ def test_no_array_at_all() -> None:
         b"\r\n",
     ],
 )
-def test_what_is_no_reply(data: bytes) -> None:
+def test_invalid_replies(data: bytes) -> None:
     with pytest.raises(StoreError, match="the store answered"):
         parse_reply(data, 0)

@@ -96,9 +96,7 @@ def replies(draw: st.DrawFn) -> tuple[list[bytes | None], int]:
 
 
 @given(replies(), st.sampled_from([b"", b"junk\r\n", b"$-1\r\n"]), st.sampled_from([b"", b"*1\r\n$-1\r\n", b"$-1\r\n"]))
-def test_whatever_the_rows_hold_they_come_back(
-    reply: tuple[list[bytes | None], int], before: bytes, after: bytes
-) -> None:
+def test_any_rows_round_trip(reply: tuple[list[bytes | None], int], before: bytes, after: bytes) -> None:
     rows, row_bytes = reply
     data = encode_reply(rows)
     assert decode(data, len(rows), row_bytes, before, after) == (rows, len(data))
@@ -208,7 +206,7 @@ def test_an_encoder_is_used_again_with_more_and_fewer_rows() -> None:
     assert once.record_bytes == 19
 
 
-def test_an_error_reply_says_where_it_stands() -> None:
+def test_an_error_reply_has_its_position() -> None:
     data = b":1\r\n-MOVED 3999 10.0.0.1:7000\r\n:0\r\n"
     with pytest.raises(ErrorReply) as caught:
         decode_hset(np.frombuffer(data, np.uint8), 4, len(data), 12)

@@ -65,7 +65,7 @@ def asked(client: redis.Redis, *rules: str) -> list[bytes]:
 
 
 @pytest.mark.redis
-def test_a_user_that_may_do_all(client: redis.Redis) -> None:
+def test_a_user_with_all_rights(client: redis.Redis) -> None:
     assert asked(client, "~job:*", "+@all") == []
     assert asked(client, "~job:*", *(f"+{name}" for name in REQUIRED_COMMANDS), "+acl", "+auth") == []
 
@@ -148,7 +148,7 @@ def test_which_servers_are_good_enough(durability: str, enough: set[str], server
         ({"aof_enabled": 0}, "always", "there: appendonly is now no, but store.durability is always"),
     ],
 )
-def test_what_a_server_says_later(info: dict[str, object], durability: str, said: str | None) -> None:
+def test_later_answers_of_a_server(info: dict[str, object], durability: str, said: str | None) -> None:
     if said is None:
         check_still_durable("there", info, durability)
         return
@@ -194,7 +194,7 @@ def test_every_master_of_a_cluster(redis_cluster: ClusterNodes) -> None:
 
 @pytest.mark.redis
 @pytest.mark.parametrize("change", ["-config|get", "-config"])
-def test_a_server_that_does_not_tell(tmp_path: Path, change: str) -> None:
+def test_a_server_that_hides_its_configuration(tmp_path: Path, change: str) -> None:
     with EmbeddedServer(tmp_path, durability="always") as server, client_of(server.url) as client:
         client.execute_command("ACL", "SETUSER", "default", change)
         enter(server.url, "memory")
@@ -219,7 +219,7 @@ def checked(*, durability: str = "always", **changes: object) -> bool:
     return monitor.check([("there", HEALTHY | changes), ("elsewhere", HEALTHY)])
 
 
-def test_nothing_happened() -> None:
+def test_an_unchanged_server_passes() -> None:
     assert checked() is False
 
 
@@ -234,7 +234,7 @@ def test_nothing_happened() -> None:
         ({"aof_enabled": 0}, "appendonly is now no"),
     ],
 )
-def test_what_must_not_happen(changes: dict[str, object], said: str) -> None:
+def test_forbidden_changes_are_detected(changes: dict[str, object], said: str) -> None:
     with pytest.raises(StoreError, match=f"store there:? .*{said}|store there: {said}") as caught:
         checked(**changes)
     assert "\n" not in str(caught.value)

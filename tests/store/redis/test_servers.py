@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
         (redis.ResponseError("x"), InputError),
     ],
 )
-def test_only_silence_is_worth_another_try(error: Exception, kind: type) -> None:
+def test_only_silence_is_retried(error: Exception, kind: type) -> None:
     (server,) = parse_urls("redis://u:secret@host")
     with pytest.raises(InputError, match=r"store redis://u:\*\*\*@host: ") as caught:
         with server.refusals(1.0):

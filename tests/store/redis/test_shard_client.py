@@ -168,7 +168,7 @@ def test_a_server_that_comes_back_as_another_process(tmp_path: Path, durability:
             store.read(0, IDS)
 
 
-def test_a_zombie_that_sends_again_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
+def test_a_zombie_that_retries_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
     """The rejection is lost; the repeated group is rejected again."""
     first, second = proxies
     url = f"{first.url},{second.url}"

@@ -197,7 +197,7 @@ def test_a_row_of_another_width(redis_server: EmbeddedServer, namespace: str, ro
             store.read(0, IDS)
 
 
-def test_a_store_is_used_in_a_with_statement(redis_server: EmbeddedServer) -> None:
+def test_a_store_must_be_entered(redis_server: EmbeddedServer) -> None:
     store = opened(redis_server.url)
     with pytest.raises(StoreError, match="not open"):
         store.read(0, IDS)

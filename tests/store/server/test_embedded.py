@@ -17,7 +17,7 @@ from bagpipe.store.server.embedded import EmbeddedServer, find_server
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
 
-def test_it_is_private_and_forgets(tmp_path: Path) -> None:
+def test_the_server_is_private_and_temporary(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / "job") as server:
         client = redis.Redis.from_url(server.url)
         assert client.ping()
@@ -43,7 +43,7 @@ def test_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_a_stale_socket_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         with EmbeddedServer(tmp_path) as server:
             os.kill(server.process_id, signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_one_job_per_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("durability", "survives"), [("memory", False), ("everysec", True), ("always", True)])
-def test_what_outlives_the_server(tmp_path: Path, durability: str, survives: bool) -> None:
+def test_files_that_outlive_the_server(tmp_path: Path, durability: str, survives: bool) -> None:
     for round_number in range(3):
         with EmbeddedServer(tmp_path, durability=durability) as server:
             client = redis.Redis.from_url(server.url)
