@@ -189,7 +189,7 @@ class Checkpoints:
             state = combine(load(checkpoint.folder, part.dense) for part in parts)
         except BrokenCheckpoint as error:
             raise InputError(str(error)) from None
-        state.restore(dense.model, *(piece.optimizer for piece in dense.pieces.values() if piece.optimizer is not None))
+        state.restore(dense.model, *(chunk.optimizer for chunk in dense.chunks.values() if chunk.optimizer is not None))
         for part in self._parts:
             part.load_tensors(state.of_part(part.name))
         if has_own:

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-__all__ = ["RecordedDense", "RecordedPiece", "RecordedRun"]
+__all__ = ["RecordedChunk", "RecordedDense", "RecordedRun"]
 
 
-class RecordedPiece(Protocol):
-    """The piece of the dense part that one optimizer steps."""
+class RecordedChunk(Protocol):
+    """The chunk of the dense part that one optimizer steps."""
 
     @property
     def tensors(self) -> frozenset[str] | None:
@@ -23,7 +23,7 @@ class RecordedPiece(Protocol):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if the piece has no parameters."""
+        """The optimizer; None if the chunk has no parameters."""
         ...
 
 
@@ -34,8 +34,8 @@ class RecordedDense(Protocol):
     def model(self) -> Module: ...
 
     @property
-    def pieces(self) -> Mapping[str, RecordedPiece]:
-        """Its pieces by name."""
+    def chunks(self) -> Mapping[str, RecordedChunk]:
+        """Its chunks by name."""
         ...
 
     @property
@@ -62,6 +62,6 @@ class RecordedRun(Protocol):
         """Counters of the completed batches, for `Part.progress`."""
         ...
 
-    def tensors(self, piece: str) -> Mapping[str, Tensor]:
-        """Additional tensors of a dense piece (weight averages)."""
+    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+        """Additional tensors of a dense chunk (weight averages)."""
         ...

@@ -72,7 +72,7 @@ class Recorder:
 
     `Part.progress` holds ``steps``, the counters of all parts of the training loop (samples, skipped batches, reader
     state, loss scale), ``loss_sum``, ``loss_sums`` by counter, and ``dense``: digests of parameters and optimizer state
-    by piece, equal on replicas. The digests exclude buffers, which stay local during training.
+    by chunk, equal on replicas. The digests exclude buffers, which stay local during training.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class Recorder:
 
     # ---- lanes that compute --------------------------------------------------------------------------------------
 
-    def before_forward(self, b: int, piece: str, counter: str) -> None:
-        """Called in a piece's lane before batch b changes the piece's buffers and a loss sum."""
+    def before_forward(self, b: int, chunk: str, counter: str) -> None:
+        """Called in a chunk's lane before batch b changes the chunk's buffers and a loss sum."""
         if self.due(b) and self._has_files:
             with self._stall():
                 pending = self._begin(b)
-                self._copy_piece(pending, piece)
+                self._copy_chunk(pending, chunk)
                 self._copy_loss(pending, counter)
 
     def before_update(self, b: int, *, drains: bool = True) -> None:
@@ -175,7 +175,7 @@ class Recorder:
             if pending is None:
                 # Its snapshot begins later. Epochs end with checkpoints, in the same order.
                 epoch = max([self._cache.snapshot.epoch - 1, *self._pending]) + 1
-                pending = self._pending[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._pieces())
+                pending = self._pending[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._items())
                 pending.progress["steps"] = step
                 if self._has_files:
                     self._writer.admit()
@@ -190,17 +190,17 @@ class Recorder:
         """
         return 2 + -(-(self._read_ahead + 2) // max(self._every, 1))
 
-    def _pieces(self) -> set[str]:
+    def _items(self) -> set[str]:
         if not self._has_files:
             return {"snapshot", "log"}
-        copies = {f"dense {piece}" for piece in self._dense.pieces}
+        copies = {f"dense {chunk}" for chunk in self._dense.chunks}
         return {"snapshot", "log", "rows", *copies, *(f"dense loss {name}" for name in self._dense.loss_counters)}
 
     def _find(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
             return next((pending for pending in self._pending.values() if pending.step == step), None)
 
-    def _copy_piece(self, pending: PendingCheckpoint, name: str) -> None:
+    def _copy_chunk(self, pending: PendingCheckpoint, name: str) -> None:
         from bagpipe.checkpoint.dense_state import capture, random_state
 
         dense, cache = self._dense, self._cache
@@ -209,17 +209,17 @@ class Recorder:
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
-            piece = dense.pieces[name]
+            chunk = dense.chunks[name]
             pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
             pending.dense[name] = capture(
                 cache.streams,
                 dense.model,
-                *(() if piece.optimizer is None else (piece.optimizer,)),
-                only=piece.tensors,
+                *(() if chunk.optimizer is None else (chunk.optimizer,)),
+                only=chunk.tensors,
                 rng=None if pending.dense else random_state(cache.device),
                 parts=self._run.tensors(name),
             )
-            self._complete_piece(pending, f"dense {name}")
+            self._complete(pending, f"dense {name}")
             hit("after-dense-copy")
 
     def _copy_loss(self, pending: PendingCheckpoint, counter: str) -> None:
@@ -228,7 +228,7 @@ class Recorder:
         # Cloned: lanes add to the sum in place, which on a CPU would change the in-flight copy.
         loss_sum = self._dense.loss_sums()[counter].clone()
         pending.loss_sums[counter] = to_host(self._cache.streams, loss_sum)
-        self._complete_piece(pending, f"dense loss {counter}")
+        self._complete(pending, f"dense loss {counter}")
 
     def _begin_snapshot(self, step: int) -> None:
         cache = self._cache
@@ -243,7 +243,7 @@ class Recorder:
             self._snapshot_step = step
             batches = min(max(_DRAIN_BATCHES, num_bytes // _DRAIN_BYTES), self._every // 2)
             self._drain_slots = -(-len(cache.slots) // max(batches, 1))
-        self._complete_piece(pending, "snapshot")
+        self._complete(pending, "snapshot")
         self._after_drain()
 
     def _after_drain(self) -> None:
@@ -251,7 +251,7 @@ class Recorder:
         with self._lock:
             pending = self._pending.get(capture.epoch - 1)
             if pending is not None and "rows" in pending.missing and not capture.num_left:
-                self._complete_piece(pending, "rows")
+                self._complete(pending, "rows")
 
     # ---- lane net-out --------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Recorder:
             pending = self._pending[self._store_epoch]
             pending.num_groups = tuple(num_groups.tolist())
             self._store_epoch += 1
-            self._complete_piece(pending, "log")
+            self._complete(pending, "log")
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
         """Called after the store has acknowledged rows that were evicted in an epoch for batch `step`."""
@@ -311,8 +311,8 @@ class Recorder:
         if step > self._first_batch:
             pending = self._begin(step)
             if self._has_files:
-                for piece in self._dense.pieces:
-                    self._copy_piece(pending, piece)
+                for chunk in self._dense.chunks:
+                    self._copy_chunk(pending, chunk)
                 for counter in self._dense.loss_counters:
                     self._copy_loss(pending, counter)
             self._begin_snapshot(step)
@@ -330,11 +330,11 @@ class Recorder:
         with self._lock:
             self.stall_s += time.monotonic() - start_s
 
-    def _complete_piece(self, pending: PendingCheckpoint, piece: str) -> None:
-        """Mark a piece as done. The last dense piece queues the dense part, the last piece the checkpoint."""
+    def _complete(self, pending: PendingCheckpoint, item: str) -> None:
+        """Mark an item as complete. The last dense item queues the dense part, the last item the checkpoint."""
         with self._lock:
-            pending.missing.discard(piece)
-            if piece.startswith("dense") and not any(missing.startswith("dense") for missing in pending.missing):
+            pending.missing.discard(item)
+            if item.startswith("dense") and not any(missing.startswith("dense") for missing in pending.missing):
                 self._writer.dense(pending)
             if not pending.missing:
                 self._writer.complete(pending)

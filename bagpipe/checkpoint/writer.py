@@ -48,13 +48,13 @@ _POLL_S = 0.2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """An incomplete checkpoint. Lanes fill in its pieces; the writer thread reads it once none is missing.
+    """An incomplete checkpoint. Lanes complete its items; the writer thread reads it once none is missing.
 
     Attributes:
         step: step of the checkpoint.
         epoch: epoch of the logs that end with it.
-        missing: names of the missing pieces.
-        dense: in-flight dense copies by piece; see `Recorder`.
+        missing: names of the incomplete items.
+        dense: in-flight dense copies by model chunk; see `Recorder`.
         loss_sums: by counter, over all earlier batches.
         unshared: names of tensors that can differ between replicas.
         names: tables and ids of dirty rows.

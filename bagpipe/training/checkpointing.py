@@ -1,6 +1,6 @@
 """`Checkpointing`: the part of a loop that records checkpoints while it trains; the work is `Recorder`'s.
 
-before the first forward of b in a piece    copy the piece              compute lanes
+before the first forward of b in a chunk    copy the chunk              compute lanes
 before rows of b change                     begin the snapshot of rows  compute, push
 around write-backs                          close logs, journal rows    net-out
 """
@@ -60,8 +60,8 @@ class Checkpointing(LoopPart):
     def _before_forward(self, key: OpKey, index: int) -> None:
         first = self._dense.starts(key, index)
         if first is not None:
-            piece, counter, b = first
-            self._recorder.before_forward(b, piece, counter)
+            chunk, counter, b = first
+            self._recorder.before_forward(b, chunk, counter)
 
     def _before_update(self, key: OpKey, b: int) -> None:
         # The push lane copies no rows: peers wait for it.

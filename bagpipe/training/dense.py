@@ -3,8 +3,8 @@
     WholeDense    F  B  OPT of the whole model, computed by a `DenseExecutor` (plain, compiled, captured)
     StagedDense   the lanes of a `StepProgram`                                   (`bagpipe.training.staged_dense`)
 
-Other parts see *pieces*: the whole model, or the stages that this process holds. A piece is what an optimizer step
-changes, what a checkpoint copies before its first forward, and what an average is kept of.
+Other parts see *model chunks*: the whole model, or the stages that this process holds. A chunk is what an optimizer
+steps, what a checkpoint copies before its first forward, and what a weight average is kept of.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.part import LoopPart, LoopRun
 
-__all__ = ["DensePart", "DensePiece", "GradientSum", "WholeDense"]
+__all__ = ["DensePart", "GradientSum", "ModelChunk", "WholeDense"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DensePiece:
-    """Part of the model that one optimizer steps.
+class ModelChunk:
+    """The part of the model that one optimizer steps.
 
     Attributes:
         name: ``model``, or the stage's number.
@@ -71,10 +71,10 @@ class DensePart(LoopPart):
         optimizer: of all its parameters. With stages it has the state of those held here after a run.
         precision: what is computed in which dtype, and the loss scale of the first batch.
         loss_scale: of the batch that is computed.
-        pieces: by name.
+        chunks: by name.
         parameters: all that are trained, on whatever rank, by their names in the whole model.
         gradient_points: where gradients of parameters are complete, for the check that they are finite.
-        is_staged: the pieces are stages, of which other ranks hold others.
+        is_staged: the chunks are stages, of which other ranks hold others.
     """
 
     name = "dense"
@@ -86,7 +86,7 @@ class DensePart(LoopPart):
         self.optimizer = optimizer
         self.precision = precision
         self.loss_scale: LossScale = precision.loss_scale
-        self.pieces: Mapping[str, DensePiece] = {}
+        self.chunks: Mapping[str, ModelChunk] = {}
         self.parameters: Mapping[str, nn.Parameter] = {}
         self._run: LoopRun
 
@@ -101,15 +101,15 @@ class DensePart(LoopPart):
 
     @abstractmethod
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
-        """(piece, loss counter, batch) if a forward's action is its operation's first of a batch, else None."""
+        """(chunk, loss counter, batch) if a forward's action is its operation's first of a batch, else None."""
 
     @abstractmethod
     def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         """Parameters whose gradients are complete at an operation of a check point, with their names."""
 
     @abstractmethod
-    def piece_of(self, key: OpKey) -> DensePiece | None:
-        """The piece that an operation of `Point.STEP` steps; None if it has no parameters."""
+    def chunk_of(self, key: OpKey) -> ModelChunk | None:
+        """The chunk that an operation of `Point.STEP` steps; None if it has no parameters."""
 
     def start(self, run: LoopRun) -> None:
         self._run = run
@@ -150,7 +150,7 @@ class WholeDense(DensePart):
             raise InputError("a loss scale that grows needs batches that can be left out")
         parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self.parameters = dict(parameters)
-        self.pieces = {"model": DensePiece(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
+        self.chunks = {"model": ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
         self._executor = executor
         self._skips = skips
         self._replicas = replicas
@@ -218,8 +218,8 @@ class WholeDense(DensePart):
     def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self.model.named_parameters()
 
-    def piece_of(self, key: OpKey) -> DensePiece | None:
-        return self.pieces["model"]
+    def chunk_of(self, key: OpKey) -> ModelChunk | None:
+        return self.chunks["model"]
 
     def _count(self, b: int) -> None:
         batch = self._run.in_flight[b]

@@ -103,9 +103,9 @@ class LoopRun:
         """The counters of all parts."""
         return {name: value for part in self.parts for name, value in part.counters().items()}
 
-    def tensors(self, piece: str) -> Mapping[str, Tensor]:
-        """The tensors that parts keep beside a piece of the dense part, by ``part.name``."""
-        return {f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(piece).items()}
+    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+        """The tensors that parts keep beside a chunk of the dense part, by ``part.name``."""
+        return {f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(chunk).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,8 @@ class LoopPart:
         """Numbers of the batches done, JSON-able, that a checkpoint keeps: `LoopRun.carried` of a resumed job."""
         return {}
 
-    def tensors(self, piece: str) -> Mapping[str, Tensor]:
-        """Tensors that a checkpoint keeps beside a piece of the dense part (`DensePart.pieces`), by name."""
+    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+        """Tensors that a checkpoint keeps beside a chunk of the dense part (`DensePart.chunks`), by name."""
         return {}
 
     def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:
@@ -193,7 +193,7 @@ class LoopPart:
         return nullcontext()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back the tensors of all pieces, on the host, as a checkpoint kept them.
+        """Take back the tensors of all chunks, on the host, as a checkpoint kept them.
 
         Raises:
             InputError: they do not fit.

@@ -23,7 +23,7 @@ from bagpipe.schedule.builders.prefetch_loop import declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.schedule.lowering.stage_lanes import lane_templates
-from bagpipe.training.dense import DensePart, DensePiece
+from bagpipe.training.dense import DensePart, ModelChunk
 from bagpipe.training.part import Hook, LoopRun
 
 __all__ = ["StagedDense"]
@@ -49,8 +49,8 @@ class StagedDense(DensePart):
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
         self.pipeline = pipeline
-        self.pieces = {
-            str(stage): DensePiece(
+        self.chunks = {
+            str(stage): ModelChunk(
                 name=str(stage),
                 parameters=tuple(pipeline.staged.parameters_of(stage)),
                 tensors=pipeline.names_of(stage),
@@ -125,7 +125,7 @@ class StagedDense(DensePart):
             self.pipeline.reduce(stage)
 
     def step(self, stage: int, b: int) -> None:
-        self.loss_scale.unscale_parameters(parameter for _, parameter in self.pieces[str(stage)].parameters)
+        self.loss_scale.unscale_parameters(parameter for _, parameter in self.chunks[str(stage)].parameters)
         self.pipeline.optimize(stage)
 
     def loss_sums(self) -> Mapping[str, Tensor]:
@@ -141,10 +141,10 @@ class StagedDense(DensePart):
         return (str(self._stage_of[number]), str(number), b) if unit == self._first_units[number] else None
 
     def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        return () if point is Point.GRADIENTS else self.pieces[str(self._stage_of[key[0]])].parameters
+        return () if point is Point.GRADIENTS else self.chunks[str(self._stage_of[key[0]])].parameters
 
-    def piece_of(self, key: OpKey) -> DensePiece | None:
-        return self.pieces[str(self._stage_of[key[0]])]
+    def chunk_of(self, key: OpKey) -> ModelChunk | None:
+        return self.chunks[str(self._stage_of[key[0]])]
 
     def end(self) -> None:
         self.pipeline.adopt(self.optimizer)

@@ -1,6 +1,6 @@
 """`WeightAverage`: an exponential moving average of the dense weights, kept while they train.
 
-    after the optimizer step of a piece:  average = decay * average + (1 - decay) * weight       lane compute
+    after the optimizer step of a chunk:  average = decay * average + (1 - decay) * weight       lane compute
 
 Checkpoints keep the averages; evaluation uses them if asked. Averages begin as the initial weights, in their dtype.
 The rule is that of ``torch.optim.swa_utils.get_ema_multi_avg_fn``; buffers (running means) are not averaged.
@@ -34,7 +34,7 @@ class WeightAverage(LoopPart):
         evaluates: evaluation uses the averages.
 
     Attributes:
-        averages: by parameter name. With stages on several ranks only those of the pieces held here are current,
+        averages: by parameter name. With stages on several ranks only those of the chunks held here are current,
             until `share`.
     """
 
@@ -54,8 +54,8 @@ class WeightAverage(LoopPart):
     def start(self, run: LoopRun) -> None:
         self._run = run
 
-    def tensors(self, piece: str) -> Mapping[str, Tensor]:
-        return {name: self.averages[name] for name, _ in self._dense.pieces[piece].parameters}
+    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+        return {name: self.averages[name] for name, _ in self._dense.chunks[chunk].parameters}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors.keys() != self.averages.keys():
@@ -86,11 +86,11 @@ class WeightAverage(LoopPart):
             self._swap()
 
     def _update(self, key: OpKey, b: int) -> None:
-        piece = self._dense.piece_of(key)
-        if piece is None or not piece.parameters or self._run.in_flight[b].is_skipped:
+        chunk = self._dense.chunk_of(key)
+        if chunk is None or not chunk.parameters or self._run.in_flight[b].is_skipped:
             return
-        averages = [self.averages[name] for name, _ in piece.parameters]
-        torch._foreach_lerp_(averages, [p.detach() for _, p in piece.parameters], 1.0 - self._decay)
+        averages = [self.averages[name] for name, _ in chunk.parameters]
+        torch._foreach_lerp_(averages, [p.detach() for _, p in chunk.parameters], 1.0 - self._decay)
 
     def _swap(self) -> None:
         for name, weight in self._weights.items():

@@ -74,7 +74,7 @@ def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatc
         examine(guard, point, key, b)
 
     def spoil(engine: Engine) -> None:
-        _, parameter = engine.dense.pieces["0"].parameters[0]
+        _, parameter = engine.dense.chunks["0"].parameters[0]
         units = engine.dense.pipeline.step.program.micro_per_batch[0]  # type: ignore[attr-defined]
         gradients = itertools.count(1)
 

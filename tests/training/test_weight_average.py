@@ -82,7 +82,7 @@ def test_a_resumed_job_continues_its_averages(
     assert again.first_batch == 8
     assert again.digests == end.digests
     for engine, averages in zip(engines, expected, strict=True):
-        held = {name for piece in engine.dense.pieces.values() for name, _ in piece.parameters}
+        held = {name for chunk in engine.dense.chunks.values() for name, _ in chunk.parameters}
         found = averages_of(engine)
         assert held
         assert all(torch.equal(found[name], averages[name]) for name in held)
