@@ -1,6 +1,6 @@
 """The oracle: plans which rows the caches fetch, keep and evict, from a window of coming batches. Pure numpy.
 
-batch ─> batch_indexer: index ─> assign (example -> rank) ─> split (each rank's unique rows)
+batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (each rank's unique rows)
             │ unique rows                                        │
          handles (row -> dense integer)                          │
             v                                                    │

@@ -1,6 +1,6 @@
 """Assembles the `CachePlan` of a batch: distributes the records of the unique rows to consumers and owners.
 
-share.rows (a rank's unique rows) ──gather──> its ConsumerPlan, pull_now
+rank_index.rows (a rank's unique rows) ──gather──> its ConsumerPlan, pull_now
 owner of each row ──stable sort──> owned rows of each rank
 (owner, consumer) of each use ──stable sort──> serve lists: by owner, then consumer, then row
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
-from bagpipe.oracle.split import Share
+from bagpipe.oracle.rank_index import RankIndex
 
 __all__ = ["GlobalRows", "assemble", "positions_by_rank", "select_rows"]
 
@@ -71,44 +71,44 @@ def assemble(batch: IndexedBatch, rows: GlobalRows, owners: tuple[OwnerPlan, ...
         return CachePlan(batch_index=batch.batch_index, consumers=(sole,), owners=owners)
     return CachePlan(
         batch_index=batch.batch_index,
-        consumers=tuple(_consumer(share, batch.unique, rows) for share in batch.shares),
+        consumers=tuple(_consumer(rank_index, batch.unique, rows) for rank_index in batch.rank_indexes),
         owners=owners,
-        exchanges=_exchanges(batch.unique, rows, batch.shares),
-        examples=tuple(share.examples for share in batch.shares),
+        exchanges=_exchanges(batch.unique, rows, batch.rank_indexes),
+        examples=tuple(rank_index.examples for rank_index in batch.rank_indexes),
     )
 
 
-def _consumer(share: Share, unique: RowList, rows: GlobalRows) -> ConsumerPlan:
-    used = share.rows.astype(np.int64)  # numpy gathers by int64; it converts other indices each time
+def _consumer(rank_index: RankIndex, unique: RowList, rows: GlobalRows) -> ConsumerPlan:
+    used = rank_index.rows.astype(np.int64)  # numpy gathers by int64; it converts other indices each time
     return ConsumerPlan(
         unique=select_rows(unique, used),
-        inverse=share.inverse,
-        offsets=share.offsets,
-        order=share.order,
+        inverse=rank_index.inverse,
+        offsets=rank_index.offsets,
+        order=rank_index.order,
         slots=rows.slots.take(used),
         owners=rows.owners.take(used),
         sync_now=rows.sync_now.take(used),
     )
 
 
-def _exchanges(unique: RowList, rows: GlobalRows, shares: Sequence[Share]) -> tuple[ExchangePlan, ...]:
-    world_size = len(shares)
+def _exchanges(unique: RowList, rows: GlobalRows, rank_indexes: Sequence[RankIndex]) -> tuple[ExchangePlan, ...]:
+    world_size = len(rank_indexes)
     place_among_owned = np.empty(len(unique), dtype=np.int32)
     for owned in rows.owned:
         place_among_owned[owned] = np.arange(owned.shape[0], dtype=np.int32)
     # Uses are ordered by consumer and keep that order within each owner.
-    used = np.concatenate([share.rows for share in shares]).astype(np.int64)
+    used = np.concatenate([rank_index.rows for rank_index in rank_indexes]).astype(np.int64)
     owners = rows.owners.take(used)
     served = tuple(place_among_owned.take(used.take(uses)) for uses in positions_by_rank(owners, world_size))
     counts = np.zeros((world_size, world_size + 1), dtype=np.int64)  # by owner, consumer + 1
     start = 0
-    for consumer, share in enumerate(shares):
-        counts[:, consumer + 1] = np.bincount(owners[start : start + share.rows.shape[0]], minlength=world_size)
-        start += share.rows.shape[0]
+    for consumer, rank_index in enumerate(rank_indexes):
+        counts[:, consumer + 1] = np.bincount(owners[start : start + rank_index.rows.shape[0]], minlength=world_size)
+        start += rank_index.rows.shape[0]
     serve_offsets = np.cumsum(counts, axis=1).astype(np.int32)
     return tuple(
         ExchangePlan(
-            pull_now=rows.pull_now.take(share.rows),
+            pull_now=rows.pull_now.take(rank_index.rows),
             owned=select_rows(unique, owned),
             owned_slots=rows.slots.take(owned),
             owned_pull_now=rows.pull_now.take(owned),
@@ -116,5 +116,5 @@ def _exchanges(unique: RowList, rows: GlobalRows, shares: Sequence[Share]) -> tu
             serve_offsets=offsets,
             serve_rows=serve_rows,
         )
-        for share, owned, offsets, serve_rows in zip(shares, rows.owned, serve_offsets, served, strict=True)
+        for rank_index, owned, offsets, serve_rows in zip(rank_indexes, rows.owned, serve_offsets, served, strict=True)
     )

@@ -21,7 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.handles import hash_rows
 from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.split import Share, busiest_ranks
+from bagpipe.oracle.rank_index import RankIndex, busiest_ranks
 from bagpipe.types.batch import Batch
 
 __all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "check_shares", "share_bounds"]
@@ -45,7 +45,7 @@ class Assigner(Protocol):
         """uint16 ``[num_examples]``: the rank of each example."""
         ...
 
-    def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
+    def learn(self, index: BatchIndex, rank_indexes: Sequence[RankIndex]) -> None:
         """Learn from the split of the batch."""
         ...
 
@@ -99,7 +99,7 @@ class Contiguous:
         """See `Assigner`."""
         return np.repeat(self._ranks, np.diff(share_bounds(batch.num_examples, self._shares)))
 
-    def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
+    def learn(self, index: BatchIndex, rank_indexes: Sequence[RankIndex]) -> None:
         """No-op."""
 
 
@@ -137,9 +137,9 @@ class Locality:
         score[np.arange(num_examples), np.repeat(np.arange(world_size), sizes)] += 0.5 / max(1, index.order.shape[0])
         return _balanced(score, sizes)
 
-    def learn(self, index: BatchIndex, shares: Sequence[Share]) -> None:
+    def learn(self, index: BatchIndex, rank_indexes: Sequence[RankIndex]) -> None:
         """Set the home of each row to the rank that used it most."""
-        homes = busiest_ranks(shares, len(index.unique)) + 1
+        homes = busiest_ranks(rank_indexes, len(index.unique)) + 1
         self._home[self._cells(index)] = homes.astype(self._home.dtype)
 
     def _cells(self, index: BatchIndex) -> NDArray[np.int64]:

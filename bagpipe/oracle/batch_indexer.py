@@ -1,7 +1,7 @@
 """Indexes a batch and splits it over the ranks.
 
-Batch ─> Indexer ──one rank──────────────────────────────> IndexedBatch.whole
-                 └─many─> Assigner ─> split ─> learn ────> IndexedBatch.shares
+Batch ─> Indexer ──one rank────────────────────────────────> IndexedBatch.whole
+                 └─many─> Assigner ─> split_index ─> learn ──> IndexedBatch.rank_indexes
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bagpipe.oracle.assign import ASSIGNERS
 from bagpipe.oracle.index import BatchIndex, Indexer
 from bagpipe.oracle.plan import OracleSpec, RowList
-from bagpipe.oracle.split import Share, split
+from bagpipe.oracle.rank_index import RankIndex, split_index
 from bagpipe.types.batch import Batch
 
 __all__ = ["BatchIndexer", "IndexedBatch"]
@@ -25,13 +25,13 @@ class IndexedBatch:
         batch_index: the batch.
         unique: distinct rows of the global batch.
         whole: the index of the batch for a single rank; else None.
-        shares: by rank; empty for a single rank.
+        rank_indexes: by rank; empty for a single rank.
     """
 
     batch_index: int
     unique: RowList
     whole: BatchIndex | None
-    shares: tuple[Share, ...]
+    rank_indexes: tuple[RankIndex, ...]
 
 
 class BatchIndexer:
@@ -55,7 +55,7 @@ class BatchIndexer:
         """
         index = self._indexer.index(batch)
         if self._assigner is None:
-            return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=index, shares=())
-        shares = split(batch, self._spec, index, self._assigner.assign(batch, index))
-        self._assigner.learn(index, shares)
-        return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=None, shares=shares)
+            return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=index, rank_indexes=())
+        rank_indexes = split_index(batch, self._spec, index, self._assigner.assign(batch, index))
+        self._assigner.learn(index, rank_indexes)
+        return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=None, rank_indexes=rank_indexes)

@@ -17,7 +17,7 @@ from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, sel
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
 from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
-from bagpipe.oracle.split import busiest_ranks
+from bagpipe.oracle.rank_index import busiest_ranks
 from bagpipe.types.batch import Batch
 
 __all__ = ["DirectPlanner"]
@@ -65,8 +65,8 @@ class DirectPlanner:
         """Plan the oldest batch. IndexError if there is none."""
         batch = self._window.popleft()
         num_unique = len(batch.unique)
-        if batch.shares:
-            owners = busiest_ranks(batch.shares, num_unique)
+        if batch.rank_indexes:
+            owners = busiest_ranks(batch.rank_indexes, num_unique)
         else:
             owners = np.zeros(num_unique, dtype=np.uint16)
         owned = positions_by_rank(owners, self.spec.world_size)

@@ -97,7 +97,7 @@ class Planner:
         handles = self._handles.lookup_or_add(indexed.unique)
         if self._handles.num_handles > self._slot_of_handle.shape[0]:
             self._grow(self._handles.num_handles)
-        counts = self._count_uses(indexed) if indexed.shares else None
+        counts = self._count_uses(indexed) if indexed.rank_indexes else None
         slots = self._slot_of_handle.take(self._next_uses.enter(handles, batch.index, counts))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
         self._window.append(_WindowBatch(indexed, handles))
@@ -132,7 +132,7 @@ class Planner:
 
     def _count_uses(self, indexed: IndexedBatch) -> NDArray[np.uint64]:
         """uint64 ``[U, num_words]``: the ranks that use each unique row."""
-        return self._rank_counts.of([share.rows for share in indexed.shares], len(indexed.unique))
+        return self._rank_counts.of([rank_index.rows for rank_index in indexed.rank_indexes], len(indexed.unique))
 
     def _expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""

@@ -5,15 +5,15 @@ import numpy as np
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import RowList
-from bagpipe.oracle.split import Share
+from bagpipe.oracle.rank_index import RankIndex
 
 ROWS = RowList(table_offsets=np.array([0, 2, 2, 4]), ids=np.array([10, 20, 30, 40]))
 
 
-def share_of(rows: list[int]) -> Share:
-    """The share of a rank that uses each of these unique rows once."""
+def rank_index_of(rows: list[int]) -> RankIndex:
+    """The index of a rank that uses each of these unique rows once."""
     numbers = np.arange(len(rows), dtype=np.int32)
-    return Share(
+    return RankIndex(
         examples=numbers[:1],
         rows=np.array(rows, dtype=np.int32),
         inverse=numbers,
@@ -42,8 +42,8 @@ def test_both_sides_list_shared_rows_in_the_consumers_order() -> None:
         pull_now=np.array([False, False, True, True]),
         owned=positions_by_rank(owners, 2),
     )
-    shares = (share_of([0, 1, 3]), share_of([2, 3]))
-    plan = assemble(IndexedBatch(batch_index=4, unique=ROWS, whole=None, shares=shares), rows, ())
+    rank_indexes = (rank_index_of([0, 1, 3]), rank_index_of([2, 3]))
+    plan = assemble(IndexedBatch(batch_index=4, unique=ROWS, whole=None, rank_indexes=rank_indexes), rows, ())
     first, second = plan.consumers
     assert (first.unique.ids.tolist(), first.owners.tolist(), first.slots.tolist()) == (
         [10, 20, 40],

@@ -14,7 +14,7 @@ from bagpipe.oracle.assign import ASSIGNERS, MAX_SHARE, Locality, share_bounds
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner, plan_batches
-from bagpipe.oracle.split import split
+from bagpipe.oracle.rank_index import split_index
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
 
@@ -36,7 +36,7 @@ def assigned(spec: OracleSpec, batches: list[Batch]) -> list[list[int]]:
     for batch in batches:
         index = indexer.index(batch)
         ranks = assigner.assign(batch, index)
-        assigner.learn(index, split(batch, spec, index, ranks))
+        assigner.learn(index, split_index(batch, spec, index, ranks))
         assignments.append(ranks.tolist())
     return assignments
 

@@ -14,12 +14,12 @@ SPEC = OracleSpec(
 def test_one_rank_keeps_the_whole_index_and_several_their_shares() -> None:
     batch = make_batch(3, [[[5, 5], [6]]])
     alone = BatchIndexer(SPEC).index(batch)
-    assert (alone.batch_index, alone.unique.ids.tolist(), alone.shares) == (3, [5, 6], ())
+    assert (alone.batch_index, alone.unique.ids.tolist(), alone.rank_indexes) == (3, [5, 6], ())
     assert alone.whole is not None
     assert alone.whole.inverse.tolist() == [0, 0, 1]
     shared = BatchIndexer(dataclasses.replace(SPEC, world_size=3)).index(batch)
     assert shared.whole is None
-    assert [share.rows.tolist() for share in shared.shares] == [[], [0], [1]]
+    assert [rank_index.rows.tolist() for rank_index in shared.rank_indexes] == [[], [0], [1]]
 
 
 def test_the_assignment_learns_from_every_batch() -> None:
@@ -28,4 +28,5 @@ def test_the_assignment_learns_from_every_batch() -> None:
     assert not BatchIndexer(dataclasses.replace(SPEC, world_size=2, assign="contiguous")).learns
     assert not BatchIndexer(SPEC).learns
     indexer.index(make_batch(0, [[[5], [6]]]))
-    assert [share.examples.tolist() for share in indexer.index(make_batch(1, [[[6], [5]]])).shares] == [[1], [0]]
+    second = indexer.index(make_batch(1, [[[6], [5]]]))
+    assert [rank_index.examples.tolist() for rank_index in second.rank_indexes] == [[1], [0]]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.oracle.split import busiest_ranks, split
+from bagpipe.oracle.rank_index import busiest_ranks, split_index
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
 
@@ -25,24 +25,25 @@ def test_a_share_is_the_index_of_the_ranks_own_batch(
         index = Indexer(spec).index(batch)
         drawn = st.lists(st.integers(0, spec.world_size - 1), min_size=batch.num_examples, max_size=batch.num_examples)
         ranks = np.array(data.draw(drawn), dtype=np.uint16)
-        for rank, share in enumerate(split(batch, spec, index, ranks)):
-            assert share.examples.tolist() == np.flatnonzero(ranks == rank).tolist()
-            own = Indexer(spec).index(batch.select(share.examples))
-            assert index.unique.ids[share.rows].tolist() == own.unique.ids.tolist()
-            assert np.searchsorted(share.rows, index.unique.table_offsets).tolist() == own.unique.table_offsets.tolist()
+        for rank, rank_index in enumerate(split_index(batch, spec, index, ranks)):
+            assert rank_index.examples.tolist() == np.flatnonzero(ranks == rank).tolist()
+            own = Indexer(spec).index(batch.select(rank_index.examples))
+            assert index.unique.ids[rank_index.rows].tolist() == own.unique.ids.tolist()
+            offsets = np.searchsorted(rank_index.rows, index.unique.table_offsets)
+            assert offsets.tolist() == own.unique.table_offsets.tolist()
             for name in ("inverse", "offsets", "order"):
-                assert getattr(share, name).tolist() == getattr(own, name).tolist()
-                assert getattr(share, name).dtype == np.int32
-            assert share.rows.dtype == share.examples.dtype == np.int32
+                assert getattr(rank_index, name).tolist() == getattr(own, name).tolist()
+                assert getattr(rank_index, name).dtype == np.int32
+            assert rank_index.rows.dtype == rank_index.examples.dtype == np.int32
 
 
 def test_more_ranks_than_a_byte_counts() -> None:
     spec = spec_of(world_size=300)
     batch = make_batch(0, [[[example % 7] for example in range(600)]])
     ranks = np.repeat(np.arange(300, dtype=np.uint16), 2)
-    shares = split(batch, spec, Indexer(spec).index(batch), ranks)
-    assert [share.examples.tolist() for share in shares[298:]] == [[596, 597], [598, 599]]
-    assert shares[299].rows.tolist() == sorted({598 % 7, 599 % 7})
+    rank_indexes = split_index(batch, spec, Indexer(spec).index(batch), ranks)
+    assert [rank_index.examples.tolist() for rank_index in rank_indexes[298:]] == [[596, 597], [598, 599]]
+    assert rank_indexes[299].rows.tolist() == sorted({598 % 7, 599 % 7})
 
 
 def test_the_busiest_rank_of_a_row_is_the_lowest_of_equals() -> None:
@@ -50,6 +51,6 @@ def test_the_busiest_rank_of_a_row_is_the_lowest_of_equals() -> None:
     #                       rank 0        rank 1     rank 2
     batch = make_batch(0, [[[1, 2, 2, 5], [1, 1, 2], [5, 9]]])
     index = Indexer(spec).index(batch)
-    shares = split(batch, spec, index, np.array([0, 1, 2], dtype=np.uint16))
+    rank_indexes = split_index(batch, spec, index, np.array([0, 1, 2], dtype=np.uint16))
     assert index.unique.ids.tolist() == [1, 2, 5, 9]
-    assert busiest_ranks(shares, 4).tolist() == [1, 0, 0, 2]
+    assert busiest_ranks(rank_indexes, 4).tolist() == [1, 0, 0, 2]

@@ -1,4 +1,4 @@
-"""Each rank's share of a batch: from the index of the global batch and the assignment of its examples. No second sort.
+"""`RankIndex`: the index of one rank's part of a batch, split from that of the global batch. No second sort.
 
     index.order (row by row) ──rank of the occurrence's example──> one subsequence per rank, still row by row
     a change of row in it ───> the rank's unique rows, its CSR     ──scattered──> its inverse
@@ -20,12 +20,12 @@ from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
 
-__all__ = ["Share", "busiest_ranks", "split"]
+__all__ = ["RankIndex", "busiest_ranks", "split_index"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Share:
-    """One rank's part of a batch. Without examples or ids the arrays are empty.
+class RankIndex:
+    """Index of one rank's part of a batch. Without examples or ids the arrays are empty.
 
     Attributes:
         examples: int32, ascending numbers of its examples.
@@ -40,8 +40,10 @@ class Share:
     order: NDArray[np.int32]
 
 
-def split(batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: NDArray[np.uint16]) -> tuple[Share, ...]:
-    """Split a batch over the ranks. Linear in its occurrences, plus one comparison of bytes per rank and occurrence.
+def split_index(
+    batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: NDArray[np.uint16]
+) -> tuple[RankIndex, ...]:
+    """Split the index of a batch over the ranks. Linear in occurrences; one byte comparison per rank and occurrence.
 
     Args:
         index: the index of the whole batch.
@@ -57,27 +59,27 @@ def split(batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: ND
     by_rank = np.argsort(ranks, kind="stable").astype(np.int32)
     ends = np.cumsum(sizes).tolist()
     return tuple(
-        _share(np.flatnonzero(ranks_by_row == rank), by_rank[start:stop], rows, numbers)
+        _rank_index(np.flatnonzero(ranks_by_row == rank), by_rank[start:stop], rows, numbers)
         for rank, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
     )
 
 
-def busiest_ranks(shares: Sequence[Share], num_rows: int) -> NDArray[np.uint16]:
+def busiest_ranks(rank_indexes: Sequence[RankIndex], num_rows: int) -> NDArray[np.uint16]:
     """uint16 ``[num_rows]``: the rank with most occurrences of each unique row; ties go to the lowest."""
     most = np.zeros(num_rows, dtype=np.int32)
     busiest = np.zeros(num_rows, dtype=np.uint16)
-    for rank, share in enumerate(shares):
-        counts = np.diff(share.offsets)
-        more = np.flatnonzero(counts > most.take(share.rows))
-        most[share.rows[more]] = counts[more]
-        busiest[share.rows[more]] = rank
+    for rank, rank_index in enumerate(rank_indexes):
+        counts = np.diff(rank_index.offsets)
+        more = np.flatnonzero(counts > most.take(rank_index.rows))
+        most[rank_index.rows[more]] = counts[more]
+        busiest[rank_index.rows[more]] = rank
     return busiest
 
 
-def _share(
+def _rank_index(
     mine: NDArray[np.int64], examples: NDArray[np.int32], rows: NDArray[np.int32], numbers: NDArray[np.int32]
-) -> Share:
-    """One rank's part, from the places of its occurrences in the row-by-row arrays."""
+) -> RankIndex:
+    """One rank's index, from the positions of its occurrences in the row-by-row arrays."""
     rows, order = rows.take(mine), numbers.take(mine)
     is_first = np.ones(mine.shape[0], dtype=np.bool_)
     np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
@@ -88,7 +90,7 @@ def _share(
     offsets = np.empty(starts.shape[0] + 1, dtype=np.int32)
     offsets[:-1] = starts
     offsets[-1] = mine.shape[0]
-    return Share(examples=examples, rows=rows.take(starts), inverse=inverse, offsets=offsets, order=order)
+    return RankIndex(examples=examples, rows=rows.take(starts), inverse=inverse, offsets=offsets, order=order)
 
 
 def _number_occurrences(
@@ -96,9 +98,9 @@ def _number_occurrences(
 ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int32]]:
     """By occurrence: the rank of its example, and its number in that rank's own sub-batch."""
     if batch.is_one_hot:
-        place_in_rank = _running_numbers(ranks, sizes)
+        number_in_rank = _running_numbers(ranks, sizes)
         segments = np.arange(len(spec.features), dtype=np.int32)
-        numbers = segments[:, None] * sizes.astype(np.int32).take(ranks) + place_in_rank
+        numbers = segments[:, None] * sizes.astype(np.int32).take(ranks) + number_in_rank
         return np.tile(ranks, len(spec.features)), numbers.reshape(-1)
     parts = [np.repeat(ranks, batch.lengths[ref.feature]) for ref in spec.features]
     rank_of_occurrence = np.concatenate([ranks[:0], *parts])
