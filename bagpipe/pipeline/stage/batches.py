@@ -1,12 +1,12 @@
 """`Batches`: the division of a batch's examples among pipes, micro-batches and channels.
 
-    batch number ──> StageBatch (from the caller) ──num_examples──> Shares, cached per size
+    batch number ──> StageBatch (from the caller) ──num_examples──> BatchDivision, cached per size
 
     pipe k of K      examples [n k // K, n (k + 1) // K) of the replica's n
     micro-batch m    examples [c m // M, c (m + 1) // M) of its pipe's c
 
 All bounds are rounded down, so the examples common to two micro-batches always lie in the overlap of their exact
-shares. The dependencies of a schedule therefore cover all pieces. Micro-batches can differ by one example or be empty.
+shares. The dependencies of a schedule therefore cover all slices. Micro-batches can differ by one example or be empty.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bagpipe.oracle.assign import share_bounds
-from bagpipe.pipeline.stage.channel import Channel, Piece
+from bagpipe.pipeline.stage.channel import Channel, MicrobatchSlice
 from bagpipe.schedule.ir.program import overlapping_units
 
 if TYPE_CHECKING:
     from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["Batches", "Shares", "StageBatch", "bounds", "count_users", "pieces"]
+__all__ = ["BatchDivision", "Batches", "StageBatch", "bounds", "count_users", "microbatch_slices"]
 
 #: Cached batch sizes. Most data has two: the full batch and the last one.
 _MAX_SIZES = 64
@@ -52,17 +52,17 @@ class _Flow:
 
     Attributes:
         starts: ``[units + 1]``, bounds of the sender's micro-batches, in examples of the pipe.
-        made: pieces of each micro-batch of the receiver.
+        slices: slices of each micro-batch of the receiver.
         users: per micro-batch of the sender, the number of the receiver's micro-batches that use it.
     """
 
     starts: tuple[int, ...]
-    made: tuple[tuple[Piece, ...], ...]
+    slices: tuple[tuple[MicrobatchSlice, ...], ...]
     users: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class BatchDivision:
     """Division of a number of examples.
 
     Attributes:
@@ -98,28 +98,28 @@ class Batches:
         self._num_pipes = num_pipes
         self._units = units
         self._channels = channels
-        self._known: dict[int, Shares] = {}
+        self._known: dict[int, BatchDivision] = {}
 
-    def get(self, batch: int) -> tuple[StageBatch, Shares]:
+    def get(self, batch: int) -> tuple[StageBatch, BatchDivision]:
         """The batch and its division. Thread-safe."""
         found = self._batch(batch)
-        shares = self._known.get(found.num_examples)
-        if shares is None:
+        division = self._known.get(found.num_examples)
+        if division is None:
             if len(self._known) >= _MAX_SIZES:
                 self._known = {}  # replaced, not cleared: another thread can be reading it
-            shares = self._known[found.num_examples] = self._share(found.num_examples)
-        return found, shares
+            division = self._known[found.num_examples] = self._divide(found.num_examples)
+        return found, division
 
-    def _share(self, num_examples: int) -> Shares:
+    def _divide(self, num_examples: int) -> BatchDivision:
         pipes = bounds(num_examples, self._num_pipes)
         counts = [end - start for start, end in pairwise(pipes)]
         instances = {number: bounds(counts[pipe], units) for number, (pipe, units) in self._units.items()}
         flows = []
         for channel in self._channels:
             starts = bounds(counts[channel.pipe], channel.units)
-            made = pieces(starts, bounds(counts[channel.pipe], channel.receiver_units))
-            flows.append(_Flow(starts, made, count_users(made, channel.units)))
-        return Shares(pipes, instances, tuple(flows))
+            slices = microbatch_slices(starts, bounds(counts[channel.pipe], channel.receiver_units))
+            flows.append(_Flow(starts, slices, count_users(slices, channel.units)))
+        return BatchDivision(pipes, instances, tuple(flows))
 
 
 def bounds(count: int, parts: int) -> tuple[int, ...]:
@@ -127,27 +127,27 @@ def bounds(count: int, parts: int) -> tuple[int, ...]:
     return share_bounds(count, (1,) * parts)
 
 
-def pieces(sender: tuple[int, ...], receiver: tuple[int, ...]) -> tuple[tuple[Piece, ...], ...]:
+def microbatch_slices(sender: tuple[int, ...], receiver: tuple[int, ...]) -> tuple[tuple[MicrobatchSlice, ...], ...]:
     """Pieces of each micro-batch of the receiver, in order of examples; none for an empty micro-batch.
 
     Args:
         sender, receiver: bounds of their micro-batches over the same examples.
     """
-    made: list[tuple[Piece, ...]] = []
+    slices: list[tuple[MicrobatchSlice, ...]] = []
     for unit, (first, end) in enumerate(pairwise(receiver)):
         found = []
         for source in overlapping_units(unit, len(receiver) - 1, len(sender) - 1):
             start, stop = sender[source], sender[source + 1]
             a, b = max(first, start), min(end, stop)
             if a < b:
-                found.append(Piece(source, a - start, b - start, (a, b) == (start, stop)))
-        made.append(tuple(found))
-    return tuple(made)
+                found.append(MicrobatchSlice(source, a - start, b - start, (a, b) == (start, stop)))
+        slices.append(tuple(found))
+    return tuple(slices)
 
 
-def count_users(made: tuple[tuple[Piece, ...], ...], units: int) -> tuple[int, ...]:
+def count_users(slices: tuple[tuple[MicrobatchSlice, ...], ...], units: int) -> tuple[int, ...]:
     """``[units]``: for each of the sender's micro-batches, how many of the receiver's use it."""
     counts = [0] * units
-    for piece in (piece for unit in made for piece in unit):
-        counts[piece.unit] += 1
+    for part in (part for unit in slices for part in unit):
+        counts[part.unit] += 1
     return tuple(counts)

@@ -23,7 +23,7 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.split.staged_model import StageValue
 
-__all__ = ["Channel", "Link", "Piece", "owned"]
+__all__ = ["Channel", "Link", "MicrobatchSlice", "owned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MicrobatchSlice:
     """Rows ``[first, end)`` of the sender's micro-batch `unit`; `whole`: all of its rows."""
 
     unit: int
@@ -113,15 +113,15 @@ class Channel:
         else:
             self._outbox[index] = tensors
 
-    def take(self, base: int, pieces: Sequence[Piece]) -> list[Tensor]:
-        """One tensor per value, concatenated from pieces of micro-batches ``base + unit``. Waits for transfers."""
-        if len(pieces) == 1:
-            piece = pieces[0]
-            tensors = self._use(base + piece.unit)
-            if piece.whole and not self._copies:
+    def take(self, base: int, slices: Sequence[MicrobatchSlice]) -> list[Tensor]:
+        """One tensor per value, concatenated from slices of micro-batches ``base + unit``. Waits for transfers."""
+        if len(slices) == 1:
+            part = slices[0]
+            tensors = self._use(base + part.unit)
+            if part.whole and not self._copies:
                 return tensors
-            return [_copy(tensor[piece.first : piece.end]) for tensor in tensors]
-        parts = [[tensor[p.first : p.end] for tensor in self._use(base + p.unit)] for p in pieces]
+            return [_copy(tensor[part.first : part.end]) for tensor in tensors]
+        parts = [[tensor[p.first : p.end] for tensor in self._use(base + p.unit)] for p in slices]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _use(self, index: int) -> list[Tensor]:

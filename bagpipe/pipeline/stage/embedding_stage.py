@@ -62,8 +62,8 @@ class EmbeddingStageRunner:
         Raises:
             JobError: the batch has another number of examples than the embedding stage's pipes.
         """
-        given, shares = self._batches.get(batch)
-        counts = {pipe: shares.pipes[pipe + 1] - shares.pipes[pipe] for pipe in self._stage.pipes}
+        given, division = self._batches.get(batch)
+        counts = {pipe: division.pipes[pipe + 1] - division.pipes[pipe] for pipe in self._stage.pipes}
         inputs = given.inputs
         num_read = 0 if inputs is None else inputs.labels.shape[0]
         if num_read != sum(counts.values()):
@@ -80,7 +80,7 @@ class EmbeddingStageRunner:
         for pipe, count in counts.items():
             for channel in self._outputs[pipe] if count else ():
                 tensors = [values[n].detach()[first : first + count] for n in channel.numbers]
-                flow = shares.flows[channel.number]
+                flow = division.flows[channel.number]
                 for unit, (start, end) in enumerate(pairwise(flow.starts)):
                     if start < end:
                         parts = [tensor[start:end] for tensor in tensors]
@@ -99,15 +99,15 @@ class EmbeddingStageRunner:
 
     def _gradients(self, batch: int) -> dict[int, Tensor]:
         """Value -> gradient ``[num_examples, …]``: summed over consumers in order, concatenated over pipes."""
-        shares = self._batches.get(batch)[1]
+        division = self._batches.get(batch)[1]
         parts: dict[int, list[Tensor]] = {number: [] for number in self._grad_values}
         for pipe in self._stage.pipes:
-            if shares.pipes[pipe] == shares.pipes[pipe + 1]:
+            if division.pipes[pipe] == division.pipes[pipe + 1]:
                 continue
             sums: dict[int, Tensor] = {}
             for channel in self._output_grads[pipe]:
-                made = shares.flows[channel.number].made[0]
-                for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
+                slices = division.flows[channel.number].slices[0]
+                for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, slices), strict=True):
                     sums[number] = sums[number] + gradient if number in sums else gradient
             for number, gradient in sums.items():
                 parts[number].append(gradient)

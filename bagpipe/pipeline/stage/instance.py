@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
-from bagpipe.pipeline.stage.batches import Batches, Shares, StageBatch
+from bagpipe.pipeline.stage.batches import BatchDivision, Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.schedule.ir.step_program import StageInstance
@@ -124,32 +124,32 @@ class StageRunner:
 
     def forward(self, index: int) -> None:
         batch, unit = divmod(index, self._units)
-        given, shares = self._batches.get(batch)
-        starts = shares.instances[self.instance.number]
+        given, division = self._batches.get(batch)
+        starts = division.instances[self.instance.number]
         if starts[unit] == starts[unit + 1]:
             return
         torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
-        live = self._live[index] = _MicroBatch(self._take_inputs(shares, batch, unit))
+        live = self._live[index] = _MicroBatch(self._take_inputs(division, batch, unit))
         self.peak_live = max(self.peak_live, len(self._live))
         with torch.set_grad_enabled(not self._keeps_inputs_only):
-            outputs, total = self._run(live, given, shares, batch, unit)
+            outputs, total = self._run(live, given, division, batch, unit)
         if not self._keeps_inputs_only:
             live.graph = self._graph(live, outputs, total, given)
         if total is not None:
             self.loss_sum += total.detach()
         sent = {number: owned(outputs[number]) for number in self._sent}
         for channel in self._wiring.outputs:
-            users = shares.flows[channel.number].users[unit]
+            users = division.flows[channel.number].users[unit]
             channel.put(index, [sent[number] for number in channel.numbers], users)
 
     def recompute(self, index: int) -> None:
         live = self._live.get(index)
         if live is not None:
             batch, unit = divmod(index, self._units)
-            given, shares = self._batches.get(batch)
+            given, division = self._batches.get(batch)
             # The first forward has already updated the buffers (running means); this one updates copies.
             copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-            again = self._run(live, given, shares, batch, unit, copies)
+            again = self._run(live, given, division, batch, unit, copies)
             live.graph = self._graph(live, *again, given)
 
     def backward(self, index: int) -> None:
@@ -173,11 +173,11 @@ class StageRunner:
             assert self._split is not None, "the schedule check ensures that I precedes W"
             self._split.weights(_present(live.kept))
 
-    def _take_inputs(self, shares: Shares, batch: int, unit: int) -> dict[int, Tensor]:
+    def _take_inputs(self, division: BatchDivision, batch: int, unit: int) -> dict[int, Tensor]:
         leaves: dict[int, Tensor] = {}
         for channel in self._wiring.inputs:
-            made = shares.flows[channel.number].made[unit]
-            for number, tensor in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
+            slices = division.flows[channel.number].slices[unit]
+            for number, tensor in zip(channel.numbers, channel.take(batch * channel.units, slices), strict=True):
                 # A separate leaf: another stage can take the same tensor.
                 leaf = tensor.detach()
                 leaves[number] = leaf.requires_grad_() if number in self._needs_grad else leaf
@@ -187,7 +187,7 @@ class StageRunner:
         self,
         live: _MicroBatch,
         given: StageBatch,
-        shares: Shares,
+        division: BatchDivision,
         batch: int,
         unit: int,
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
@@ -197,7 +197,9 @@ class StageRunner:
         arguments = tuple(leaves[number] for number in stage.inputs)
         if stage.uses_random:
             first = (
-                given.first_example + shares.pipes[self.instance.pipe] + shares.instances[self.instance.number][unit]
+                given.first_example
+                + division.pipes[self.instance.pipe]
+                + division.instances[self.instance.number][unit]
             )
             with seeded(mix_seed(self._seed, batch, self.instance.stage, first), self._device):
                 results = self._call(arguments, buffers)
@@ -226,11 +228,11 @@ class StageRunner:
         if not self._wiring.output_grads:
             return []
         batch, unit = divmod(index, self._units)
-        shares = self._batches.get(batch)[1]
+        division = self._batches.get(batch)[1]
         sums: dict[int, Tensor] = {}
         for channel in self._wiring.output_grads:
-            made = shares.flows[channel.number].made[unit]
-            for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, made), strict=True):
+            slices = division.flows[channel.number].slices[unit]
+            for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, slices), strict=True):
                 sums[number] = sums[number] + gradient if number in sums else gradient
         for channel in self._replied:
             channel.wait_sent(index)
@@ -241,13 +243,13 @@ class StageRunner:
         if not self._wiring.input_grads:
             return
         batch, unit = divmod(index, self._units)
-        shares = self._batches.get(batch)[1]
+        division = self._batches.get(batch)[1]
         for channel in self._wiring.input_grads:
             gradients = []
             for number in channel.numbers:
                 leaf = live.leaves[number]
                 gradients.append(torch.zeros_like(leaf) if leaf.grad is None else owned(leaf.grad))
-            channel.put(index, gradients, shares.flows[channel.number].users[unit])
+            channel.put(index, gradients, division.flows[channel.number].users[unit])
 
 
 def _present(kept: T | None) -> T:

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.pipeline.stage.batches import Batches, StageBatch, bounds, count_users, pieces
-from bagpipe.pipeline.stage.channel import Channel, Piece
+from bagpipe.pipeline.stage.batches import Batches, StageBatch, bounds, count_users, microbatch_slices
+from bagpipe.pipeline.stage.channel import Channel, MicrobatchSlice
 from bagpipe.schedule.ir.program import overlapping_units
 
 example_counts = st.integers(0, 60)
@@ -38,13 +38,13 @@ def batches(sizes: list[int]) -> Batches:
 
 
 def test_pipes_share_the_replicas_examples_and_micro_batches_their_pipes() -> None:
-    batch, shares = batches([9]).get(0)
+    batch, division = batches([9]).get(0)
     assert batch.num_global_examples == 100
-    assert shares.pipes == (0, 4, 9)
-    assert shares.instances == {0: (0, 2, 4), 1: (0, 1, 2, 3, 5)}
-    flow = shares.flows[0]
+    assert division.pipes == (0, 4, 9)
+    assert division.instances == {0: (0, 2, 4), 1: (0, 1, 2, 3, 5)}
+    flow = division.flows[0]
     assert flow.starts == (0, 1, 2, 3, 5)
-    assert [[piece.unit for piece in made] for made in flow.made] == [[0, 1], [2, 3]]
+    assert [[part.unit for part in slices] for slices in flow.slices] == [[0, 1], [2, 3]]
     assert flow.users == (1, 1, 1, 1)
 
 
@@ -68,28 +68,29 @@ def test_bounds_spread_the_rest() -> None:
 
 
 def test_a_micro_batch_is_made_of_parts_of_the_senders() -> None:
-    whole = pieces(bounds(8, 2), bounds(8, 2))
-    assert whole == ((Piece(0, 0, 4, True),), (Piece(1, 0, 4, True),))
-    wider = pieces(bounds(8, 4), bounds(8, 2))
-    assert wider[1] == (Piece(2, 0, 2, True), Piece(3, 0, 2, True))
-    narrower = pieces(bounds(8, 2), bounds(8, 4))
-    assert narrower[3] == (Piece(1, 2, 4, False),)
+    whole = microbatch_slices(bounds(8, 2), bounds(8, 2))
+    assert whole == ((MicrobatchSlice(0, 0, 4, True),), (MicrobatchSlice(1, 0, 4, True),))
+    wider = microbatch_slices(bounds(8, 4), bounds(8, 2))
+    assert wider[1] == (MicrobatchSlice(2, 0, 2, True), MicrobatchSlice(3, 0, 2, True))
+    narrower = microbatch_slices(bounds(8, 2), bounds(8, 4))
+    assert narrower[3] == (MicrobatchSlice(1, 2, 4, False),)
     assert count_users(narrower, 2) == (2, 2)
 
 
 @given(count=example_counts, sending=unit_counts, receiving=unit_counts)
 def test_pieces_hold_every_example_once_and_in_order(count: int, sending: int, receiving: int) -> None:
     sender, receiver = bounds(count, sending), bounds(count, receiving)
-    made = pieces(sender, receiver)
+    slices = microbatch_slices(sender, receiver)
     held = [
-        [example for p in unit for example in range(sender[p.unit] + p.first, sender[p.unit] + p.end)] for unit in made
+        [example for p in unit for example in range(sender[p.unit] + p.first, sender[p.unit] + p.end)]
+        for unit in slices
     ]
     assert held == [list(range(receiver[m], receiver[m + 1])) for m in range(receiving)]
-    assert all(p.whole == (p.end - p.first == sender[p.unit + 1] - sender[p.unit]) for unit in made for p in unit)
-    assert sum(count_users(made, sending)) == sum(map(len, made))
+    assert all(p.whole == (p.end - p.first == sender[p.unit + 1] - sender[p.unit]) for unit in slices for p in unit)
+    assert sum(count_users(slices, sending)) == sum(map(len, slices))
 
 
 @given(count=example_counts, sending=unit_counts, receiving=unit_counts)
 def test_a_schedule_waits_for_all_that_is_taken(count: int, sending: int, receiving: int) -> None:
-    for unit, made in enumerate(pieces(bounds(count, sending), bounds(count, receiving))):
-        assert {piece.unit for piece in made} <= set(overlapping_units(unit, receiving, sending))
+    for unit, slices in enumerate(microbatch_slices(bounds(count, sending), bounds(count, receiving))):
+        assert {part.unit for part in slices} <= set(overlapping_units(unit, receiving, sending))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
-from bagpipe.pipeline.stage.batches import bounds, pieces
-from bagpipe.pipeline.stage.channel import Channel, Link, Piece, owned
+from bagpipe.pipeline.stage.batches import bounds, microbatch_slices
+from bagpipe.pipeline.stage.channel import Channel, Link, MicrobatchSlice, owned
 from bagpipe.split.staged_model import StageValue
 
 
@@ -65,30 +65,30 @@ def tensors(examples: int) -> list[Tensor]:
 def test_a_whole_micro_batch_passes_as_it_is() -> None:
     edge, given = channel(), tensors(4)
     edge.put(3, given, 1)
-    taken = edge.take(2, [Piece(1, 0, 4, True)])
+    taken = edge.take(2, [MicrobatchSlice(1, 0, 4, True)])
     assert all(a is b for a, b in zip(taken, given, strict=True))
     with pytest.raises(KeyError):
-        edge.take(2, [Piece(1, 0, 4, True)])
+        edge.take(2, [MicrobatchSlice(1, 0, 4, True)])
 
 
 def test_a_part_is_a_copy_at_the_start_of_its_memory() -> None:
     edge, given = channel(units=1), tensors(4)
     edge.put(0, given, 2)
-    second = edge.take(0, [Piece(0, 2, 4, False)])
+    second = edge.take(0, [MicrobatchSlice(0, 2, 4, False)])
     assert torch.equal(second[0], given[0][2:])
     assert all(tensor.storage_offset() == 0 and tensor.is_contiguous() for tensor in second)
-    first = edge.take(0, [Piece(0, 0, 2, False)])
+    first = edge.take(0, [MicrobatchSlice(0, 0, 2, False)])
     assert torch.equal(torch.cat([first[0], second[0]]), given[0])
 
 
 def test_parts_of_several_are_put_together() -> None:
     edge = channel(units=3)
     whole = tensors(9)
-    made = pieces(bounds(9, 3), bounds(9, 2))
+    slices = microbatch_slices(bounds(9, 3), bounds(9, 2))
     for unit in range(3):
         rows = slice(3 * unit, 3 * unit + 3)
-        edge.put(unit, [tensor[rows] for tensor in whole], sum(p.unit == unit for unit_made in made for p in unit_made))
-    found = [edge.take(0, unit_made) for unit_made in made]
+        edge.put(unit, [tensor[rows] for tensor in whole], sum(p.unit == unit for of_unit in slices for p in of_unit))
+    found = [edge.take(0, of_unit) for of_unit in slices]
     assert torch.equal(torch.cat([taken[0] for taken in found]), whole[0])
     assert torch.equal(torch.cat([taken[1] for taken in found]), whole[1])
 
@@ -96,7 +96,7 @@ def test_parts_of_several_are_put_together() -> None:
 def test_consumers_of_pooled_values_get_copies() -> None:
     edge, given = channel(units=1, receiver_units=1, copies=True), tensors(2)
     edge.put(0, given, 1)
-    taken = edge.take(0, [Piece(0, 0, 2, True)])
+    taken = edge.take(0, [MicrobatchSlice(0, 0, 2, True)])
     assert torch.equal(taken[0], given[0])
     assert taken[0].data_ptr() != given[0].data_ptr()
 
@@ -120,7 +120,7 @@ def test_a_receive_is_waited_for_where_its_value_is_taken() -> None:
     edge.receive(0, 4, 1)
     assert pile.log == ["receive [4, 3] from 2, tag 5", "receive [4, 1] from 2, tag 5"]
     assert [tensor.dtype for tensor in pile.receiving] == [torch.float64, torch.float32]
-    taken = edge.take(0, [Piece(0, 0, 4, True)])
+    taken = edge.take(0, [MicrobatchSlice(0, 0, 4, True)])
     assert pile.log[2:] == ["waited, received"] * 2
     assert all(a is b for a, b in zip(taken, pile.receiving, strict=True))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel, Piece
+from bagpipe.pipeline.stage.channel import Channel, MicrobatchSlice
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
 from bagpipe.schedule.ir.step_program import EmbeddingStage
 from bagpipe.split.staged_model import StageValue
@@ -84,10 +84,10 @@ def test_stages_get_their_share_of_what_they_take() -> None:
     bench = Bench()
     bench.runner.embed(4)
     assert bench.inputs is not None
-    first = bench.outputs[0].take(4, [Piece(0, 0, 2, False)])
-    second = bench.outputs[0].take(4, [Piece(0, 2, 5, False)])
+    first = bench.outputs[0].take(4, [MicrobatchSlice(0, 0, 2, False)])
+    second = bench.outputs[0].take(4, [MicrobatchSlice(0, 2, 5, False)])
     assert torch.equal(torch.cat([first[1], second[1]]), bench.inputs.dense)
-    pooled, labels = bench.outputs[1].take(4, [Piece(0, 0, SIZE, True)])
+    pooled, labels = bench.outputs[1].take(4, [MicrobatchSlice(0, 0, SIZE, True)])
     assert torch.equal(pooled, bench.module.rows.weight[bench.inputs.sparse])
     assert torch.equal(labels, bench.inputs.labels)
     assert not pooled.requires_grad

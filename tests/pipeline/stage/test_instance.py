@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel, Link, Piece
+from bagpipe.pipeline.stage.channel import Channel, Link, MicrobatchSlice
 from bagpipe.pipeline.stage.instance import StageRunner, Wiring
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule, StageValue
@@ -18,7 +18,7 @@ from tests.split.models import WIDTH, Node
 MICRO = 2
 SIZE = 6
 CPU = torch.device("cpu")
-WHOLE = [Piece(0, 0, SIZE // MICRO, True)]
+WHOLE = [MicrobatchSlice(0, 0, SIZE // MICRO, True)]
 
 
 class Bench:
