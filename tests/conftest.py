@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: a private store server, namespaces of one test's own, and a leak check."""
+"""Fixtures shared by all tests: private store servers, namespaces, and a leak check."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from hypothesis import settings
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.nodes import ClusterNodes, start_cluster
 
-# The suite says the same twice: its examples come from each test's own seed. `make search` draws new ones.
+# The suite is deterministic: its examples come from each test's own seed. `make search` draws new ones.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("suite")
 
-# Shells start background jobs with SIGINT ignored, and processes inherit that. Tests send SIGINT.
+# Shells start background jobs with SIGINT ignored, and processes inherit that. Tests need SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: How the expressions of `make suite` begin: marks of which a file has one, and marks that its `pytestmark` has not.
+#: How the mark expressions of `make suite` begin -> marks that a file must contain, and marks that its `pytestmark`
+#: lacks.
 _PARTS = {
     "alone": (("alone",), ()),
     "(redis or multiproc)": (("redis", "multiproc"), ("alone",)),
@@ -37,7 +38,7 @@ _PYTESTMARK = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A part of the suite imports only files that have tests of its own: importing all takes half a minute."""
+    """Let a part of the suite import only files with its own tests: importing all files takes half a minute."""
     part = next((marks for begin, marks in _PARTS.items() if config.option.markexpr.startswith(begin)), None)
     if part is None or not collection_path.is_file() or not collection_path.name.startswith("test_"):
         return None
@@ -54,13 +55,13 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests start processes come first: they take longest, and no worker should be left alone with one."""
+    """Run files whose tests start processes first: they take longest, and no worker should end up alone with one."""
     items.sort(key=lambda item: item.get_closest_marker("multiproc") is None)
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A private server, shared by the session. Use a namespace of your own; never flush it."""
+    """A private server shared by the session. Tests use their own namespace and never flush it."""
     with EmbeddedServer(tmp_path_factory.mktemp("store")) as server:
         yield server
 
@@ -77,7 +78,7 @@ def redis_servers(redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNodes]:
-    """A private cluster of three masters, shared by the session. Leave its slots where they were."""
+    """A private cluster of three masters, shared by the session. Tests leave its slots unchanged."""
     with start_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
         yield nodes
 
@@ -90,14 +91,14 @@ def namespace() -> str:
 
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
-    """The test leaves no thread running and no file descriptor open."""
+    """Assert that the test leaves no thread running and no file descriptor open."""
 
     def descriptors() -> dict[str, str]:
         found = {}
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 found[entry.name] = os.readlink(entry)
-            except FileNotFoundError:  # the descriptor of this very listing
+            except FileNotFoundError:  # the descriptor of this listing itself
                 continue
         return found
 

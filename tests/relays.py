@@ -1,4 +1,4 @@
-"""`SocketRelay`: between a client and its server on unix sockets; what it does with the bytes is its heirs' affair."""
+"""`SocketRelay`: a relay between a client and its server on unix sockets. Subclasses define what it forwards."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Self
 
 __all__ = ["SocketRelay", "close_pair"]
 
-#: What is done when a socket can be read.
+#: Called when a socket becomes readable.
 OnReadable = Callable[[selectors.BaseSelector], None]
 
 
 class SocketRelay(abc.ABC):
-    """Context manager; serves in a thread of its own.
+    """Context manager; serves in its own thread.
 
     Args:
         path: of the unix socket it listens on.
-        target: path of the server's.
+        target: path of the server's socket.
     """
 
     def __init__(self, path: Path, target: Path) -> None:
@@ -70,11 +70,11 @@ class SocketRelay(abc.ABC):
 
     @abc.abstractmethod
     def _handlers(self, ours: socket.socket, theirs: socket.socket) -> tuple[OnReadable, OnReadable]:
-        """For what comes from the client, and from the server, on one connection."""
+        """Callbacks of one connection: for bytes from the client, and from the server."""
 
 
 def close_pair(selector: selectors.BaseSelector, *ends: socket.socket) -> None:
-    """Both ends of a connection are done with."""
+    """Close both ends of a connection."""
     for end in ends:
         with suppress(KeyError, ValueError):
             selector.unregister(end)

@@ -1,4 +1,4 @@
-"""The shape of the code base: the table of docs/architecture.md, how long a file is, and that tests mirror modules."""
+"""Structure of the code base: the table of docs/architecture.md, file lengths, and test files that mirror modules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("bagpipe", "data", "cacher", "trainer")
 
-#: What pure rooms do without, not even inside a function.
+#: Modules that pure rooms must not import, not even inside a function.
 IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "multiprocessing", "socket", "concurrent"}
 
 MAX_LINES = 400
 
-#: Modules without a mirrored test file, and where they are covered instead.
+#: Modules without a mirrored test file -> where they are covered.
 NO_MIRROR: dict[str, str] = {
     "bagpipe/checkpoint/manifest.py": "tests/checkpoint/test_codec.py",
     "bagpipe/checkpoint/recorded.py": "tests/system/test_recorder.py",
@@ -78,7 +78,7 @@ NO_MIRROR: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One import statement's target; `top` when it runs as the module is imported."""
+    """Target of one import statement; `top`: runs when the module is imported."""
 
     path: str
     line: int
@@ -135,7 +135,7 @@ def top_level_nodes(tree: ast.Module) -> Iterator[ast.stmt]:
             todo.append(child)
 
 
-def test_the_reader_of_imports_sees_every_form(tmp_path, monkeypatch):
+def test_imports_of_every_form_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     (tmp_path / "data" / "deep").mkdir(parents=True)
     file = tmp_path / "data" / "deep" / "x.py"
@@ -150,7 +150,7 @@ class Room:
 
     Attributes:
         path: a folder or a file.
-        packages: package -> the only files that use it; no files: all may.
+        packages: package -> the only files that import it; no files: all can.
         is_pure: no threads, sockets or tensors.
     """
 
@@ -161,7 +161,7 @@ class Room:
 
 @cache
 def rooms() -> tuple[Room, ...]:
-    """The table, in its order."""
+    """Rows of the table, in order."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = text[text.index("## The rooms") :]
     return tuple(room_of_row(row) for row in table.splitlines() if row.startswith("| `"))
@@ -179,13 +179,13 @@ def room_of_row(row: str) -> Room:
 
 
 def place_of(path: str) -> int:
-    """The number of the row whose room holds a module: that of the longest path."""
+    """Row number of a module: that of the longest matching path."""
     places = [n for n, room in enumerate(rooms()) if path == room.path or path.startswith(f"{room.path}/")]
     assert places, f"{path} is in no room of docs/architecture.md"
     return max(places, key=lambda n: len(rooms()[n].path))
 
 
-#: What every module may import: the version, and nothing else, is there.
+#: Modules that every module can import: they hold only the version.
 FREE = {"bagpipe/__init__.py", "bagpipe/__main__.py"}
 
 
@@ -195,7 +195,7 @@ def dotted_name(path: str) -> str:
 
 @cache
 def dependencies() -> dict[str, frozenset[str]]:
-    """Module file -> module files of ours that it imports, also for types only or inside functions."""
+    """Module file -> imported module files of ours, including type-only and local imports."""
     files = {
         name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): name_of(path)
         for path in modules()
@@ -223,7 +223,7 @@ def test_every_module_is_in_a_room():
     assert all((ROOT / room.path).exists() for room in rooms()), "a room of the table is gone"
 
 
-def test_imports_go_up_the_table():
+def test_imports_point_up_the_table():
     wrong = [
         f"{path} imports {target}"
         for path, targets in dependencies().items()
@@ -233,7 +233,7 @@ def test_imports_go_up_the_table():
     assert not wrong, "; ".join(sorted(wrong))
 
 
-def test_no_modules_form_a_circle():
+def test_no_modules_form_a_cycle():
     left = {path: set(targets) for path, targets in dependencies().items()}
     while free := {path for path, targets in left.items() if not targets & left.keys()}:
         left = {path: targets for path, targets in left.items() if path not in free}
@@ -271,7 +271,7 @@ def rooms_purity(path: str) -> bool:
     return path not in FREE and rooms()[place_of(path)].is_pure
 
 
-#: Rooms that start without torch: a daemon, a parser process and a wrong flag need none of it.
+#: Rooms that start without torch, for daemons, parser processes and flag errors.
 TORCH_FREE = (
     "bagpipe/errors.py",
     "bagpipe/util",
@@ -288,8 +288,8 @@ TORCH_FREE = (
 )
 
 
-def test_what_must_start_without_torch_does():
-    """As the interpreter sees it: indirect imports count too."""
+def test_torch_free_rooms_start_without_torch():
+    """Checked in an interpreter, so indirect imports count."""
     names = [
         name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for path in modules()
@@ -306,7 +306,7 @@ def test_what_must_start_without_torch_does():
 
 
 def test_importing_the_library_is_light():
-    """Under two seconds, torch unloaded: what a user's program pays before it asks for anything."""
+    """Under two seconds and without torch: the start-up cost of a user's program."""
     code = (
         "import sys, time; start_s = time.perf_counter(); import bagpipe; "
         "print(time.perf_counter() - start_s, 'torch' in sys.modules, 'numpy' in sys.modules)"
@@ -327,7 +327,7 @@ def test_files_stay_short(folder):
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
 
 
-def test_every_module_opens_with_its_rule():
+def test_every_module_has_a_docstring():
     without = [
         name_of(path)
         for path in modules()
@@ -345,7 +345,7 @@ def test_entry_points_are_three_lines():
 
 
 def mirror_of(name: str) -> str:
-    """``bagpipe/store/keys.py`` -> ``tests/store/test_keys.py``."""
+    """Test file of a module: ``bagpipe/store/keys.py`` -> ``tests/store/test_keys.py``."""
     folder, _, file = name.removeprefix("bagpipe/").rpartition("/")
     return f"tests/{folder + '/' if folder else ''}test_{file}"
 
@@ -364,7 +364,7 @@ def test_the_list_of_exceptions_is_not_stale():
 
 
 def test_nothing_sleeps():
-    """Waiting is for events with deadlines. (That nothing prints is a rule of the linter.)"""
+    """Code waits for events with deadlines. (The linter forbids print.)"""
     wrong = []
     for path in [*modules(), *(ROOT / "tests").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

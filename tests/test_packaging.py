@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the checkout (building writes beside the sources)."""
+    """A wheel built from a copy of the checkout, since building writes next to the sources."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -66,8 +66,8 @@ def test_the_wheel_imports_by_itself(wheel):
     assert done.stdout.startswith(str(wheel)), done.stderr
 
 
-def test_no_extra_asks_for_torchrec_or_fbgemm():
-    """Their metadata does not say which torch they fit, so pip must never choose them."""
+def test_no_extra_requires_torchrec_or_fbgemm():
+    """Their metadata does not name a compatible torch, so pip must never choose them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [
         *project["dependencies"],

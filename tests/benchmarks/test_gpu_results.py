@@ -1,4 +1,4 @@
-"""Results of several runs of `benchmarks/gpu`: parts are kept only from the same machine, and name their run."""
+"""Merged results of several `benchmarks/gpu` runs: only parts of the same machine are kept, and each names its run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def report(results: Results) -> str:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """With the steps of an earlier run."""
+    """Results file with the steps of an earlier run."""
     path = tmp_path / "results.json"
     results, line = Results.on(path, BASIS)
     assert line is None
@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_part_measured_alone_leaves_the_others(path: Path) -> None:
+def test_measuring_one_part_keeps_the_others(path: Path) -> None:
     results, line = Results.on(path, BASIS)
     assert line is None
     measure(results, "feed", FEED, code="later")
@@ -70,7 +70,7 @@ def test_a_part_measured_alone_leaves_the_others(path: Path) -> None:
     assert "1.05, pass" in checks(found.values)[0]
 
 
-def test_a_part_measured_again_is_the_new_one(path: Path) -> None:
+def test_a_part_measured_again_is_replaced(path: Path) -> None:
     results, _ = Results.on(path, BASIS)
     results.begin("steps", run("later"))
     text = report(Results.read(path))
@@ -96,7 +96,7 @@ def test_sizes_that_differ_are_not_compared(path: Path) -> None:
         ({"rehearsed": True}, "rehearsed is True"),
     ],
 )
-def test_those_of_another_machine_are_not_kept(path: Path, change: dict[str, Any], said: str) -> None:
+def test_results_of_another_machine_are_dropped(path: Path, change: dict[str, Any], said: str) -> None:
     results, line = Results.on(path, {**BASIS, **change})
     assert line is not None
     assert said in line
@@ -105,7 +105,7 @@ def test_those_of_another_machine_are_not_kept(path: Path, change: dict[str, Any
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
-def test_what_is_no_results_file_is_told(tmp_path: Path, content: str) -> None:
+def test_an_invalid_results_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content)
     with pytest.raises(InputError, match="expected results of this benchmark"):

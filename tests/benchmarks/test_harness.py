@@ -1,4 +1,4 @@
-"""The harness of the benchmarks, and what holds for every benchmark that uses it."""
+"""The benchmark harness, and rules for every benchmark."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_record_takes_one_line() -> None:
 
 
 class Fake:
-    """A benchmark of two parts, `good` and `bad`; what `bad` raises can be set."""
+    """A benchmark of two parts, `good` and `bad`; tests set the error that `bad` raises."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -171,7 +171,7 @@ def test_a_rehearsal_is_small_and_not_published(fake: Fake) -> None:
     assert "[{'size': 7}" in (fake.folder / "rehearsal" / "tables.md").read_text()
 
 
-def test_out_leaves_the_published_figures(fake: Fake, tmp_path: Path) -> None:
+def test_out_keeps_the_published_results(fake: Fake, tmp_path: Path) -> None:
     before = fake.readme
     assert fake.run("--out", str(tmp_path / "out")) == 0
     assert fake.readme == before
@@ -189,7 +189,7 @@ def test_report_measures_nothing(fake: Fake, capsys: pytest.CaptureFixture[str])
     assert fake.readme == published
 
 
-def test_wrong_flags_leave_everything(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_change_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert fake.run("--size", "-1") == 2
     assert capsys.readouterr().err == "question: --size must be positive, got -1\n"
     assert not (fake.folder / "results.json").exists()
@@ -198,7 +198,7 @@ def test_wrong_flags_leave_everything(fake: Fake, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("error", "code"), [(JobError("no job"), 1), (RuntimeError("a bug"), 1), (InputError("no data"), 2)]
 )
-def test_a_part_that_fails_leaves_the_others_and_its_earlier_figures(fake: Fake, error: Exception, code: int) -> None:
+def test_a_failing_part_keeps_all_earlier_results(fake: Fake, error: Exception, code: int) -> None:
     fake.error = error
     assert fake.run() == code
     assert f"Part bad failed: {type(error).__name__}: {error}" in fake.readme

@@ -1,4 +1,4 @@
-"""A job reduced to its rows: a cache, writers with fences, checkpoints, crashes. No model and no threads."""
+"""A job reduced to its rows: cache, fenced writers, checkpoints, crashes. No model and no threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nothing(folder: CheckpointFolder, generation: int, token: str) -> Checkpoint
 
 
 def stored(store: Store) -> Model:
-    """All rows of a store; their elements are equal."""
+    """All rows of a store. The elements of a row are equal."""
     found: Model = {}
     for table in range(len(SCHEMA.tables)):
         ids = store.ids(table)
@@ -54,13 +54,13 @@ def stored(store: Store) -> Model:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RowsOfJob:
-    """One start of a job, whose writers take turns.
+    """One start of a job whose writers take turns.
 
     Attributes:
-        stores: by rank, entered.
-        newest: what is in the cache or was: all rows as they are.
-        dirty: rows newer than the store's, and which rank has them.
-        committed: by checkpoint id: all rows as they were.
+        stores: entered stores by rank.
+        newest: current value of every row.
+        dirty: rows newer than the store's -> rank that holds them.
+        committed: checkpoint id -> values of all rows.
     """
 
     folder: CheckpointFolder
@@ -86,7 +86,7 @@ class RowsOfJob:
         committed: dict[str, Model],
         **options: int,
     ) -> RowsOfJob:
-        """Go on from the newest checkpoint of the folder, or from nothing."""
+        """Start from the newest checkpoint of the folder, or from scratch."""
         found = folder.newest(no_warning)
         generation = folder.new_generation()
         token = f"{generation}-{secrets.token_hex(16)}"
@@ -141,13 +141,13 @@ class RowsOfJob:
             journal.discard()
 
     def train(self, rows: Model) -> None:
-        """A batch: these rows change. A row's owner is the rank of its id."""
+        """Change these rows, as a batch does. The rank of an id owns its row."""
         self.step += 1
         self.newest |= rows
         self.dirty |= {key: key[1] % len(self.stores) for key in rows}
 
     def write_back(self, share: float, random: np.random.Generator) -> None:
-        """Rows leave the cache."""
+        """Write rows back as they leave the cache."""
         for rank, store in enumerate(self.stores):
             keys = [key for key, owner in self.dirty.items() if owner == rank and random.random() < share]
             written = requests({key: self.newest[key] for key in sorted(keys)})
@@ -157,7 +157,7 @@ class RowsOfJob:
                 del self.dirty[key]
 
     def snapshot(self) -> list[Part]:
-        """Every rank's part of a checkpoint of this moment; what is written from now on is of the next interval."""
+        """Every rank's part of a checkpoint of the current state. Later writes belong to the next interval."""
         where = self.folder.step_folder(self.generation, self.step)
         parts = []
         for rank, store in enumerate(self.stores):
@@ -181,7 +181,7 @@ class RowsOfJob:
         return parts
 
     def publish(self, step: int, parts: list[Part]) -> None:
-        """Right after `snapshot`, or later. Rank 0 last, since nobody waits here."""
+        """Publish, right after `snapshot` or later. Rank 0 comes last, since no rank waits here."""
         epoch = self.epoch - 1
         for publisher, part in reversed(list(zip(self.publishers, parts, strict=True))):
             publisher(step, epoch, part)

@@ -1,4 +1,4 @@
-"""A small checkpoint with everything in it: two ranks, two widths, a full file, rows that changed since, dirty rows."""
+"""A small checkpoint with every feature: two ranks, two widths, a full file, rows changed since, dirty rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SCHEMA = RowSchema(
 )
 LINEAGE = "0123456789abcdef" * 2
 
-#: Row values by (table, id): the first weight tells them apart.
+#: Row values by (table, id), identified by the first weight.
 Model = dict[tuple[int, int], float]
 
 
 def requests(rows: Mapping[tuple[int, int], float], schema: RowSchema = SCHEMA) -> list[WriteRequest]:
-    """Rows whose elements are all the given number."""
+    """Rows with all elements equal to the given number."""
     found = []
     for table in sorted({table for table, _ in rows}):
         ids = np.array([number for at, number in rows if at == table], np.int64)
@@ -46,7 +46,7 @@ def requests(rows: Mapping[tuple[int, int], float], schema: RowSchema = SCHEMA) 
 
 
 def content(rows: CheckpointRows) -> Model:
-    """All rows as a model; their elements are equal."""
+    """All rows as a model. The elements of a row are equal."""
     return {
         (request.table, int(number)): float(row[0])
         for group in rows.requests()
@@ -62,7 +62,7 @@ def draw_rows(random: np.random.Generator, count: int) -> Model:
 
 
 def model_and_optimizer(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Trained for a step, so that there is optimizer state."""
+    """A model and an optimizer after one step, so that there is optimizer state."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -72,7 +72,7 @@ def model_and_optimizer(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer
 
 
 def captured(model: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> DenseState:
-    """The dense state of a model on the CPU, by `capture`."""
+    """Dense state of a model on the CPU, from `capture`."""
     return capture(NullStreams(), model, *optimizers, **options).get()
 
 
@@ -86,7 +86,7 @@ def save(
     base: tuple[RowFile, ...] | None = None,
     sources: tuple[Path, ...] = (),
 ) -> Checkpoint:
-    """Save and publish: `changes` by rank."""
+    """Save and publish; `changes` by rank."""
     model, optimizer = model_and_optimizer()
     dense = captured(model, optimizer, rng=random_state(torch.device("cpu")))
     where = folder.step_folder(generation, step)
@@ -141,7 +141,7 @@ def manifest_of(
 
 
 def three_checkpoints(path: Path) -> tuple[CheckpointFolder, list[Checkpoint], list[Model]]:
-    """Steps 10, 20 and 30 of generation 1; the last builds on a full file of step 20."""
+    """Steps 10, 20 and 30 of generation 1. The last builds on a full file of step 20."""
     random = np.random.default_rng(5)
     folder = CheckpointFolder(path)
     generation = folder.new_generation()
@@ -149,7 +149,7 @@ def three_checkpoints(path: Path) -> tuple[CheckpointFolder, list[Checkpoint], l
     checkpoints, models = [], []
     base, sources = None, ()
     for step in (10, 20, 30):
-        # A row has one home: what rank 1 writes, rank 0 does not.
+        # A row has one owner: rank 0 does not write rank 1's rows.
         changes = draw_rows(random, 60)
         halves = [{key: value for key, value in changes.items() if key[1] % 2 == rank} for rank in (0, 1)]
         model = model | changes

@@ -17,7 +17,7 @@ def saved(tmp_path_factory):
     return list(zip(checkpoints, models, strict=True))
 
 
-def test_reading_is_looking_up_the_model(saved):
+def test_reads_match_the_model(saved):
     random = np.random.default_rng(2)
     for checkpoint, model in saved:
         rows = rows_of(checkpoint)
@@ -68,7 +68,7 @@ def test_an_empty_checkpoint_has_no_rows(tmp_path):
     assert len(rows.ids(0)) == len(rows.dirty()[1]) == 0
 
 
-def test_rows_stay_readable_when_the_folder_goes(tmp_path):
+def test_rows_stay_readable_after_the_folder_is_removed(tmp_path):
     _, checkpoints, models = three_checkpoints(tmp_path)
     rows = rows_of(checkpoints[-1])
     shutil.rmtree(tmp_path)

@@ -34,7 +34,7 @@ MANIFEST = manifest_of(3, 5, parts=(PART,), base=(row_file("rows-0.npy", 4),))
 
 
 def changed(value: object, *path: object, to: object) -> bytes:
-    """The bytes of a record with one field changed, its checksum right: as somebody else would have written it."""
+    """Bytes of a record with one changed field and a valid checksum, as another program would write it."""
     document = json.loads(encode(value))
     document.pop("checksum")
     place = document
@@ -71,7 +71,7 @@ def test_progress_reads_back_exactly(value, key):
     assert found == value or math.isnan(found)
 
 
-def test_what_is_no_json_is_not_written():
+def test_values_without_json_are_not_written():
     with pytest.raises(ValueError, match="expected a JSON value"):
         encode(dataclasses.replace(PART, progress={"x": object()}))
 
@@ -139,11 +139,11 @@ def test_a_part_names_files_of_its_folder_only():
         encode(MANIFEST).replace(b'"format_version": 1', b'"format_version": 3'),
     ],
 )
-def test_damage_is_not_mistaken_for_something_else(content):
+def test_damage_is_reported_as_damage(content):
     with pytest.raises(BrokenCheckpoint):
         decode_manifest(content, "manifest.json")
 
 
 def test_fields_of_a_manifest_are_all_read():
-    """A new field that the reader forgets would be refused here."""
+    """A new field that the reader ignores would be refused here."""
     assert {field.name for field in dataclasses.fields(Manifest)} == json.loads(encode(MANIFEST)).keys() - {"checksum"}

@@ -1,4 +1,4 @@
-"""Checkpoints that something has damaged: every change is noticed or makes no difference, and no code ever runs."""
+"""Damaged checkpoints: every change is detected or harmless, and no code is executed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_thousand_flips_and_cuts_are_noticed_or_harmless(tmp_path):
     targets = list(files_of(newest.folder))
     noticed = harmless = 0
     for number in range(CASES):
-        # Every file in turn, since most bytes are in a few of them.
+        # Every file in turn, since a few files hold most bytes.
         path = targets[number % len(targets)]
         intact = path.read_bytes()
         damaged = bytearray(intact)
@@ -54,7 +54,7 @@ def test_a_thousand_flips_and_cuts_are_noticed_or_harmless(tmp_path):
         found = CheckpointFolder(tmp_path).newest(warnings.append)
         if found == newest:
             assert not warnings
-            # Not one of its files: a part is read while its checkpoint is made, and never again.
+            # Not a file of the checkpoint: a part is read only while its checkpoint is made.
             assert path.name.startswith("part-") or path.name == "manifest.json"
             harmless += 1
         else:
@@ -79,14 +79,14 @@ def test_missing_and_swapped_files_are_noticed(tmp_path, name, other):
     warnings: list[str] = []
     found = folder.newest(warnings.append)
     if name.startswith("dense") and other is not None and other.startswith("dense"):
-        assert found == checkpoints[-1]  # replicas hold the same
+        assert found == checkpoints[-1]  # replicas are equal
     else:
         assert found == checkpoints[1]
         assert name in warnings[0]
 
 
 class _Hostile:
-    """Unpickling it makes a directory."""
+    """Creates a directory when unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -96,7 +96,7 @@ class _Hostile:
 
 
 def hostile_files(marker: Path) -> list[bytes]:
-    """A plain pickle, and one in an .npy of objects."""
+    """A plain pickle, and an .npy file of pickled objects."""
     with tempfile.TemporaryFile() as file:
         np.save(file, np.array([_Hostile(marker)], object), allow_pickle=True)
         file.seek(0)
@@ -104,7 +104,7 @@ def hostile_files(marker: Path) -> list[bytes]:
 
 
 def test_a_planted_pickle_does_not_run(tmp_path):
-    """As any file, and also with a manifest that vouches for it: as far as somebody who can write the folder gets."""
+    """As any file of a checkpoint, also with a valid manifest: an attacker can write to the folder."""
     marker = tmp_path / "marker"
     folder, checkpoints, _ = three_checkpoints(tmp_path / "dir")
     newest = checkpoints[-1]
@@ -123,7 +123,7 @@ def test_a_planted_pickle_does_not_run(tmp_path):
 
 
 def check_failing_save(path: Path, fail: Callable[[], AbstractContextManager[object]], said: str) -> None:
-    """A save inside `fail` ends with what the system says; what was there stays; the next one succeeds."""
+    """Assert that a save inside `fail` raises the system's error, keeps old files, and that the next one works."""
     folder, checkpoints, models = three_checkpoints(path)
     newest, model = checkpoints[-1], models[-1]
     changes = draw_rows(np.random.default_rng(1), 50)
@@ -140,7 +140,7 @@ def check_failing_save(path: Path, fail: Callable[[], AbstractContextManager[obj
 
 @contextmanager
 def short_files(num_bytes: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes."""
+    """Limit the size of files that this process writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -151,7 +151,7 @@ def short_files(num_bytes: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("num_bytes", [0, 200, 1000, 3000])
 def test_a_save_that_runs_into_a_limit_leaves_the_checkpoints_before(tmp_path, num_bytes):
-    """In the dense file, a journal, a row file, a part or the manifest: wherever that many bytes lead."""
+    """The limit is hit in the dense file, a journal, a row file, a part or the manifest."""
     check_failing_save(tmp_path, lambda: short_files(num_bytes), "File too large")
 
 
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path):
         check_failing_save(tmp_path / "dir", lambda: filled(disk), "No space left on device")
 
 
-def test_a_folder_of_nothing_but_damage_is_refused(tmp_path):
+def test_a_folder_with_only_damaged_checkpoints_is_refused(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     for checkpoint in checkpoints:
         (checkpoint.folder / "manifest.json").write_bytes(b"{}")

@@ -38,7 +38,7 @@ def fresh(optimizer_type: type[torch.optim.Optimizer], dtype: torch.dtype = torc
         (torch.optim.Adam, {"amsgrad": True}),
     ],
 )
-def test_training_goes_on_as_if_it_had_never_ended(tmp_path, optimizer_type, options):
+def test_restored_training_continues_bit_for_bit(tmp_path, optimizer_type, options):
     torch.manual_seed(1)
     model, optimizer = fresh(optimizer_type, **options)
     train(model, optimizer, 3)
@@ -58,7 +58,7 @@ def test_training_goes_on_as_if_it_had_never_ended(tmp_path, optimizer_type, opt
     assert dense_digest(again, optimizer_again) == dense_digest(model, optimizer)
 
 
-def test_copies_do_not_follow_the_model():
+def test_captured_copies_do_not_change():
     model, optimizer = model_and_optimizer()
     state = captured(model, optimizer)
     before = state.digest()
@@ -67,7 +67,7 @@ def test_copies_do_not_follow_the_model():
 
 
 def test_a_file_is_the_same_from_a_device(tmp_path):
-    """Whose copies lie in one piece of memory."""
+    """The device's copies share one memory block."""
     model, optimizer = model_and_optimizer()
     copy = capture(RecordingStreams(), model, optimizer, rng=random_state(CPU))
     expected = captured(model, optimizer, rng=random_state(CPU)).save(tmp_path, 0)
@@ -98,8 +98,8 @@ def test_values_that_are_no_tensors_are_kept(tmp_path):
         captured(model, optimizer)
 
 
-def test_parts_make_the_whole():
-    """Stages on two ranks, each with an optimizer of its own; random state is that of the first."""
+def test_parts_combine_to_the_whole():
+    """Stages on two ranks with separate optimizers; the random state is the first rank's."""
     model, _ = model_and_optimizer()
     first = torch.optim.Adam(model[0].parameters())
     second = torch.optim.Adam([*model[1].parameters(), *model[2].parameters()])
@@ -120,12 +120,12 @@ def test_parts_make_the_whole():
     assert combine([whole, *parts]).digest() == whole.digest()
 
 
-def test_of_what_several_parts_have_the_first_counts():
+def test_the_first_of_several_equal_parts_counts():
     one, two = captured(*model_and_optimizer(0)), captured(*model_and_optimizer(1))
     assert combine([one, two]).digest() == one.digest() != two.digest()
 
 
-def test_a_tied_parameter_is_there_under_each_name():
+def test_a_tied_parameter_has_every_name():
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model[1].weight = model[0].weight
     state = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))

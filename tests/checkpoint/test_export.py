@@ -30,7 +30,7 @@ DENSE = tuple(model_and_optimizer()[0].state_dict())
 
 @pytest.fixture
 def saved(tmp_path) -> Checkpoint:
-    """Tables 1 and 2 have bounds, so their negative ids of the sample are taken as positive ones."""
+    """Tables 1 and 2 are bounded, so the sample's negative ids become positive."""
     folder, _, _ = three_checkpoints(tmp_path / "dir")
     return folder.newest(pytest.fail)
 
@@ -54,7 +54,7 @@ def test_rows_of_a_table_without_bound_come_with_their_ids(saved):
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_bounded_table_is_whole(tmp_path, optimizer, dtype):
-    """Rows never trained have their initial values, and no optimizer state."""
+    """Untrained rows have their initial values and no optimizer state."""
     schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=SCHEMA.tables[1:2], dtype=dtype)
     folder = CheckpointFolder(tmp_path)
     generation = folder.new_generation()
@@ -110,8 +110,8 @@ def test_safetensors_read_back(saved, tmp_path):
         write(exported, tmp_path / "file" / "out", "safetensors", metadata={})
 
 
-def test_nothing_but_the_folder_asked_for_is_touched(saved, tmp_path, monkeypatch):
-    """Not what has its name and some more; the folder may be the one we are in."""
+def test_only_the_given_folder_is_written(saved, tmp_path, monkeypatch):
+    """Folders whose names begin alike stay unchanged. The folder can be the working directory."""
     exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
     here, beside = tmp_path / "here", tmp_path / "here.tmp"
     here.mkdir()
@@ -124,9 +124,9 @@ def test_nothing_but_the_folder_asked_for_is_touched(saved, tmp_path, monkeypatc
     assert (beside / "precious").exists()
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as it says, one process reads
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # torch warns that it loads in one process
 def test_torch_reads_the_other_format(saved, tmp_path):
-    """By `torch.distributed.checkpoint.load`, into tensors of the same shapes."""
+    """`torch.distributed.checkpoint.load` reads the files into tensors of equal shapes."""
     exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
     write(exported, tmp_path / "out", "dcp", metadata={})
     target = {

@@ -38,7 +38,7 @@ def test_a_changed_file_is_broken(tmp_path: Path, damage, said: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_a_small_file_is_put_in_place_at_once(tmp_path: Path) -> None:
+def test_a_small_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     for text in (b"one", b"two"):
         files.write_whole(path, text)

@@ -63,8 +63,8 @@ def test_a_later_generation_is_newer_whatever_its_step(tmp_path):
     assert content(rows_of(again)) == models[1] | {(0, 1): 5.0}
 
 
-def test_an_older_one_becomes_the_newest(tmp_path):
-    """By links to the same files; what it comes from may go."""
+def test_an_older_checkpoint_can_become_the_newest(tmp_path):
+    """It is linked to the same files; its source can be deleted."""
     folder, checkpoints, models = three_checkpoints(tmp_path)
     assert [folder.has_newer(each) for each in checkpoints] == [True, True, False]
     adopted = folder.adopt(checkpoints[1], folder.new_generation())
@@ -77,14 +77,14 @@ def test_an_older_one_becomes_the_newest(tmp_path):
     assert content(rows_of(folder.at(20, no_warnings))) == models[1]
 
 
-def test_without_its_manifest_a_checkpoint_is_nothing(tmp_path):
+def test_a_checkpoint_without_manifest_is_ignored(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     (checkpoints[-1].folder / "manifest.json").rename(checkpoints[-1].folder / "manifest.json.tmp")
     assert folder.newest(no_warnings) == checkpoints[1]
 
 
 def test_an_interrupted_save_is_saved_again(tmp_path):
-    """In the same generation, and by the next start; what was left makes no difference, and the latter is swept."""
+    """In the same generation, and by the next start. Leftovers are harmless, and the next start removes them."""
     folder, checkpoints, models = three_checkpoints(tmp_path)
     for generation in (1, folder.new_generation()):
         left = folder.step_folder(generation, 40)
@@ -113,12 +113,12 @@ def test_parts_are_awaited(tmp_path):
     assert folder.read_parts(1, 50, 2) == parts
 
 
-def test_what_is_missing_is_not_published(tmp_path):
+def test_a_checkpoint_with_missing_parts_is_not_published(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     base = checkpoints[0].manifest.row_files
     with pytest.raises(FileNotFoundError, match="is gone"):
         folder.publish(manifest_of(1, 40, base=base))
-    # A file that was written, and has lost its end since.
+    # A file that was truncated after it was written.
     manifest = dataclasses.replace(checkpoints[0].manifest, step=50)
     for entry in manifest.files:
         (folder.step_folder(1, 50) / entry.name).write_bytes(b"\0" * entry.num_bytes)
@@ -128,7 +128,7 @@ def test_what_is_missing_is_not_published(tmp_path):
     assert steps_of(folder) == [(1, 30), (1, 20), (1, 10)]
 
 
-def test_a_newer_format_is_refused_not_passed_over(tmp_path):
+def test_a_newer_format_is_refused_not_skipped(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     newest = checkpoints[-1]
     (newest.folder / "manifest.json").write_bytes(changed(newest.manifest, "format_version", to=2))
@@ -145,7 +145,7 @@ def test_a_manifest_of_another_step_is_broken(tmp_path):
     assert "that of generation 1, step 10" in warnings[0]
 
 
-def test_when_all_are_broken_that_is_said(tmp_path):
+def test_an_error_says_that_all_are_broken(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     for checkpoint in checkpoints:
         (checkpoint.folder / "dense-0000.safetensors").unlink()
@@ -179,14 +179,14 @@ def test_broken_checkpoints_are_not_counted_as_kept(tmp_path):
     assert steps_of(folder) == [(2, 30), (1, 30), (1, 20)]
 
 
-def test_nothing_newer_than_the_known_one_goes(tmp_path):
+def test_pruning_removes_only_older_checkpoints(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     folder.prune(1, checkpoints[1])
     assert steps_of(folder) == [(1, 30), (1, 20)]
 
 
-def test_what_a_later_start_goes_on_from_stays(tmp_path):
-    """The job that it takes over is still making checkpoints; once the later one has its own, it goes."""
+def test_the_checkpoint_of_a_later_start_is_kept(tmp_path):
+    """The replaced job still makes checkpoints. The start's checkpoint goes once the later job has its own."""
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     generation = folder.new_generation()
     folder.note_start(generation, "2-token", checkpoints[0])

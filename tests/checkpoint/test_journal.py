@@ -14,7 +14,7 @@ KEYS = st.tuples(st.integers(0, 2), st.integers(-4, 4))
 BATCHES = st.lists(st.tuples(st.integers(0, 9), st.dictionaries(KEYS, st.floats(0, 1, width=32))), max_size=8)
 
 
-def test_what_was_noted_is_sorted_and_each_row_is_there_once(tmp_path_factory):
+def test_journal_rows_are_sorted_and_unique(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows")
 
     @given(BATCHES)

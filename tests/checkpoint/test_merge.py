@@ -15,7 +15,7 @@ from tests.checkpoint.samples import SCHEMA, requests, rows_of, three_checkpoint
 
 KEYS = st.tuples(st.integers(0, 2), st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1])))
 VALUES = st.floats(0, 1, width=32)
-#: By interval: rows of a full file or of two ranks; a row is at one rank at a time, so a step decides between two.
+#: By interval: rows of a full file or of two ranks. One rank at a time has a row, so the step orders its two versions.
 INTERVALS = st.lists(
     st.tuples(st.dictionaries(KEYS, VALUES, max_size=20), st.dictionaries(KEYS, VALUES, max_size=20)), max_size=4
 )
@@ -28,7 +28,7 @@ def test_merging_gives_the_latest_of_every_row(tmp_path_factory, intervals, chun
         patch.setattr(merge, "CHUNK_BYTES", chunk_bytes)
         files, model = [], {}
         for number, (early, late) in enumerate(intervals):
-            # The later rows come from the lower rank: neither the order of ranks nor that of files may decide.
+            # The later rows have the lower rank: neither rank order nor file order may decide.
             for rank, rows, step in ((1, early, 10 * number + 1), (0, late, 10 * number + 2)):
                 writer = RowWriter(folder, SCHEMA, rank=rank, epoch=number)
                 writer.append(requests(rows), step)
@@ -48,7 +48,7 @@ def test_merging_gives_the_latest_of_every_row(tmp_path_factory, intervals, chun
     shutil.rmtree(folder)
 
 
-def test_giving_up_leaves_no_file(tmp_path):
+def test_aborting_leaves_no_file(tmp_path):
     _, checkpoints, _ = three_checkpoints(tmp_path / "dir")
     newest = checkpoints[-1]
 
@@ -63,7 +63,7 @@ def test_giving_up_leaves_no_file(tmp_path):
 def test_files_before_a_full_one_are_not_opened(tmp_path):
     _, checkpoints, models = three_checkpoints(tmp_path)
     newest = checkpoints[-1]
-    files = checkpoints[0].manifest.row_files + newest.manifest.row_files  # the first are not in this folder
+    files = checkpoints[0].manifest.row_files + newest.manifest.row_files  # the first ones are not in this folder
     opened = merge.open_files(newest.folder, files, SCHEMA)
     assert all(len(found) == 3 and found[0].source.full for found in opened.values())
     assert sum(len(ids) for table in range(3) for ids in merge.merged_ids(opened[table], table)) == len(models[-1])
@@ -85,7 +85,7 @@ def test_rows_of_no_table_are_refused(tmp_path):
 
 
 def test_a_merge_holds_a_few_chunks(tmp_path, monkeypatch):
-    """However the ids of the files lie: no span is larger than was asked for."""
+    """No chunk exceeds the requested size, for any distribution of ids over files."""
     random = np.random.default_rng(1)
     files = []
     for number, ids in enumerate((np.arange(900), np.arange(400, 600), random.integers(0, 5000, 800))):

@@ -1,4 +1,4 @@
-"""Publishing: what a restart finds after each checkpoint, and what becomes of one that cannot be made."""
+"""Publishing: the checkpoint a restart finds after each save, and failed checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def started(stack: ExitStack, folder: Path, ranks: int = 1, **options: int) -> R
     return RowsOfJob.start(stack, CheckpointFolder(folder), list(stores), stores[0].ledger(), {}, **options)
 
 
-def test_full_files_take_the_place_of_many(tmp_path: Path, stack: ExitStack) -> None:
+def test_full_files_replace_many(tmp_path: Path, stack: ExitStack) -> None:
     random = np.random.default_rng(1)
     job = started(stack, tmp_path, keep=1, full_every=3)
     for number in range(1, 11):
@@ -47,7 +47,7 @@ def test_full_files_take_the_place_of_many(tmp_path: Path, stack: ExitStack) -> 
         assert job.folder.positions() == ((1, number),)
 
 
-def test_the_store_learns_of_it(tmp_path: Path, stack: ExitStack) -> None:
+def test_publishing_commits_in_the_store(tmp_path: Path, stack: ExitStack) -> None:
     job = started(stack, tmp_path, ranks=2)
     for _ in range(3):
         job.train(draw_rows(np.random.default_rng(2), 40))
@@ -86,7 +86,7 @@ def test_parts_are_waited_for(tmp_path: Path, stack: ExitStack) -> None:
     assert job.folder.positions()[0] == (1, job.step)
 
 
-def test_nobody_waits_for_ever(tmp_path: Path, stack: ExitStack) -> None:
+def test_waits_have_a_deadline(tmp_path: Path, stack: ExitStack) -> None:
     job = started(stack, tmp_path, ranks=2)
     parts = parts_of(job, {}, {})
     job.publishers[0]._timeout_s = 0.05

@@ -1,4 +1,4 @@
-"""Recovery: whatever happened to a store, its rows are those of the checkpoint; and nobody else's are touched."""
+"""Recovery restores the checkpoint's rows from any state of the store, and never changes another job's rows."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PLACE = "store.namespace 'x'"
 
 
 class Interrupted(Exception):
-    """The process dies here."""
+    """Simulated death of the process."""
 
 
 class DyingLedger:
-    """A ledger of a process that dies before a call of one kind."""
+    """A ledger that raises before a call of one kind."""
 
     def __init__(self, ledger: Ledger, at: str) -> None:
         self._ledger = ledger
@@ -54,14 +54,14 @@ def open_memory(stack: ExitStack, name: str, ranks: int) -> list[Store]:
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), ranks=st.sampled_from([1, 2]))
 def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: int) -> None:
-    """Jobs that die anywhere: between batches, a manifest and its commit, in a recovery; stores that lose all."""
+    """Jobs die between batches, between manifest and commit, and in a recovery; some stores lose all rows."""
     random = np.random.default_rng(seed)
     committed: dict[str, Model] = {}
     with TemporaryDirectory() as path, ExitStack() as stack:
         folder, name = CheckpointFolder(Path(path)), uuid.uuid4().hex
         for _ in range(5):
             if random.random() < 0.2:
-                name = uuid.uuid4().hex  # the store is back empty
+                name = uuid.uuid4().hex  # the store returns empty
             stores = open_memory(stack, name, ranks)
             ledger = stores[0].ledger()
             dying = random.choice(["", "acquire", "touched", "delete", "invalidate", "drop", "begin", "commit"])
@@ -84,7 +84,7 @@ def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: i
 
 
 def work(job: RowsOfJob, random: np.random.Generator) -> None:
-    """Batches, write-backs, checkpoints, in any order; some checkpoints are not published, the last then."""
+    """Batches, write-backs and checkpoints in any order. Some checkpoints are not published, but the last one is."""
     for _ in range(random.integers(1, 12)):
         what = random.integers(0, 4)
         if what == 0 and job.step > job.publishers[0].newest.manifest.step:
@@ -102,7 +102,7 @@ def work(job: RowsOfJob, random: np.random.Generator) -> None:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[tuple[RowsOfJob, str]]:
-    """A job with a checkpoint, and rows written since."""
+    """A job with a checkpoint and rows written since."""
     name = uuid.uuid4().hex
     with ExitStack() as stack:
         stores = open_memory(stack, name, 1)
@@ -129,7 +129,7 @@ def test_only_what_changed_is_written(started: tuple[RowsOfJob, str]) -> None:
         assert (done.buckets_reloaded, done.rows_written, done.rows_deleted) == (0, 1, 1)
 
 
-def test_the_job_before_writes_no_more(started: tuple[RowsOfJob, str]) -> None:
+def test_the_previous_job_is_fenced_off(started: tuple[RowsOfJob, str]) -> None:
     job, name = started
     with ExitStack() as stack:
         later = again(job, name, stack)
@@ -139,7 +139,7 @@ def test_the_job_before_writes_no_more(started: tuple[RowsOfJob, str]) -> None:
         assert (0, 5) not in stored(later.stores[0])
 
 
-def test_rows_not_to_be_trusted_are_all_loaded(started: tuple[RowsOfJob, str]) -> None:
+def test_untrusted_rows_are_all_loaded(started: tuple[RowsOfJob, str]) -> None:
     job, name = started
     job.ledger.invalidate(invalidated(job.publishers[0].newest.manifest.checkpoint_id))
     job.stores[0].write_many([])
@@ -150,8 +150,8 @@ def test_rows_not_to_be_trusted_are_all_loaded(started: tuple[RowsOfJob, str]) -
         assert later.recovered.buckets_reloaded > 0
 
 
-def test_a_bucket_that_has_other_rows_than_it_must_is_loaded(started: tuple[RowsOfJob, str]) -> None:
-    """Its checkpoint id and logs are as they should be, but somebody has deleted a row that no log names."""
+def test_a_bucket_with_unexpected_rows_is_loaded(started: tuple[RowsOfJob, str]) -> None:
+    """A row is deleted; the bucket's checkpoint id is right, and its logs do not mention the row."""
     job, name = started
     job.ledger.delete(np.array([1], np.uint32), np.array([2], np.int64))
     with ExitStack() as stack:
@@ -160,8 +160,8 @@ def test_a_bucket_that_has_other_rows_than_it_must_is_loaded(started: tuple[Rows
         assert later.recovered.buckets_reloaded == 1
 
 
-def test_another_lineage_began_meanwhile(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
-    """Between the judgement of a namespace and the moment from which nobody else may write."""
+def test_another_lineage_begins_during_recovery(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
+    """It begins between the inspection of the namespace and its acquisition."""
     job, name = started
     before = stored(job.stores[0])
     checkpoint = replace(job.publishers[0].newest.manifest, lineage=OTHER, parts=())
@@ -180,7 +180,7 @@ def test_another_lineage_began_meanwhile(started: tuple[RowsOfJob, str], tmp_pat
 
 
 def test_a_folder_and_its_copy(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
-    """Or one that was put back from a backup: generations are counted twice, but rows are told apart."""
+    """Also restored from a backup: generation numbers repeat, but rows are distinguished."""
     job, name = started
     copy = CheckpointFolder(shutil.copytree(job.folder.path, tmp_path / "copy"))
     for folder, value in ((job.folder, 5.0), (copy, 6.0)):
@@ -195,8 +195,8 @@ def test_a_folder_and_its_copy(started: tuple[RowsOfJob, str], tmp_path: Path) -
         assert stored(later.stores[0]) == {(0, 1): 5.0, (1, 2): 2.0, (2, 3): 3.0}
 
 
-def test_a_step_that_lies_further_back(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
-    """Marks are those of a later checkpoint, so that nothing in the store can be used."""
+def test_recovery_to_an_earlier_step(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:
+    """The checkpoint ids are those of a later checkpoint, so nothing in the store can be used."""
     job, name = started
     job.publish(job.step, job.snapshot())
     newest = job.publishers[0].newest
@@ -207,7 +207,7 @@ def test_a_step_that_lies_further_back(started: tuple[RowsOfJob, str], tmp_path:
         assert later.recovered.buckets_reloaded > 0
 
 
-def test_a_bucket_is_usable_if_its_logs_tell_all(tmp_path: Path) -> None:
+def test_a_bucket_is_usable_if_its_logs_are_complete(tmp_path: Path) -> None:
     _, checkpoints, _ = three_checkpoints(tmp_path)
     checkpoint = checkpoints[-1].manifest
 
@@ -232,7 +232,7 @@ def test_a_bucket_is_usable_if_its_logs_tell_all(tmp_path: Path) -> None:
         assert not is_usable(lost, 0, checkpoint), lost
 
 
-def test_a_namespace_of_nobody_or_of_this_lineage_is_taken() -> None:
+def test_a_free_namespace_or_one_of_this_lineage_is_acquired() -> None:
     empty, ours = BucketState(), BucketState(checkpoint_id=f"{LINEAGE}:3:400", num_rows=5)
     check_namespace(
         [empty, ours, BucketState(checkpoint_id=invalidated(ours.checkpoint_id), num_rows=1)], PLACE, LINEAGE
@@ -253,6 +253,6 @@ def test_a_namespace_of_nobody_or_of_this_lineage_is_taken() -> None:
         (BucketState(num_rows=1), LINEAGE, "holds rows that belong to no checkpoint"),
     ],
 )
-def test_anybody_elses_rows_are_refused(state: BucketState, lineage: str, words: str) -> None:
+def test_rows_of_another_job_are_refused(state: BucketState, lineage: str, words: str) -> None:
     with pytest.raises(InputError, match=f"^{PLACE} .*{words}"):
         check_namespace([BucketState(), state], PLACE, lineage)

@@ -34,7 +34,7 @@ def records(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_numpy_reads_what_is_written(tmp_path, count):
+def test_numpy_reads_the_file(tmp_path, count):
     with RecordFile(tmp_path / "x.npy", DTYPE) as file:
         for record in np.split(records(count), count or 1):
             file.write(record)
@@ -78,7 +78,7 @@ IDS = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**40]
 
 @given(st.lists(st.tuples(st.integers(0, 2), IDS, st.integers(0, 3)), max_size=40))
 def test_the_latest_record_of_each_row_is_found(names):
-    """Both ways: packed into words where the ids are near each other, and by several keys where they are not."""
+    """Both implementations: packed keys for ids that are close to each other, several keys otherwise."""
     tables, ids, steps = np.array(names, np.int64).reshape(-1, 3).T
     latest: dict[tuple[int, int], tuple[int, int]] = {}
     for place, (table, row_id, step) in enumerate(names):

@@ -1,4 +1,4 @@
-"""`CheckpointWriter`: parts in order, errors told once, and an end that leaves nothing behind."""
+"""`CheckpointWriter`: parts in order, errors reported once, and a clean end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_parts_come_in_order() -> None:
     assert ends.parts == [(10, 1, None), (20, 2, None), (30, 3, None)]
 
 
-def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> None:
+def test_the_first_error_is_reported_once_and_ends_writing(tmp_path: Path) -> None:
     ends = Ends()
     writer = CheckpointWriter(
         0, CheckpointPaths(generation=tmp_path / "gone", step=Path), SCHEMA, ends.on_part, ends.errors.append
@@ -63,7 +63,7 @@ def test_the_first_error_is_told_once_and_no_more_is_written(tmp_path: Path) -> 
 
 
 def test_rows_are_written_while_a_part_is_published(tmp_path: Path) -> None:
-    """Publishing takes long where other ranks are late, or all rows are written anew; lanes may not wait for that."""
+    """Publishing takes long if other ranks are late or all rows are rewritten; lanes must not wait for it."""
     ends = Ends()
     begun, may_end = threading.Event(), threading.Event()
 
@@ -111,8 +111,8 @@ def test_an_error_in_mid_run_is_never_the_users_input(error: Exception, words: s
     assert [type(told) for told in ends.errors] == [JobError]
 
 
-def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
-    """Of the very last checkpoint, say."""
+def test_finishing_after_an_error_raises_it() -> None:
+    """For example, after an error of the very last checkpoint."""
     ends = Ends()
 
     def refuse(step: int, epoch: int, part: Part | None) -> None:
@@ -131,7 +131,7 @@ def test_the_end_of_all_work_is_no_success_after_an_error() -> None:
         wait(writer)
 
 
-def test_who_waits_is_told_that_the_job_has_failed() -> None:
+def test_waits_end_when_the_job_has_failed() -> None:
     ends = Ends()
     writer = CheckpointWriter(0, None, SCHEMA, ends.on_part, ends.errors.append)
     writer.start()
@@ -141,7 +141,7 @@ def test_who_waits_is_told_that_the_job_has_failed() -> None:
 
 
 def test_the_end_leaves_no_journal(tmp_path: Path) -> None:
-    """The work under way is finished; journals are removed."""
+    """Pending work is finished, and journals are removed."""
     ends = Ends()
     begun, may_end = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""`WrittenRows`: exactly the rows that were written, as far back as it remembers."""
+"""`WrittenRows`: exactly the written rows, within its memory limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 30), max_size=4
 
 
 @given(batches=st.lists(st.tuples(st.integers(0, 2), IDS), max_size=60), asked=IDS)
-def test_what_was_written(batches: list[tuple[int, list[int]]], asked: list[int]) -> None:
+def test_written_rows_are_found(batches: list[tuple[int, list[int]]], asked: list[int]) -> None:
     written = WrittenRows()
     for table, ids in batches:
         written.add(table, np.array(ids, np.int64))
@@ -22,7 +22,7 @@ def test_what_was_written(batches: list[tuple[int, list[int]]], asked: list[int]
         assert written.contains(table, every).tolist() == [(table, row) in known for row in every.tolist()]
 
 
-def test_the_older_half_is_forgotten() -> None:
+def test_the_older_half_is_dropped() -> None:
     written = WrittenRows(max_rows=100)
     for number in range(5):  # 40 rows each: every second one fills a half
         written.add(0, np.arange(40, dtype=np.int64) + 40 * number)

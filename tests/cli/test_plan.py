@@ -39,7 +39,7 @@ def test_json(model: str, capsys: pytest.CaptureFixture[str]):
     assert answer["step_s"] < answer["one_device_step_s"]
 
 
-def test_it_says_when_one_device_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_plan_says_when_one_device_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "small.json"
     path.write_text(graph(["ab"], {"a": 1e-9, "b": 1e-9}).to_json(), encoding="utf-8")
     assert main(["plan", "--model", str(path), "--devices", "4", "--link-latency", "1e-3"]) == 0
@@ -71,7 +71,7 @@ def test_bad_flags_are_one_line(model: str, flags: list[str], message: str, caps
 
 
 @pytest.mark.parametrize("flags", [["--devices", "two"], ["--devices", "2", "--replicas", "some"], ["--device", "2"]])
-def test_what_argparse_refuses_is_one_line_too(model: str, flags: list[str], capsys: pytest.CaptureFixture[str]):
+def test_argparse_errors_are_one_line(model: str, flags: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as end:
         main(["plan", "--model", model, *flags])
     assert end.value.code == 2

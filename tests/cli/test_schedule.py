@@ -39,7 +39,7 @@ def test_golden(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert actual == expected
 
 
-def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documentation_shows_the_printed_output(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = DOCUMENTATION.read_text(encoding="utf-8").split("```\n")[1::2]
     shown = [block for block in blocks if block.startswith(PROMPT)]
     commands = [block.partition("\n")[0].removeprefix(PROMPT) for block in shown]
@@ -97,7 +97,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-def test_an_unknown_schedule_is_told_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_schedule_error_lists_the_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["schedule", "2f2b"])
     line = capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_latency_is_added_between_ranks(capsys: pytest.CaptureFixture[str]) -> N
     ("costs", "makespan"),
     [
         ({"F": 2, "B": 3}, (2 + 3) * (4 + 1)),
-        ({"F": [9, 2, 1], "0B": 3, "1B": 3}, (2 + 3) * (4 + 1)),  # the median of measured ones
+        ({"F": [9, 2, 1], "0B": 3, "1B": 3}, (2 + 3) * (4 + 1)),  # the median of the measured ones
         ({"F": 1, "B": 2, "1B3": 12}, 3 * 5 + 10),
     ],
 )

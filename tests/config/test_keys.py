@@ -1,4 +1,4 @@
-"""Every field of the configuration is a documented, convertible key; conversion is exact and refuses other types."""
+"""Every configuration field is a documented key with a type; conversion is exact and refuses other types."""
 
 from __future__ import annotations
 

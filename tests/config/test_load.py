@@ -1,4 +1,4 @@
-"""The command line: file, then flags; every mistake is one line on stderr and exit code 2."""
+"""The command line: file, then flags; every error is one line on stderr and exit code 2."""
 
 from __future__ import annotations
 

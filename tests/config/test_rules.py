@@ -1,4 +1,4 @@
-"""Ranges and names of configuration values: defaults pass, one bad value gives one line."""
+"""Ranges and names of configuration values: defaults pass, a bad value gives one line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_rules_name_existing_keys(rule):
 
 
 def test_names_are_those_the_code_dispatches_on():
-    """The sections repeat names of the code, to refuse a wrong one without importing torch; both lists must agree."""
+    """The sections repeat names of the code, to refuse a wrong one without importing torch. Both lists must agree."""
     from bagpipe.models import torchrec_models as models
     from bagpipe.oracle import eviction
     from data import formats
@@ -173,13 +173,13 @@ def test_a_schedule_says_which_stages_and_microbatches_it_takes(name):
     assert "\n" not in line
 
 
-def test_an_unknown_schedule_is_told_all_there_are():
+def test_an_unknown_schedule_error_lists_all_schedules():
     with pytest.raises(InputError, match=r"^pipeline\.schedule must be .*, got 'gpie'$") as caught:
         check_config(with_value("pipeline.schedule", "gpie"))
     assert all(name in str(caught.value) for name in ("none", *DENSE_SCHEDULES))
 
 
-def test_the_line_names_the_value_as_the_user_gave_it():
+def test_errors_show_the_value_as_given():
     with pytest.raises(InputError, match=r"^job.toml:7: oracle\.lookahead must be at least 1, got 0$"):
         check_config(with_value("oracle.lookahead", 0), subjects={"oracle.lookahead": "job.toml:7: oracle.lookahead"})
 

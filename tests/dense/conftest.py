@@ -1,4 +1,4 @@
-"""Small products: threads would only wait for each other."""
+"""Fixture that limits torch to one thread: products are too small for more."""
 
 from __future__ import annotations
 

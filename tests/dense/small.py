@@ -1,4 +1,4 @@
-"""A library model in float32, its rows in ordinary parameters, and batches: what ways to compute are tried on."""
+"""A library model in float32 with rows in ordinary parameters, and its batches, for tests of executors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BFLOAT16", "SIZES", "inputs_of", "model_of", "train", "whole"]
 
 BFLOAT16 = Precision(autocast_dtype=torch.bfloat16)
 
-#: Full batches of 12, and a last one.
+#: Full batches of 12, and a smaller last one.
 SIZES = (12, 12, 12, 5)
 
 
@@ -43,7 +43,7 @@ def whole(model: nn.Module, precision: Precision | None = None) -> StagedModel:
 def train(
     model: nn.Module, work: DenseExecutor, sizes: Sequence[int] = SIZES, *, first_seed: int = 0
 ) -> tuple[list[float], Mapping[str, Tensor]]:
-    """Plain gradient steps; the losses, and the state the model ends with."""
+    """Train with plain gradient steps. Returns the losses and the final state."""
     losses, loss_scale = [], work.precision.loss_scale
     for seed, size in enumerate(sizes, start=first_seed):
         under_way: Any = work.forward(inputs_of(size, seed), size, loss_scale)

@@ -1,4 +1,4 @@
-"""Compiling: once for every number of examples, the same bits as without where the backend keeps them, and refusals."""
+"""Compilation: once per number of examples, equal bits on backends that preserve them, and refusals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.dense.small import SIZES, model_of, train, whole
 CPU = torch.device("cpu")
 
 
-def test_one_code_for_each_number_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last, smaller batch changes neither the code of the others nor the results; names stay the model's."""
+def test_one_compilation_per_number_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller last batch changes neither the others' code nor their results. Parameter names are the model's."""
     shapes: list[tuple[int, ...]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -40,7 +40,7 @@ def test_one_code_for_each_number_of_examples(monkeypatch: pytest.MonkeyPatch) -
     assert all(torch.equal(state[name], value) for name, value in expected[1].items())
 
 
-def test_only_inductor_is_told_not_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_inductor_gets_options(monkeypatch: pytest.MonkeyPatch) -> None:
     options = compiled._options()
     assert options == {"deterministic": True}
     assert options.keys() <= set(torch._inductor.list_options())

@@ -1,4 +1,4 @@
-"""`CudaGraphExecutor` over recordings that a CPU can replay: the bits of the eager way, and no traces of recording."""
+"""`CudaGraphExecutor` with a CPU fake of CUDA graphs: the eager bits, and no side effects of the capture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.dense.small import BFLOAT16, SIZES, inputs_of, model_of, train, whole
 
 
 class Counted(RepeatedCalls):
-    """Counts recordings."""
+    """Counts captures."""
 
     def __init__(self) -> None:
         self.recorded = 0
@@ -32,14 +32,14 @@ class Counted(RepeatedCalls):
 
 
 class AsMade(RepeatedCalls):
-    """Gives out the very tensors that the work has made, as a CUDA graph does; for one replay."""
+    """Returns the captured tensors themselves, valid for one replay, as a CUDA graph does."""
 
     def record(self, work: Work) -> Recording:
         return cast(Recording, SimpleNamespace(outputs=tuple(work()), replay=lambda: None))
 
 
 class Extended(nn.Module):
-    """Another model behind a batch norm or a dropout of its dense inputs, with a parameter that nothing uses."""
+    """A model behind a batch norm or a dropout of its dense inputs, with an unused parameter."""
 
     def __init__(self, inner: nn.Module, first: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def recorded(
     [("dlrm", BFLOAT16), ("towers", Precision(loss_scale=LossScale(value=64))), ("wide-deep", Precision())],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_replays_give_the_bits_of_the_eager_way(name: str, precision: Precision) -> None:
+def test_replays_give_the_eager_bits(name: str, precision: Precision) -> None:
     model = model_of(name)
     expected = train(model, EagerExecutor(model, precision))
     model = model_of(name)
@@ -74,18 +74,18 @@ def test_replays_give_the_bits_of_the_eager_way(name: str, precision: Precision)
     assert all(torch.equal(state[key], value) for key, value in expected[1].items())
 
 
-def test_a_full_batch_is_recorded_once_for_each_share_and_the_last_never() -> None:
+def test_full_batches_are_captured_once_per_share_and_the_last_never() -> None:
     model, graphs = model_of("dlrm"), Counted()
     work = recorded(model, graphs=graphs)
     train(model, work, (*SIZES, *SIZES))
     assert graphs.recorded == 1
-    for share in (6, 5):  # of ranks, where a full batch cannot be shared equally
+    for share in (6, 5):  # shares of ranks that cannot split a full batch equally
         work.forward(inputs_of(share), SIZES[0], LossScale()).backward()
     assert graphs.recorded == 3
 
 
-def test_recording_leaves_no_trace() -> None:
-    """Running means move once for each batch, and what nothing uses has no gradient."""
+def test_capturing_has_no_side_effects() -> None:
+    """Running statistics move once per batch, and unused parameters have no gradient."""
     model = Extended(model_of("dlrm"), nn.BatchNorm1d(3))
     expected = train(model, EagerExecutor(model))[1]
     model = Extended(model_of("dlrm"), nn.BatchNorm1d(3))
@@ -98,7 +98,7 @@ def test_recording_leaves_no_trace() -> None:
 
 
 class Offset(nn.Module):
-    """Adds the sum of two parameters, which thus get one gradient, to what it is given."""
+    """Adds the sum of two parameters to its input; both parameters get the same gradient tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Offset(nn.Module):
         return dense + (self.one + self.other)
 
 
-def test_gradients_have_memory_of_their_own_and_their_parameters_strides() -> None:
+def test_gradients_have_separate_memory_and_their_parameters_strides() -> None:
     model = Extended(model_of("dlrm"), Offset())
     work = recorded(model, graphs=AsMade())
     work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()).backward()

@@ -1,4 +1,4 @@
-"""The ways to compute a batch: one result for all of them, and the loss they take."""
+"""Executors of a batch: equal results, and the losses they accept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_loss_is_computed_in_the_labels_dtype() -> None:
     assert torch.equal(loss, summed_loss(logits.float(), labels))
 
 
-def test_losses_of_heads_add_up() -> None:
+def test_losses_of_heads_are_summed() -> None:
     labels = torch.tensor([0.0, 1.0])
     heads = as_heads([torch.zeros(2, 1), torch.ones(2)])
     assert [tuple(head.shape) for head in heads] == [(2,), (2,)]

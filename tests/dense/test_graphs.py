@@ -1,4 +1,4 @@
-"""Recordings as far as a CPU has them: memory that stays, work that is done again."""
+"""The CPU fake of CUDA graphs: outputs stay in place, and work is repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That a loss scale leaves no trace, and how it grows: as torch's GradScaler lets it."""
+"""A loss scale changes no bit, and grows as torch's GradScaler does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_scale_divided_out_leaves_the_same_bits(exponent: int, seed: int, exam
 
 
 def test_gradients_of_rows_are_divided_in_new_memory() -> None:
-    """Two groups may hold one tensor: dividing it in place would do so twice."""
+    """Two groups can share a tensor: in-place division would divide it twice."""
     shared = torch.full((2, 3), 8.0)
     groups = [SimpleNamespace(gradients=[(shared, None)]), SimpleNamespace(gradients=[(shared, torch.ones(2))])]
     LossScale(value=4).unscale_rows(cast(Any, groups))
@@ -51,14 +51,14 @@ def test_gradients_of_rows_are_divided_in_new_memory() -> None:
     assert all(torch.equal(group.gradients[0][0], torch.full((2, 3), 2.0)) for group in groups)
 
 
-def test_a_scale_is_named_where_it_may_be_the_cause() -> None:
+def test_errors_name_a_scale_that_can_be_the_cause() -> None:
     assert LossScale().hint == ""
     assert "run.loss_scale = 4096" in LossScale(value=4096).hint
 
 
 @settings(max_examples=30)
 @given(exponent=st.integers(0, 24), steps=st.integers(1, 4), finite=st.lists(st.booleans(), max_size=40))
-def test_it_grows_as_a_grad_scaler_does_between_its_bounds(exponent: int, steps: int, finite: list[bool]) -> None:
+def test_growth_equals_grad_scaler_within_bounds(exponent: int, steps: int, finite: list[bool]) -> None:
     scale = LossScale(value=2**exponent, growth_interval=steps)
     value, tracker = torch.tensor(2.0**exponent), torch.tensor(0, dtype=torch.int32)
     for is_finite in finite:
@@ -68,14 +68,14 @@ def test_it_grows_as_a_grad_scaler_does_between_its_bounds(exponent: int, steps:
         assert (scale.value, scale.num_finite) == (int(value), int(tracker))
 
 
-def test_one_that_does_not_grow_stays() -> None:
+def test_a_constant_scale_stays() -> None:
     scale = LossScale(value=8)
     assert scale.after(is_finite=False).after(is_finite=True) is scale
     assert scale.carried() == {}
     assert scale.resumed({"loss_scale": 2, "finite_steps": 1}) is scale
 
 
-def test_it_goes_on_where_it_was() -> None:
+def test_a_restored_scale_continues() -> None:
     begun = LossScale(value=8, growth_interval=3)
     later = begun.after(is_finite=False).after(is_finite=True)
     assert later.carried() == {"loss_scale": 4, "finite_steps": 1}

@@ -1,4 +1,4 @@
-"""What autocast changes and what it does not."""
+"""Effects of autocast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages under autocast, maybe compiled: which modules, whose parameters, and what a copy of one is."""
+"""Stages under autocast, optionally compiled: their modules, parameters and copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bagpipe.dense.stage_module import DenseStage, prepared
 from tests.dense.small import BFLOAT16, model_of, whole
 
 
-def test_a_model_that_is_computed_as_it_is_stays_as_it_is() -> None:
+def test_an_eager_model_is_not_wrapped() -> None:
     staged = whole(model_of("dlrm"))
     assert prepared(staged, Precision(loss_scale=LossScale(value=8))) is staged
 
@@ -33,7 +33,7 @@ def test_a_prepared_model_has_the_models_own_parameters_under_their_own_names() 
     assert [name for name, _ in found.parameters_of(0)] == [name for name, _ in staged.parameters_of(0)]
 
 
-def test_a_stage_gives_what_its_operators_give_under_autocast() -> None:
+def test_a_stage_equals_its_operators_under_autocast() -> None:
     inner = nn.Linear(4, 2)
     assert DenseStage(inner, BFLOAT16)(torch.ones(3, 4)).dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert DenseStage(inner, Precision())(torch.ones(3, 4)).dtype == torch.float32  # type: ignore[attr-defined]

@@ -22,13 +22,13 @@ def read(page: str) -> str:
 
 
 def blocks(page: str, language: str = "") -> list[str]:
-    """The bodies of the fenced code blocks, of one language or of all."""
+    """Bodies of the fenced code blocks, of one language or of all."""
     found = [fence.split("\n", 1) for fence in _FENCE.findall(read(page))]
     return [body.removesuffix("```") for head, body in found if head[3:].startswith(language)]
 
 
 def prose(page: str) -> str:
-    """The page without its code blocks; of the changelog's tables of renamed things only the new names."""
+    """The page without its code blocks; of the changelog's rename tables, only the new names."""
     text = _FENCE.sub("", read(page))
     if page != "CHANGELOG.md":
         return text
@@ -36,16 +36,16 @@ def prose(page: str) -> str:
 
 
 def spans(page: str) -> list[str]:
-    """What stands in backticks, code blocks aside."""
+    """Code spans outside of code blocks."""
     return _SPAN.findall(prose(page))
 
 
 def links(page: str) -> list[str]:
-    """Targets of links to other files and headings, not of web addresses."""
+    """Targets of links to files and headings, without web addresses."""
     return [target for target in _LINK.findall(prose(page)) if "://" not in target]
 
 
 def anchors(page: str) -> set[str]:
-    """The headings of a page as GitHub and the site name them in links."""
+    """Anchors of the page's headings, as GitHub and the site generate them."""
     titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", read(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -22,13 +22,13 @@ KEY = re.compile(rf"((?:{SECTIONS})\.[a-z_]+)(?: = .*)?")
 FLAG = re.compile(rf"--((?:{SECTIONS})\.[a-z_]+)")
 KEYS = {key.path for key in config_keys()}
 
-#: What commands of the pages write, or their reader.
+#: Files that are written by commands on the pages, or by the reader.
 WRITTEN = {"benchmarks/gpu/rehearsal/", "model.safetensors", "tests/golden/schedules/my-schedule.txt"}
 
 
 @cache
 def names_in(module: Path) -> dict[str, ast.stmt]:
-    """Names that a module binds at its top level."""
+    """Top-level names of a module."""
     found: dict[str, ast.stmt] = {}
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         found |= dict.fromkeys(bound(node), node)
@@ -49,7 +49,7 @@ def bound(node: ast.stmt) -> list[str]:
 
 
 def resolves(dotted: str) -> bool:
-    """Whether ``package.module.name.attribute`` is a module, or something defined in one."""
+    """Whether ``package.module.name.attribute`` is a module, or is defined in one."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         place = ROOT.joinpath(*parts[:length])
@@ -66,14 +66,14 @@ def defines(module: Path, names: list[str]) -> bool:
     return any(names[1] in bound(item) for item in node.body)
 
 
-def test_the_resolver_tells_names_apart():
+def test_the_resolver_distinguishes_names():
     good = ("benchmarks", "bagpipe.oracle", "bagpipe.types.batch.Batch.select")
     bad = ("bagpipe.oracles", "bagpipe.types.batch.Crowd", "bagpipe.types.batch.Batch.deselect")
     assert [resolves(name) for name in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for target in links(page):
         file, _, anchor = target.partition("#")
         place = (ROOT / page).parent / file if file else ROOT / page

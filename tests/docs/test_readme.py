@@ -1,4 +1,4 @@
-"""The README stays short, its example runs, and the versions it tells to install are those of the environment."""
+"""The README stays short, its example runs, and its install versions match the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_WORDS = 900
 MAX_EXAMPLE_LINES = 10
 
 
-def test_it_is_short():
+def test_the_readme_is_short():
     assert len(read("README.md").split()) <= MAX_WORDS
 
 

@@ -77,6 +77,6 @@ class Hidden(nn.Linear):
         (nn.Sequential(Hidden()), r"module '0' \(Hidden\) holds bias, weight, index on the meta device"),
     ],
 )
-def test_what_cannot_be_reset_is_named(model: nn.Module, message: str) -> None:
+def test_modules_that_cannot_be_reset_are_named(model: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message):
         materialise(model, CPU, torch.float32)

@@ -20,7 +20,7 @@ from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 
-#: Two tables of another width or pooling between two that are read alike.
+#: Two tables with equal layout, and between them two of another width or pooling.
 SCHEMA = DataSchema(
     label="label",
     dense=("I1", "I2"),
@@ -75,7 +75,7 @@ def expected(schema: DataSchema, bags: CachedBags, batch: Batch) -> Iterator[Ten
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_vectors_are_those_of_the_ids(weighted: bool) -> None:
+def test_vectors_match_the_ids(weighted: bool) -> None:
     schema = SCHEMA
     if weighted:
         schema = dataclasses.replace(

@@ -56,7 +56,7 @@ def seq(name: str, features: Sequence[str]) -> EmbeddingConfig:
     return EmbeddingConfig(num_embeddings=9, embedding_dim=4, name=name, feature_names=list(features))
 
 
-#: Collections as their constructor's arguments; every oddity of key order, sharing, dims and pooling once.
+#: Constructor arguments of collections; every special case of key order, sharing, dims and pooling once.
 BAGS: dict[str, tuple[list[EmbeddingBagConfig], bool]] = {
     "one group": ([bag("a", 4, ["f0"]), bag("b", 4, ["f1"])], False),
     "keys out of batch order": ([bag("a", 4, ["f3", "f0"]), bag("b", 4, ["f2"])], False),
@@ -365,6 +365,6 @@ def _with(**changes: object) -> Callable[[], nn.Module]:
         ),
     ],
 )
-def test_what_cannot_be_converted(build: Callable[[], nn.Module], message: str) -> None:
+def test_models_that_cannot_be_converted(build: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(InputError, match=message):
         convert(build(), SCHEMA)

@@ -1,4 +1,4 @@
-"""`PlainDLRM` has the results of torchrec's DLRM."""
+"""`PlainDLRM` computes the same results as torchrec's DLRM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Given(nn.Module):
         return sparse.flatten(1)
 
 
-def test_it_computes_what_torchrec_does() -> None:
+def test_it_equals_torchrecs_dlrm() -> None:
     pytest.importorskip("torchrec", reason="compared with torchrec's")
     from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 

@@ -1,6 +1,6 @@
-"""The oracle of the searches: every partition of a small graph, each with every choice of replicas and micro-batches.
+"""Exhaustive search: every partition of a small graph, with every choice of replicas and micro-batches.
 
-Nothing is shared with the searches but the price of one stage. Bell(8) = 4140 partitions of 8 operators.
+Shares only the cost of a single stage with the searches under test. Bell(8) = 4140 partitions of 8 operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_OPERATORS = 8
 
 
 def best_of_all(model: CostModel, replicas: Sequence[int], microbatches: Sequence[int]) -> tuple[float, Layout] | None:
-    """The least bottleneck of all valid layouts and one that has it, or None if none is valid.
+    """The least bottleneck of all valid layouts, with a layout that has it; None if no layout is valid.
 
     Raises:
         ValueError: more than `MAX_OPERATORS` operators.
@@ -48,7 +48,7 @@ def _choices(
 
 
 def orderings(graph: OperatorGraph) -> Iterator[tuple[int, ...]]:
-    """Every partition into stages that can be put in order, in one such order."""
+    """Every partition into stages that can be ordered, in one such order."""
     for blocks in _partitions(graph.size):
         ordered = _in_order(graph, blocks)
         if ordered is not None:
@@ -67,7 +67,7 @@ def _partitions(size: int) -> Iterator[list[int]]:
 
 
 def _in_order(graph: OperatorGraph, blocks: list[int]) -> tuple[int, ...] | None:
-    """The blocks so that each takes only from itself and those before it; None: they feed each other in a circle."""
+    """Blocks in topological order; None if they form a cycle."""
     left, done, ordered = list(blocks), 0, []
     while left:
         ready = next((b for b in left if all(not graph.producers[n] & ~(done | b) for n in _bits(b))), None)

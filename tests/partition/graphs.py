@@ -14,7 +14,7 @@ from bagpipe.schedule.analysis.cover import check_cover
 
 
 def operator(name: str, seconds: float = 1.0, **facts: float) -> Operator:
-    """`seconds` per example, a third of it forward."""
+    """An operator of `seconds` per example, a third of it forward."""
     return Operator(
         name=name, forward=Cost(per_example_s=seconds / 3), backward=Cost(per_example_s=2 * seconds / 3), **facts
     )
@@ -23,7 +23,7 @@ def operator(name: str, seconds: float = 1.0, **facts: float) -> Operator:
 def graph(
     edges: Sequence[str], seconds: dict[str, float] | None = None, alone: str = "", **facts: float
 ) -> OperatorGraph:
-    """``["ab", "bc"]``: operators are letters; `alone` names those without edges."""
+    """A graph from ``["ab", "bc"]``: operators are letters; `alone` names those without edges."""
     names = sorted(set("".join(edges)) | set(alone))
     return OperatorGraph(
         operators=tuple(operator(name, (seconds or {}).get(name, 1.0), **facts) for name in names),
@@ -32,7 +32,7 @@ def graph(
 
 
 def towers(branches: int, layers: int) -> OperatorGraph:
-    """GraphPipe's DLRM and CANDLE-Uno: equal branches of wide layers, a concat, a layer behind it; costs of a V100."""
+    """GraphPipe's DLRM and CANDLE-Uno: equal branches of wide layers, a concat, and a final layer. Costs of a V100."""
     operators, edges = [], []
     for branch in range(branches):
         for layer in range(layers):
@@ -57,7 +57,7 @@ def _wide(name: str, work: float) -> Operator:
 
 @st.composite
 def operator_graphs(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> OperatorGraph:
-    """Any graph (or chain) of a few operators; costs are small whole numbers, so that ties and zeros occur."""
+    """Any graph (or chain) of a few operators. Costs are small integers, so that ties and zeros occur."""
     size = draw(st.integers(1, max_size))
     small = st.integers(0, 9)
     operators = tuple(
@@ -73,14 +73,14 @@ def operator_graphs(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> 
     )
     pairs = [(one, other) for one in range(size) for other in range(one + 1, size)]
     chosen = [pair for pair in pairs if pair[1] == pair[0] + 1] if chains else [p for p in pairs if draw(st.booleans())]
-    # Numbers need not follow the edges.
+    # Numbers need not be in topological order.
     place = draw(st.permutations(range(size)))
     return OperatorGraph(operators=operators, edges=tuple((f"op{place[a]}", f"op{place[b]}") for a, b in chosen))
 
 
 @st.composite
 def models(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> CostModel:
-    """A random graph with a cluster that may be small in memory, and a batch."""
+    """A random graph, a cluster with possibly little memory, and a batch size."""
     cluster = Cluster(
         devices=draw(st.integers(1, 5)),
         memory_bytes=draw(st.sampled_from([math.inf, 60, 120, 240, 480])),
@@ -91,7 +91,7 @@ def models(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> CostModel
 
 
 def valid(model: CostModel, layout: Sequence[Placed]) -> bool:
-    """Every operator once, each stage only after what feeds it, devices and memory suffice."""
+    """Assert that every operator occurs once, stages are in order, and devices and memory suffice."""
     check_cover(cover(model, layout))
     devices = sum(stage.replicas for stage in layout)
     return all(stage.mask for stage in layout) and devices <= model.cluster.devices and model.fits_all(layout)

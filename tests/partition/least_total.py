@@ -1,4 +1,4 @@
-"""Alpa's objective on a chain of runs: sum of the stages + (M - 1) times the bottleneck."""
+"""Alpa's objective on a chain: the sum of the stages + (M - 1) times the bottleneck."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bagpipe.partition.chain import ChainSearch
 
 
 def least_total(search: ChainSearch) -> tuple[float, Layout] | None:
-    """Alpa's objective, sum of the stages + (M - 1) times the slowest, in seconds of a step; and the best runs.
+    """The least step time in seconds under Alpa's objective, and its runs.
 
-    Every bottleneck that occurs is tried in ascending order, until (M - 1) times it is no better than the best.
+    Tries every bottleneck in ascending order until (M - 1) times it alone exceeds the best total.
     """
     micro_examples = search.model.batch_examples / search.microbatches
     best: tuple[float, Layout] | None = None
@@ -28,7 +28,7 @@ def least_total(search: ChainSearch) -> tuple[float, Layout] | None:
 
 
 def _least_sum(search: ChainSearch, target: float) -> tuple[float, Layout] | None:
-    """Least sum of stage times with every stage at most `target`: a table over (stages, devices, start)."""
+    """Least sum of stage times with every stage at most `target`: dynamic programming over (stages, devices, start)."""
     size, most = len(search.order), search.model.cluster.devices
     allowed = np.where((search.times <= target)[None] & search.fits, search.times[None], np.inf)
     none = np.full((most + 1, size + 1), np.inf)

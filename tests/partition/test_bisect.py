@@ -15,7 +15,7 @@ def first_that_keeps_to(target: float) -> Layout | None:
     return next((layout for layout in LAYOUTS if bottleneck(layout) <= target), None)
 
 
-def test_the_least_is_found_though_another_is_as_good_as_equal():
+def test_the_least_is_found_among_near_ties():
     assert least_bottleneck(bottleneck, first_that_keeps_to) == LAYOUTS[-1]
     others = LAYOUTS[:-1]
 
@@ -30,7 +30,7 @@ def test_every_probe_is_better_than_the_one_before():
     assert values == sorted(set(values), reverse=True)
 
 
-def test_nothing_at_all():
+def test_no_candidates():
     assert least_bottleneck(bottleneck, lambda target: None) is None
 
 

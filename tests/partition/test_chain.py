@@ -18,7 +18,7 @@ REPLICAS = st.sampled_from([(1,), (1, 2, 3, 4, 5), (2,)])
 
 
 def all_chains(search: ChainSearch) -> list[Layout]:
-    """Every way to cut the order into runs, with every choice of replicas that the devices and the memory allow."""
+    """All partitions of the order into runs, with every choice of replicas that devices and memory allow."""
     found = []
     model, size = search.model, len(search.order)
     for cuts in itertools.product([False, True], repeat=size - 1):
@@ -55,7 +55,7 @@ def test_the_best_of_all_chains(model: CostModel, replicas: Sequence[int], relay
 @settings(max_examples=50)
 @given(models(5), REPLICAS, st.sampled_from([1, 4]))
 def test_the_least_total(model: CostModel, replicas: Sequence[int], count: int):
-    """Alpa's objective against all chains."""
+    """Alpa's objective compared with all chains."""
     search = ChainSearch(model, replicas, count)
     chains = all_chains(search)
     found = least_total(search)
@@ -76,7 +76,7 @@ def test_the_least_total(model: CostModel, replicas: Sequence[int], count: int):
 
 
 @given(models(6), st.sampled_from([1, 4]))
-def test_the_tables_hold_the_cost_models_figures(model: CostModel, count: int):
+def test_the_tables_equal_the_cost_model(model: CostModel, count: int):
     search = ChainSearch(model, (1, 2, 3), count, relay=False)
     for number, replicas in enumerate(search.replicas.tolist()):
         for start, end in itertools.combinations(range(len(search.order) + 1), 2):
@@ -86,8 +86,8 @@ def test_the_tables_hold_the_cost_models_figures(model: CostModel, count: int):
     assert math.isinf(search.times[0, 0, 0])
 
 
-def test_what_is_relayed():
-    """a feeds d past b and c."""
+def test_relayed_tensors():
+    """a sends to d past b and c."""
     skip = graph(["ab", "bc", "cd", "ad"], output_bytes=1)
     model = CostModel(skip, Cluster(devices=4, bandwidth_bytes_per_s=1.0), 4)
     assert live_bytes(model, skip.order) == [0, 1, 2, 2, 0]

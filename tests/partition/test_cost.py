@@ -32,7 +32,7 @@ def test_time_is_that_of_the_slowest_resource_and_the_gradients():
     assert model.time_per_example(first, 1, 2) == pytest.approx(0.8 + 6.0)
     # 2 replicas halve the examples; ring: 2 * 1/2 * 100 / 5 + 2 * 0.5 seconds per batch
     assert model.time_per_example(first, 2, 2) == pytest.approx(0.8 + 3.0 + 21.0 / 10)
-    assert model.time_per_example(model.totals(0b10), 1, 2) == pytest.approx(2.0)  # nothing but the link
+    assert model.time_per_example(model.totals(0b10), 1, 2) == pytest.approx(2.0)  # only the link
 
 
 def test_a_tensor_counts_once_per_stage():
@@ -80,7 +80,7 @@ def test_in_flight_is_at_most_the_batch():
 
 @given(st.lists(st.sampled_from([2, 4, 8, 16]), min_size=1, max_size=4))
 def test_in_flight_is_enough_for_the_schedule(counts: list[int]):
-    """Along a chain of any sizes the schedule `graph` needs no more than the searches reckon with."""
+    """On chains of any sizes, the schedule `graph` needs no more memory than the searches assume."""
     stages = StageGraph(micro_per_batch=tuple(counts), edges=chain(len(counts), 1).edges)
     whole, units = math.lcm(*counts), [0] * len(counts)
     for number in reversed(range(len(counts))):

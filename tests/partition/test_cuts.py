@@ -30,7 +30,7 @@ def agrees_with_all_partitions(model: CostModel, replicas: Sequence[int], counts
 
 @given(models(6), REPLICAS, COUNTS)
 def test_the_optimum_of_all_partitions(model: CostModel, replicas: Sequence[int], counts: Sequence[int]):
-    """Any graph, series-parallel or not, with and without a memory budget, with equal and different micro-batches."""
+    """Any graph, series-parallel or not, with and without a memory limit, with equal and different micro-batches."""
     agrees_with_all_partitions(model, replicas, counts)
 
 
@@ -43,7 +43,7 @@ def test_the_optimum_of_up_to_eight_operators(model: CostModel, replicas: Sequen
 def test_closed_sets_of_branches_are_the_product_of_their_lengths():
     sets = closed_sets(towers(3, 2), 1000)
     assert sets is not None
-    assert len(sets) == 1 + 1 + 3**3  # nothing, post, then any number of layers of each branch before the concat
+    assert len(sets) == 1 + 1 + 3**3  # the empty set, post, then any number of layers of each branch before the concat
     assert sets[0] == 0
     assert sets[-1] == towers(3, 2).everything
 
@@ -53,7 +53,7 @@ def test_too_many_closed_sets():
 
 
 def test_of_equal_bottlenecks_the_shallower():
-    """Either order of the tiny operators gives the bottleneck of a; side by side they are less deep."""
+    """Both orders of the tiny operators have the bottleneck of a; side by side they are shallower."""
     fan = graph(["ad", "bd", "cd"], {"a": 3, "b": 1, "c": 1, "d": 1})
     for memory in (math.inf, 1e9):
         model = CostModel(fan, Cluster(devices=4, memory_bytes=memory), 16)

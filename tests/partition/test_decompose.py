@@ -9,7 +9,7 @@ from tests.partition.graphs import graph, operator_graphs, towers
 
 
 def spelt(operators: OperatorGraph, tree: SPTree) -> str:
-    """``(a b|c)``: series by blanks, parallel by bars."""
+    """Text ``(a b|c)`` of a tree: series by blanks, parallel by bars."""
     if tree.kind == "leaf":
         return operators.names(tree.mask)[0]
     joined = (" " if tree.kind == "series" else "|").join(spelt(operators, part) for part in tree.parts)
@@ -44,7 +44,7 @@ def test_the_smallest_graph_that_is_none_gets_a_barrier():
 
 
 def test_the_barrier_adds_as_little_order_as_it_can():
-    """Cutting behind a, b adds b -> c; cutting before e, f adds five pairs."""
+    """A barrier after a, b adds b -> c; a barrier before e, f adds five pairs."""
     operators = graph(["ac", "ad", "bd", "ce", "df"])
     assert spelt(operators, decompose(operators)) == "((a|b) ((c e)|(d f)))"
 
@@ -58,7 +58,7 @@ def test_towers():
 
 @given(operator_graphs(8))
 def test_the_tree_keeps_every_dependency(operators: OperatorGraph):
-    """Every operator is in one leaf; the tree keeps the order, and without barriers adds nothing to it."""
+    """Every operator is in one leaf. The tree keeps the order, and adds nothing to it without barriers."""
     before = [0] * operators.size
 
     def walk(tree: SPTree) -> None:

@@ -16,8 +16,8 @@ def test_a_chain_is_cut_anywhere():
     assert sum(1 for _ in orderings(graph(["ab", "bc", "cd", "de"]))) == 2**4
 
 
-def test_stages_that_feed_each_other_in_a_circle_do_not_count():
-    """a -> b and c -> d: of the 15 partitions {a, d}, {b, c} is impossible, though each stage by itself is convex."""
+def test_cyclic_partitions_are_invalid():
+    """a -> b and c -> d: of the 15 partitions, {a, d}, {b, c} is impossible, although each stage is convex."""
     found = {frozenset(masks) for masks in orderings(graph(["ab", "cd"]))}
     assert frozenset({0b1001, 0b0110}) not in found
     assert len(found) == 14
@@ -44,14 +44,14 @@ def test_nothing_fits():
 
 
 def test_depth_counts_against_memory():
-    """Of a -> b -> c apart, a holds 3 micro-batches of 4 bytes; a and b together hold 2 of 8; so a | bc."""
+    """If a -> b -> c are separate, a holds 3 micro-batches of 4 bytes; a and b together hold 2 of 8; so a | bc."""
     model = CostModel(graph(["ab", "bc"], activation_bytes=1), Cluster(devices=3, memory_bytes=11), 16)
     best = best_of_all(model, [1], [4])
     assert best is not None
     assert [stage.mask for stage in best[1]] == [0b001, 0b110]
 
 
-def test_it_is_for_small_graphs():
+def test_large_graphs_are_refused():
     with pytest.raises(ValueError, match="at most 8 operators, got 9"):
         best_of_all(CostModel(graph([], alone="abcdefghi"), Cluster(devices=1), 1), [1], [1])
 

@@ -73,7 +73,7 @@ def test_text_that_is_not_json():
         OperatorGraph.from_json("{")
 
 
-def test_a_cycle_is_spelt():
+def test_a_cycle_error_lists_its_operators():
     with pytest.raises(InputError, match="cycle: b -> c -> d -> b"):
         graph(["ab", "bc", "cd", "db", "de"])
 
@@ -84,7 +84,7 @@ def test_the_order_finishes_a_branch_first():
 
 
 @given(operator_graphs(7))
-def test_descendants_are_what_comes_after(operators: OperatorGraph):
+def test_descendants(operators: OperatorGraph):
     place = {number: place for place, number in enumerate(operators.order)}
     for number, later in enumerate(operators.descendants):
         assert all(place[number] < place[other] for other in members(later))

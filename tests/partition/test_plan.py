@@ -14,7 +14,7 @@ LINKED = Cluster(devices=8, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9, lat
 
 
 def test_towers_on_eight_devices():
-    """Seven branches, side by side; nothing beats it, neither one device nor a chain under any linear schedule."""
+    """Seven parallel branches beat one device and chains under any linear schedule."""
     plan = make_plan(towers(7, 4), LINKED, 4096)
     best = plan.partition
     assert not plan.one_device_wins
@@ -36,7 +36,7 @@ def test_towers_on_eight_devices():
 
 @given(models(6))
 def test_nothing_else_is_faster(model: CostModel):
-    """A chain's stages without its relays are a candidate too."""
+    """A chain's stages without its relays are a candidate, too."""
     try:
         plan = make_plan(model.graph, model.cluster, model.batch_examples)
     except InputError:
@@ -46,7 +46,7 @@ def test_nothing_else_is_faster(model: CostModel):
 
 
 def test_replicas_of_each_stage_do_not_hide_those_of_the_whole():
-    """Two even stages have the same bottleneck as two replicas of both, and the longer step."""
+    """Two even stages have the same bottleneck as two replicas of both, but the longer step."""
     line = OperatorGraph(
         operators=tuple(
             Operator(name=name, forward=Cost(fixed_s=1e-5, per_example_s=1e-6), backward=Cost(per_example_s=2e-6))
@@ -59,7 +59,7 @@ def test_replicas_of_each_stage_do_not_hide_those_of_the_whole():
     assert [stage.replicas for stage in plan.partition.stages] == [2]
 
 
-def test_stages_say_what_they_hold():
+def test_stages_list_their_operators():
     plan = make_plan(towers(2, 2), LINKED, 1024, microbatches=8, replicas="none")
     names = [name for stage in plan.partition.stages for name in stage.operators]
     assert sorted(names) == sorted(operator.name for operator in towers(2, 2).operators)
@@ -72,7 +72,7 @@ def test_stages_say_what_they_hold():
 
 
 def test_small_work_stays_on_one_device():
-    """When a hop takes longer than the whole step, one device wins, and the plan says so."""
+    """If a hop takes longer than the whole step, one device wins, and the plan says so."""
     small = graph(["ab", "bc"], dict.fromkeys("abc", 1e-9))
     plan = make_plan(small, Cluster(devices=4, latency_s=1e-3), 64)
     assert plan.one_device_wins
@@ -96,7 +96,7 @@ def test_replicas_alike_divide_the_devices():
 
 
 def test_replicas_of_each_stage():
-    """3 : 1 over 4 devices with 1 : 1 replicas is bound by 3, with 3 : 1 by 1; one micro-batch size either way."""
+    """3 : 1 over 4 devices: with 1 : 1 replicas the bottleneck is 3, with 3 : 1 it is 1, with one micro-batch size."""
     uneven = graph(["ab"], {"a": 3, "b": 1})
     each = make_plan(uneven, Cluster(devices=4), 64, replicas="each", microbatches=16)
     assert each.least_bottleneck_s == pytest.approx(1.0)
@@ -105,7 +105,7 @@ def test_replicas_of_each_stage():
 
 
 def test_mixed_sizes_serve_stages_with_and_without_overhead():
-    """b has a fixed cost and wants few micro-batches; a has much memory per example and needs many."""
+    """b has a fixed cost and needs few micro-batches; a needs much memory per example and many micro-batches."""
     operators = OperatorGraph(
         operators=(
             Operator(name="a", forward=Cost(per_example_s=1), backward=Cost(per_example_s=2), activation_bytes=2),

@@ -12,7 +12,7 @@ FREE = Cluster(devices=8)
 
 
 def each(model: CostModel, count: int) -> tuple[Placed, ...]:
-    """Every operator a stage."""
+    """A layout with one stage per operator."""
     return tuple(Placed(1 << n, 1, count) for n in model.graph.order)
 
 
@@ -88,7 +88,7 @@ def test_seconds_of_a_micro_batch():
     assert backward == pytest.approx(2 * forward)
 
 
-def test_a_cover_tells_a_wrong_layout():
+def test_an_invalid_layout_is_detected():
     model = CostModel(graph(["ab", "bc"]), Cluster(devices=4), 8)
     check_cover(cover(model, (Placed(0b011, 2, 1), Placed(0b100, 1, 1))))
     with pytest.raises(ScheduleError, match="partition: operator 1 is in no stage"):

@@ -56,7 +56,7 @@ def test_a_chain_gets_what_the_chain_search_finds(model: CostModel, replicas: Se
 @pytest.mark.parametrize("branches", [2, 4, 7])
 @pytest.mark.parametrize("replicas", [(1,), tuple(range(1, 9))], ids=["one", "any"])
 def test_branches_beat_the_best_chain_where_links_bind(branches: int, replicas: Sequence[int]):
-    """A chain passes on all that later stages need."""
+    """A chain forwards everything that later stages need."""
     cluster = Cluster(devices=8, bandwidth_bytes_per_s=1e9)
     model = CostModel(towers(branches, 4), cluster, 4096)
     found = find(model, replicas, (32,))
@@ -68,7 +68,7 @@ def test_branches_beat_the_best_chain_where_links_bind(branches: int, replicas: 
 
 
 def test_branches_beat_the_best_chain_where_memory_binds():
-    """Eight stages deep, the chain's first stage holds 8 micro-batches, so they must be small; the graph's hold 2."""
+    """In a chain of eight stages, the first holds 8 micro-batches, so they must be small; the graph's stages hold 2."""
     model = CostModel(towers(7, 4), Cluster(devices=8, memory_bytes=1.2e9), 4096)
     counts = (4, 8, 16, 32, 64)
     found = find(model, (1,), counts)
@@ -80,7 +80,7 @@ def test_branches_beat_the_best_chain_where_memory_binds():
 
 
 def test_sixteen_branches_over_32_devices():
-    """128 layers, a concat and a layer behind it; the time is one core's, in the suite as in the benchmark."""
+    """128 layers, a concat and a final layer. The time is for one core, as in the benchmark."""
     cluster = Cluster(devices=32, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9, latency_s=1e-5)
     model = CostModel(towers(16, 8), cluster, 16384)
     start = time.process_time()
@@ -95,7 +95,7 @@ def test_sixteen_branches_over_32_devices():
     assert found.bottleneck_s <= search.bottleneck(chain)
 
 
-def test_nothing_allowed():
+def test_no_valid_layout():
     model = CostModel(towers(2, 2), Cluster(devices=2), 64)
     assert find(model, (4,), (8,)) is None
     tight = CostModel(towers(2, 2), Cluster(devices=2, memory_bytes=1e6), 64)

@@ -63,14 +63,14 @@ def test_a_fork_may_share_the_stage_of_a_branchs_start():
 
 
 def test_small_branches_share_a_device():
-    """3 | 2 1 | 1 and the join, or 3 | 2 | 1 1 and the join: with 3 devices somebody shares."""
+    """3 | 2 1 | 1 and the join, or 3 | 2 | 1 1 and the join: 3 devices force sharing."""
     found = solved(["ax", "bx", "cx", "dx"], {"a": 3, "b": 2, "c": 1, "d": 1, "x": 0}, devices=3, target=3)
     assert found is not None
     assert len(found) == 3
 
 
-def test_of_ways_that_keep_to_the_target_the_shallowest():
-    """Eight branches of 4: with 9 devices every branch is one stage, and nothing is deeper than 2."""
+def test_the_shallowest_layout_within_the_target_wins():
+    """Eight branches of 4: with 9 devices every branch is one stage, and the depth is 2."""
     model = CostModel(towers(8, 4), Cluster(devices=9), 1024)
     layout = tree_search(model, [1], 16).solve(math.inf)
     assert layout is not None

@@ -1,4 +1,4 @@
-"""Small staged models, put together by hand: every shape of graph that a runtime must get right."""
+"""Small handmade staged models: every shape of graph that a runtime must support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_IDS = 20
 
 
 class Rows(nn.Module):
-    """The embedding stage: two pooled vectors per example, and the dense inputs as they are."""
+    """The embedding stage: two pooled vectors per example, and the unchanged dense inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Rows(nn.Module):
 
 
 class Node(nn.Module):
-    """A stage: its inputs side by side, a layer, a nonlinearity. Each output is a part of that."""
+    """A stage: concatenated inputs, a layer, a nonlinearity. Each output is a slice of the result."""
 
     def __init__(self, width: int, outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Node(nn.Module):
 
 
 class Top(nn.Module):
-    """A stage with a loss: logits, and if `passes_on` the hidden values too."""
+    """A stage with a loss: logits, and the hidden values if `passes_on`."""
 
     def __init__(self, width: int, passes_on: bool = False) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Top(nn.Module):
 
 
 class Aside(nn.Module):
-    """Weights that no input with a gradient meets: half of the outputs depends on the dense inputs only."""
+    """Has weights that no input with a gradient meets: half of the outputs depends only on the dense inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Aside(nn.Module):
 
 
 class Reused(nn.Module):
-    """A layer used three times over, whose gradients of several terms meet in the order of the graph only."""
+    """Uses a layer three times; the order in which its gradient terms are summed is that of the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Reused(nn.Module):
 
 
 class Whole(nn.Module):
-    """The model in one piece."""
+    """The whole model."""
 
     def __init__(self, embedding: nn.Module, stages: Sequence[StageModule]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Whole(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A stage's inputs and outputs. A head is ``logit<n>``; the embedding stage makes dense, first, second."""
+    """Inputs and outputs of a stage. A head is ``logit<n>``; the embedding stage makes dense, first, second."""
 
     takes: tuple[str, ...]
     makes: tuple[str, ...]
@@ -130,7 +130,7 @@ def _top(*takes: str, makes: str = "logit0") -> Plan:
 
 
 def _chain(length: int, dropout: float = 0.0) -> list[Plan]:
-    """The pooled vectors enter where the hidden values are, as in a DLRM: at the second stage."""
+    """Pooled vectors join the hidden values at the second stage, as in a DLRM."""
     plans = [_node("dense", makes="h0", dropout=dropout)]
     for number in range(1, length - 1):
         extra = ("first",) if number == 1 else ()
@@ -138,7 +138,7 @@ def _chain(length: int, dropout: float = 0.0) -> list[Plan]:
     return [*plans, _top(f"h{length - 2}", "second")]
 
 
-#: Name -> its stages.
+#: Name -> stages.
 MODELS: Mapping[str, list[Plan]] = {
     "one": [_top("dense", "first", "second")],
     "chain2": _chain(2),
@@ -178,7 +178,7 @@ MODELS: Mapping[str, list[Plan]] = {
 
 
 def make(name: str) -> StagedModel:
-    """The model, in float64, always with the same weights. Any thread may call: random numbers have one generator."""
+    """The model in float64, always with the same weights. Thread-safe: the random generator is global."""
     with seeded(7, torch.device("cpu")):
         return _make(MODELS[name])
 

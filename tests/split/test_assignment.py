@@ -24,9 +24,9 @@ def parts() -> ModelParts:
     crossing=st.lists(st.integers(0, 5), min_size=8, max_size=8),
     num_stages=st.integers(1, 8),
 )
-def test_a_chain_is_the_best_of_all(costs: list[int], crossing: list[int], num_stages: int) -> None:
+def test_a_chain_is_optimal(costs: list[int], crossing: list[int], num_stages: int) -> None:
     num_stages = min(num_stages, len(costs))
-    crossing[0] = 0  # nothing comes before the first
+    crossing[0] = 0  # no operators precede the first
 
     def value(starts: tuple[int, ...]) -> tuple[int, int]:
         ends = (*starts, len(costs))
@@ -38,7 +38,7 @@ def test_a_chain_is_the_best_of_all(costs: list[int], crossing: list[int], num_s
     assert value(found) == min(map(value, every))
 
 
-def test_the_longest_name_decides_and_the_rest_goes_with_its_inputs(parts: ModelParts) -> None:
+def test_the_longest_name_decides_and_unnamed_operators_follow_their_inputs(parts: ModelParts) -> None:
     stages = {"branches": 0, "branches.6": 1, "top": 2, "top._mlp.1": 3}
     chosen = {parts.traced.paths[node]: stage for node, stage in stages_of_nodes(parts, stages).items()}
     assert chosen["branches.5._mlp.0._linear"] == 0

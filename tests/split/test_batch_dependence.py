@@ -32,7 +32,7 @@ class Mixing(nn.Module):
         if self.how == "size":
             hidden = hidden / len(dense)
         if self.how == "undefined":
-            hidden = (-hidden.square()).log()  # not a number for every example, whatever the others
+            hidden = (-hidden.square()).log()  # NaN for every example, independent of the others
         if self.how == "noise":
             hidden = hidden + torch.zeros_like(hidden).uniform_()
         logits: Tensor = self.last(hidden)
@@ -50,7 +50,7 @@ class Mixing(nn.Module):
         ("", ()),
     ],
 )
-def test_what_looks_across_examples_is_found(how: str, found: tuple[str, ...]) -> None:
+def test_operators_that_mix_examples_are_found(how: str, found: tuple[str, ...]) -> None:
     staged = split(Mixing(how), stages={"first": 0, "last": 1}, num_dense=3, dtype=torch.float32)
     state = torch.random.get_rng_state()
     assert batch_dependent_operators(staged) == found

@@ -21,7 +21,7 @@ class Shapes(nn.Module):
         return (matrix * number.view(-1, 1, 1)).sum(2) + vector[:, :2]
 
 
-def test_bundles_come_apart_as_they_went_in() -> None:
+def test_bundles_round_trip() -> None:
     model = Shapes()
     parts = trace_parts(model, num_dense=3, dtype=torch.float32)
     nodes = {node.name: node for node in parts.dense_nodes}

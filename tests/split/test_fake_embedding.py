@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def ids() -> KeyedJaggedTensor:
-    """Two examples, as many ids per feature as blank ones have."""
+    """Two examples, with as many ids per feature as the fake ones."""
     return KeyedJaggedTensor(
         keys=["f0", "f1"],
         values=torch.zeros(4 * NUM_IDS, dtype=torch.int64),

@@ -27,7 +27,7 @@ def parts_of(name: str) -> ModelParts:
     return trace_parts(converted.model, num_dense=num_dense_inputs(SCHEMA), dtype=torch.float32)
 
 
-def test_branches_stand_beside_each_other() -> None:
+def test_branches_become_side_by_side_stages() -> None:
     parts = parts_of("towers")
     staged = split_parts(parts, stages=graph_stages(parts, 4, microbatches=16))
     assert max(staged.graph(16).depths) < 4

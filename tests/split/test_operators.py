@@ -30,7 +30,7 @@ def test_the_source_is_lookups_and_moves() -> None:
     assert not any(parts.traced.parameters_of(node) for node in parts.embedding_nodes)
     names = [item.name for item in parts.operators]
     assert names[3:6] == ["inter_arch.cat_1", "inter_arch.bmm", "inter_arch.cat_2"]
-    # A transposed or reshaped twin of a tensor goes with its user, a nonlinearity with its layer.
+    # A transposed or reshaped tensor belongs to its user's operator, a nonlinearity to its layer's.
     assert [node.name for node in parts.operators[4].nodes] == ["transpose", "bmm", "getitem_11"]
     assert [node.name for node in parts.operators[0].nodes] == ["dense_arch_model__mlp_0__linear", "relu"]
     assert [item.inputs for item in parts.operators[:6]] == [(), (0,), (1,), (2,), (3,), (2, 4)]
@@ -99,6 +99,6 @@ class Headless(nn.Module):
         (Headless(lambda dense, logits: logits.sum()), "output 0 of model Headless must be logits, .* from sum_1"),
     ],
 )
-def test_what_has_no_source_or_no_outputs_is_refused(model: nn.Module, words: str) -> None:
+def test_models_without_source_or_outputs_are_refused(model: nn.Module, words: str) -> None:
     with pytest.raises(InputError, match=words):
         trace_parts(model, num_dense=2, dtype=torch.float32)

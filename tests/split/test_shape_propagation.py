@@ -17,7 +17,7 @@ def shapes_of(model: nn.Module, num_dense: int = 4) -> dict[str, NodeShape]:
 
 
 class Shapes(nn.Module):
-    """Tensors of the examples and others, a list, and numbers of every kind."""
+    """Tensors with and without example dimension, a list, and numbers of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,6 +82,6 @@ class Fails(nn.Module):
         ("inverse", 3, "computes with the number of examples"),
     ],
 )
-def test_what_blank_batches_show_is_refused(how: str, num_dense: int, words: str) -> None:
+def test_models_that_fail_on_fake_batches_are_refused(how: str, num_dense: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         shapes_of(Fails(how), num_dense)

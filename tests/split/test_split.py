@@ -1,4 +1,4 @@
-"""Stages against the whole model: every library model, every number of stages, annotations, and what is refused."""
+"""Stages equal the whole model: all library models, any number of stages, annotations, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def staged_of(model: nn.Module, stages: object, num_dense: int = NUM_DENSE) -> S
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads of torch cost more than these sizes when other programs run."""
+    """Limit torch to one thread: at these sizes more threads cost time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,7 +57,7 @@ def test_chains_of_every_length_equal_the_model_bit_for_bit(parts: ModelParts) -
 
 @given(data=st.data())
 def test_any_assignment_equals_the_model_or_is_refused(parts: ModelParts, data: st.DataObject) -> None:
-    """Stages in any order and shape; the order of sums at a fork may differ, nothing else."""
+    """Stages in any order and shape. Only the order of sums at a fork can differ."""
     model = parts.traced.model
     names = [item.name for item in parts.operators]
     num_stages = data.draw(st.integers(2, 4))
@@ -83,7 +83,7 @@ def test_any_assignment_equals_the_model_or_is_refused(parts: ModelParts, data: 
     torch.testing.assert_close(got_gradients, gradients, rtol=1e-12, atol=1e-12)
 
 
-def test_names_of_modules_and_what_goes_with_its_inputs() -> None:
+def test_module_names_and_unnamed_operators() -> None:
     staged = staged_of(library_model("dlrm"), {"dense_arch": 0, "inter_arch": 1, "over_arch": 2})
     assert [stage.name for stage in staged.stages] == ["dense_arch", "inter_arch", "over_arch"]
     assert staged.edges == ((0, 1), (1, 2))
@@ -91,7 +91,7 @@ def test_names_of_modules_and_what_goes_with_its_inputs() -> None:
     assert {name for stage in range(3) for name, _ in staged.parameters_of(stage)} == {
         name for name, _ in staged.model.named_parameters() if not name.startswith("sparse_arch")
     }
-    # Without a name, the interaction goes with the last of its inputs, the bottom tower.
+    # An unnamed interaction belongs to the stage of its last input, the bottom tower.
     assert staged_of(library_model("dlrm"), {"dense_arch": 0, "over_arch": 1}).edges == ((0, 1),)
 
 
@@ -107,7 +107,7 @@ def test_branches_become_parallel_stages() -> None:
 
 
 class TwoHeads(nn.Module):
-    """Two tasks on one trunk; the sparse input is not used but by the collections, of which there are none."""
+    """Two tasks on one trunk. The sparse input is used only by collections, of which there are none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_several_outputs_are_heads_and_dropout_is_seen() -> None:
     assert torch.equal(buy, model(dense, None)[1])
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_unchanged() -> None:
     model = library_model("dlrm")
     model.eval()
     modes, names = [m.training for m in model.modules()], set(vars(model))
@@ -148,7 +148,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 class Sizes(nn.Module):
-    """Numbers of every kind: a shape kept across stages, a constant, a size made into a tensor's shape."""
+    """Numbers of every kind: a shape used across stages, a constant, a size as a tensor's shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def test_numbers_are_recomputed_where_they_are_used() -> None:
 
 
 class Gate(nn.Module):
-    """Looks at its values, so its inside cannot be traced."""
+    """Branches on values, so its inside cannot be traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Tied(nn.Module):
 
 
 class Returning(nn.Module):
-    """a, then b, then a function of a's result again: putting b alone away closes a circle."""
+    """a, then b, then a function of a's result again: b alone in a stage would create a cycle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class InPlace(nn.Sequential):
 
 
 class Overwriting(InPlace):
-    """A value is used, then overwritten."""
+    """Uses a value, then overwrites it."""
 
     def forward(self, dense: Tensor, sparse: object) -> Tensor:  # type: ignore[override]
         hidden = self[0](dense)
@@ -282,7 +282,7 @@ class Tuples(nn.Module):
         return logits
 
 
-def test_what_is_no_tensor_stays_with_what_made_it() -> None:
+def test_non_tensors_stay_in_their_stage() -> None:
     model = Tuples().double()
     staged = staged_of(model, 2, num_dense=2)
     dense = torch.randn(3, 2, dtype=torch.float64)
@@ -312,7 +312,7 @@ def test_what_is_no_tensor_stays_with_what_made_it() -> None:
         (TwoHeads(), {"trunk.7": 0}, "stage name 'trunk.7' is not in the model; it has trunk.0, trunk.1, trunk.2"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(model: nn.Module, stages: object, words: str) -> None:
+def test_models_that_cannot_be_cut_are_refused(model: nn.Module, stages: object, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         staged_of(model.double(), stages, num_dense=2)
     assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ def value(name: str, producer: int, consumers: tuple[int, ...], *, wants_grad: b
 
 
 def make_staged() -> StagedModel:
-    """A fork: stage 0 feeds 1 and 2; both have a head, and 2 takes vectors of the embedding stage too."""
+    """A fork: stage 0 feeds 1 and 2. Both have a head, and 2 takes vectors of the embedding stage, too."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].bias.requires_grad_(False)
     return StagedModel(
@@ -42,7 +42,7 @@ def test_edges_come_from_the_values() -> None:
     staged = make_staged()
     assert staged.embedding_values == (0, 1)
     assert staged.edges == ((0, 1), (0, 2))
-    # Labels go to both stages with a loss; gradients come back only from the one that takes vectors.
+    # Labels go to both stages with a loss; gradients come back only from the stage that takes vectors.
     assert staged.embedding_edges == ((0, False), (1, False), (2, True))
 
 

@@ -13,7 +13,7 @@ from tests.split.whole_models import library_model
 
 
 class Branching(nn.Module):
-    """Its forward asks for a value: which branch it takes cannot be recorded."""
+    """A forward that branches on a value, which tracing cannot record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ThreeInputs(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One layer called twice, a constant made in forward, and something that nobody uses."""
+    """A layer called twice, a constant made in forward, and an unused value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_a_module_called_twice_has_two_paths_and_dead_code_is_gone() -> None:
 
 
 class Aside(nn.Sequential):
-    """Goes on with what an in-place function was given rather than with its result."""
+    """Continues with the input of an in-place function instead of its result."""
 
     def forward(self, dense: Tensor, sparse: object) -> Tensor:  # type: ignore[override]
         hidden = self[0](dense)
@@ -77,13 +77,13 @@ class Aside(nn.Sequential):
 
 
 def test_a_change_in_place_whose_result_is_not_used_is_refused() -> None:
-    """It is no part of the graph that leads to the outputs, and would be left out."""
+    """It is not in the graph of the outputs and would be dropped."""
     with pytest.raises(InputError, match=r"^relu_: changes a tensor in place and its result is not used"):
         trace(Aside(nn.Linear(2, 2), nn.Linear(2, 1)))
 
 
 class Counting(nn.Module):
-    """Counts its batches, or draws numbers that no input leads to: tracing would do both once and for all."""
+    """Counts its batches, or draws random numbers without inputs: tracing would do both only once."""
 
     def __init__(self, counts: bool) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Counting(nn.Module):
     ("counts", "words"),
     [(True, "it changes buffer count"), (False, "it draws random numbers that depend on no input")],
 )
-def test_what_happens_beside_the_graph_is_refused(counts: bool, words: str) -> None:
+def test_side_effects_outside_the_graph_are_refused(counts: bool, words: str) -> None:
     model, state = Counting(counts), torch.get_rng_state()
     with pytest.raises(InputError, match=words):
         trace(model)
@@ -126,7 +126,7 @@ def test_a_model_in_evaluation_is_traced_as_in_training() -> None:
         (ThreeInputs(), r"must be called as model\(dense, sparse\), its forward takes \['dense', 'sparse', 'more'\]"),
     ],
 )
-def test_a_model_that_cannot_be_followed_is_refused_in_one_line(model: nn.Module, words: str) -> None:
+def test_a_model_that_cannot_be_traced_is_refused_in_one_line(model: nn.Module, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         trace(model)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Library models with their rows in ordinary parameters, and a staged model run as one: what stages are compared to."""
+"""References for stages: library models with rows in ordinary parameters, and a staged model run as one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL_NAMES = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers", "own")
 
 
 class PlainBags(EmbeddingBagCollectionInterface):  # type: ignore[misc]
-    """A collection in float64, which torchrec's own does not give: one `nn.EmbeddingBag` per table."""
+    """A float64 collection, one `nn.EmbeddingBag` per table. torchrec's own has no float64."""
 
     def __init__(self, configs: list[Any]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class PlainBags(EmbeddingBagCollectionInterface):  # type: ignore[misc]
 
 
 def library_model(name: str) -> nn.Module:
-    """One of the library's models, or the example's, in float64, its rows in ordinary parameters."""
+    """A library model, or the example's, in float64 with rows in ordinary parameters."""
     schema = schema_of(*[None] * NUM_FEATURES, dense=NUM_DENSE)
     factory = "examples.own_model:build" if name == "own" else ""
     torch.manual_seed(7)
@@ -69,7 +69,7 @@ def library_model(name: str) -> nn.Module:
 
 
 def random_batch(num_examples: int, seed: int = 0) -> tuple[Tensor, Any]:
-    """Dense inputs and ids, one or two per feature."""
+    """Random dense inputs and ids, one or two per feature."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 3, (NUM_FEATURES * num_examples,), generator=draw)
     ids = torch.randint(0, 10, (int(lengths.sum()),), generator=draw)
@@ -78,7 +78,7 @@ def random_batch(num_examples: int, seed: int = 0) -> tuple[Tensor, Any]:
 
 
 def run_staged(staged: StagedModel, dense: Tensor, sparse: Any) -> list[Tensor]:
-    """Source and stages one after the other; the model's outputs."""
+    """Run source and stages in sequence. Returns the model's outputs."""
     values: dict[int, Tensor] = dict(zip(staged.embedding_values, staged.embedding(dense, sparse), strict=True))
     heads: dict[int, Tensor] = {}
     for number in staged.graph(1).order:
@@ -94,7 +94,7 @@ def run_staged(staged: StagedModel, dense: Tensor, sparse: Any) -> list[Tensor]:
 
 
 def outputs_and_gradients(model: nn.Module, outputs: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs, and gradients of a loss that weighs every example differently; the model's gradients are cleared."""
+    """Outputs, and gradients of a loss with a different weight per example. Clears the model's gradients."""
     weights = torch.arange(1, outputs[0].numel() + 1, dtype=torch.float64).view_as(outputs[0])
     sum((output * weights).square().sum() for output in outputs).backward()  # type: ignore[union-attr]
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""The job without torchrec: cached equals direct, and direct is a plain loop over all of its rows."""
+"""The job without torchrec: cached equals direct, and direct equals a plain loop over all rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_cached_equals_direct() -> None:
 
 
 class Tables(nn.Module):
-    """Both tables whole, as parameters."""
+    """Both whole tables, as parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Tables(nn.Module):
         return torch.cat([rows[ids] for rows, ids in zip(self.rows, sparse, strict=True)], dim=1)
 
 
-def test_it_is_a_plain_loop() -> None:
+def test_direct_equals_a_plain_loop() -> None:
     settings = PlainSettings(schema=SCHEMA, dtype="float64")
     torch.manual_seed(settings.seed)
     tables = Tables()

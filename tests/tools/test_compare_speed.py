@@ -1,4 +1,4 @@
-"""`tools/compare_speed.py`: figures of JSON of different shapes, and the ratio of two checkouts."""
+"""`tools/compare_speed.py`: numbers in JSON of different shapes, and the ratio of two checkouts."""
 
 from __future__ import annotations
 

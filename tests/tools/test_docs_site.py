@@ -1,4 +1,4 @@
-"""The site's navigation, pages and links; that it builds without a warning is `make docs`."""
+"""The site's navigation, pages and links. `make docs` checks that it builds without a warning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_room_has_an_api_page():
     assert len(docs_site.ROOMS) == len(set(docs_site.ROOMS))
 
 
-def test_linked_files_come_along():
+def test_linked_files_are_copied():
     assert "docs/pictures/cached-steps-cpu.svg" in docs_site.linked_files("README.md")
     assert not [path for path in docs_site.linked_files("README.md") if not (ROOT / path).is_file()]
 
@@ -48,7 +48,7 @@ def test_diagrams_are_indented():
 
 
 @pytest.mark.parametrize("name", [item.partition("[")[0] for item in make_docs.requirements()])
-def test_what_the_site_needs_is_pinned(name):
+def test_site_requirements_are_pinned(name):
     assert f"\n{name}==" in (ROOT / "tools" / "constraints.txt").read_text(encoding="utf-8")
 
 

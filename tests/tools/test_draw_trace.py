@@ -1,4 +1,4 @@
-"""The picture of a trace: which batch an action belongs to, what the window holds, and what is drawn of it."""
+"""The picture of a trace: batches of actions, the window, and drawn elements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def span(lane: str, name: str, start_ms: float, end_ms: float, category: str = "
 
 @pytest.fixture
 def two_ranks(tmp_path: Path) -> list[Path]:
-    """Batches of 2 micro-batches at rank 0, of 1 at rank 1; training of three batches, then evaluation."""
+    """Two micro-batches per batch at rank 0, one at rank 1; three batches of training, then evaluation."""
     first = [
         *(span("oracle", f"0X_PLAN{b}", 8 * b, 8 * b + 4) for b in range(3)),
         *(span("data", f"0X_READ{b}", 10 * b, 10 * b + 1) for b in range(3)),
@@ -54,7 +54,7 @@ def two_ranks(tmp_path: Path) -> list[Path]:
 
 
 def boxes(drawing: str) -> dict[str, ElementTree.Element]:
-    """Tooltip up to the times -> box."""
+    """Tooltip without times -> box."""
     found = {}
     for group in ElementTree.fromstring(drawing).iter():
         title = group.find("{*}title")
@@ -86,7 +86,7 @@ def test_the_window(two_ranks: list[Path]) -> None:
     assert clock.window_ns(2, 1) == (21 * MS, 31 * MS), "evaluation is not shown"
 
 
-def test_what_is_drawn(two_ranks: list[Path]) -> None:
+def test_drawn_elements(two_ranks: list[Path]) -> None:
     drawing = picture(read_tracks(two_ranks), first=1, batches=1)
     shown = texts(drawing)
     assert shown.count("rank 0") == shown.count("rank 1") == 1
@@ -116,7 +116,7 @@ def test_boxes_end_at_the_window(two_ranks: list[Path]) -> None:
 
 
 def test_a_trace_of_the_prefetch_pipeline(tmp_path: Path) -> None:
-    """What is trained, and what is prefetched meanwhile."""
+    """Training and concurrent prefetching."""
     program = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(6)
     trace = Trace()
     for found in render.spans(simulate(program)):

@@ -1,4 +1,4 @@
-"""Where a browser comes from: PATH first, then the environment's own; without npm nothing fails."""
+"""Search for a browser: PATH first, then the environment's own; without npm nothing fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_environments_own_browser_finds_its_libraries(tmp_path, monkeypatch)
     assert make_browser.environment_of(found)["LD_LIBRARY_PATH"] == str(tmp_path / "lib")
 
 
-def test_without_npm_it_says_so_and_all_is_well(tmp_path, monkeypatch, capsys):
+def test_without_npm_it_prints_a_note_and_succeeds(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(make_browser, "FOLDER", tmp_path / "browser")
     assert make_browser.main() == 0
@@ -48,7 +48,7 @@ def test_without_npm_it_says_so_and_all_is_well(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-#: Stand-ins for npm, which brings a package of empty archives, and node, which unpacks them.
+#: Fakes of npm, which installs a package of empty archives, and of node, which unpacks them.
 NPM = """#!/bin/sh
 set -e
 mkdir -p package/bin

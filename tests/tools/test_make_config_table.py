@@ -1,4 +1,4 @@
-"""The documented table of keys is the one the code would write."""
+"""The documented table of keys equals the generated one."""
 
 from __future__ import annotations
 

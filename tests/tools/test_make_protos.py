@@ -1,4 +1,4 @@
-"""The committed code is what the contract generates."""
+"""The committed protobuf code equals the generated code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The set-up script's decisions; that it installs a working environment is seen wherever the suite runs."""
+"""Decisions of the set-up script. Every run of the suite shows that it installs a working environment."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_torch_and_torchrec_are_not_left_to_pip():
 
 
 def test_the_script_runs_on_the_standard_library_alone():
-    """On the bare machine there is nothing else; the environment it is given here is wrong, so it installs nothing."""
+    """A bare machine has no other packages. The environment given here is wrong, so the script installs nothing."""
     done = subprocess.run(
         [sys.executable, "-S", str(SCRIPT)], env={"BAGPIPE_DEVICE": "tpu"}, capture_output=True, text=True, timeout=60
     )

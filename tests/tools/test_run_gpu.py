@@ -1,4 +1,4 @@
-"""`make gpu`: which interpreter it takes, and that it says in one line why it cannot run."""
+"""`make gpu`: its choice of interpreter, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def finding(python: str, *, missing: tuple[str, ...] = (), sees_device: bool = F
 
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
-    """What interpreters have, by name, and no card to be seen."""
+    """Packages of the interpreters by name, without a visible GPU."""
     known: dict[str, Finding] = {}
     monkeypatch.setattr(run_gpu, "probe", known.__getitem__)
     monkeypatch.setattr(run_gpu.shutil, "which", lambda name: None)
@@ -51,7 +51,7 @@ def test_a_rehearsal_takes_the_first_that_has_what_is_needed(probes: dict[str, F
         (finding("p", missing=("torch", "numpy")), True, "gpu: p lacks torch numpy"),
     ],
 )
-def test_what_is_missing_is_one_line(
+def test_missing_packages_are_one_line(
     probes: dict[str, Finding], capsys: pytest.CaptureFixture[str], found: Finding, rehearse: bool, line: str
 ) -> None:
     probes["p"] = found
@@ -73,14 +73,14 @@ def test_what_is_missing_is_one_line(
         ),
     ],
 )
-def test_a_venv_that_came_out_without_torchrec_will_do(
+def test_a_venv_without_torchrec_is_sufficient(
     probes: dict[str, Finding],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     made: Finding,
     line: str | None,
 ) -> None:
-    """`tools/make_venv.py` fails where a part of the trio does not load."""
+    """`tools/make_venv.py` fails if a package of the trio does not load."""
     probes.update(base=finding("base"))
     probes[made.python] = made
     monkeypatch.setattr(run_gpu.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
@@ -102,7 +102,7 @@ def test_flags_for_a_benchmark_that_is_left_out(capsys: pytest.CaptureFixture[st
 
 
 def test_pytest_needs_no_plugin() -> None:
-    """The folder's settings stand alone: they are collected with the plugins of the development environment off."""
+    """The folder's settings are self-contained: collection works without the plugins of the development environment."""
     (command,) = [found for found in run_gpu.pytest_commands(sys.executable) if found[-1].endswith("test_jobs.py")]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "BAGPIPE_GPU_REHEARSAL": "1"}
     done = subprocess.run(

@@ -9,7 +9,7 @@ from bagpipe.types.batch import Batch
 
 
 def batch_of(lengths: np.ndarray, *, weighted: bool) -> Batch:
-    """Ids and weights count up, so all are distinct."""
+    """A batch of distinct, ascending ids and weights."""
     num_ids = int(lengths.sum())
     num_examples = lengths.shape[1]
     return Batch(

@@ -1,4 +1,4 @@
-"""Schemas: invalid values, the JSON form and its inverse, the width of a stored row."""
+"""Schemas: invalid values, the JSON round trip, and the width of a stored row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ names = st.text(min_size=1, max_size=8)
         ({"pooling": "max"}, "table 't': pooling must be sum, mean or none, got 'max'"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused(arguments, line):
+def test_an_invalid_table_is_refused(arguments, line):
     with pytest.raises(InputError) as caught:
         Table(name="t", **arguments)
     assert str(caught.value) == line
@@ -59,7 +59,7 @@ def test_a_data_schema_that_contradicts_itself_is_refused(changes, line):
     tables=st.lists(names, unique=True, min_size=1, max_size=4),
     data=st.data(),
 )
-def test_a_data_schema_survives_json(label, dense, tables, data):
+def test_a_data_schema_round_trips_through_json(label, dense, tables, data):
     features = data.draw(st.lists(names, unique=True, max_size=4))
     schema = DataSchema(
         label=label,
@@ -86,7 +86,7 @@ def test_the_width_of_a_row(optimizer, width):
     rounding=st.sampled_from(ROUNDINGS),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_a_row_schema_survives_json_and_keeps_its_digest(tables, optimizer, dtype, rounding, seed):
+def test_a_row_schema_round_trips_through_json_with_its_digest(tables, optimizer, dtype, rounding, seed):
     schema = RowSchema(
         tables=tuple(RowTable(name=name, dim=4, init_bound=0.1) for name in tables),
         optimizer=optimizer,
@@ -116,7 +116,7 @@ def test_everything_that_fixes_a_rows_bytes_is_in_the_digest():
     assert len({schema.digest() for schema in schemas}) == len(schemas)
 
 
-def test_the_digest_of_rows_that_were_there_before_half_rows_is_what_it_was():
+def test_the_digest_of_float32_rows_is_unchanged():
     schema = RowSchema(tables=(RowTable(name="t", dim=4, rows=10),), optimizer="adam", seed=3)
     assert schema.digest() == "914c24279b7a298fb13cf68c2d6f7c2fb59d5740fbf07005d5db574e38001b5a"
 
@@ -129,7 +129,7 @@ def test_the_digest_of_rows_that_were_there_before_half_rows_is_what_it_was():
         ("float64", 48, [384, 392, 768, 1152]),
         ("float16", 48, [96, 100, 288, 480]),
         ("bfloat16", 48, [96, 100, 288, 480]),
-        ("bfloat16", 1, [4, 8, 8, 12]),  # a zero half after an odd number of weights
+        ("bfloat16", 1, [4, 8, 8, 12]),  # padding of one half after an odd number of weights
     ],
 )
 def test_bytes_of_a_record(dtype: str, dim: int, row_bytes: list[int]):
@@ -153,7 +153,7 @@ def test_bytes_of_a_record(dtype: str, dim: int, row_bytes: list[int]):
         ({"rounding": "stochastic"}, "row rounding must be nearest with rows of float32, got 'stochastic'"),
     ],
 )
-def test_a_row_schema_that_cannot_be_is_refused(arguments, line):
+def test_an_invalid_row_schema_is_refused(arguments, line):
     with pytest.raises(InputError) as caught:
         RowSchema(**{"tables": (RowTable(name="t", dim=4),), "optimizer": "sgd", **arguments})
     assert str(caught.value) == line

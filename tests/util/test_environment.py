@@ -80,7 +80,7 @@ def test_a_set_that_does_not_fit_gets_one_line_with_the_fix(versions, line):
         (installed(torch="2.13.0"), "a cuda device needs fbgemm-gpu, but fbgemm-gpu-cpu 1.8.0 is installed; fix: "),
     ],
 )
-def test_a_cuda_device_wants_cuda_builds(versions, start):
+def test_a_cuda_device_requires_cuda_builds(versions, start):
     problem = find_problem(versions, device="cuda")
     assert problem is not None
     assert problem.startswith(start + "python -m pip uninstall -y ")
@@ -103,7 +103,7 @@ def test_the_environment_of_the_tests_fits():
     assert (read_installed().torch or "").startswith(RECOMMENDED.torch)
 
 
-def test_a_wrong_set_is_the_users_to_fix(monkeypatch):
+def test_a_wrong_set_is_an_input_error(monkeypatch):
     monkeypatch.setattr("bagpipe.util.environment.read_installed", lambda: installed(cpu="1.9.0"))
     with pytest.raises(InputError) as caught:
         check_environment()

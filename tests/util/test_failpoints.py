@@ -1,4 +1,4 @@
-"""A process dies at the armed failpoint, at the armed time, and nowhere else."""
+"""A process dies exactly at the armed pass of the armed failpoint."""
 
 from __future__ import annotations
 

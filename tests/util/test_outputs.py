@@ -25,7 +25,7 @@ def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
         check_folder(str(tmp_path / "file"), "run.dir")
 
 
-def test_json_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_json_is_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write_json(str(path), [1])
     with pytest.raises(ValueError, match="not JSON compliant"):

@@ -1,4 +1,4 @@
-"""One model on all ranks, before training and after it."""
+"""Broadcast of the model to all ranks, before and after training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.distributed.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
 
-#: By stage: who trains it. Nobody's first stage is rank 1's.
+#: Stage -> ranks that train it; the values of the first one are broadcast.
 HOLDERS = ((2, 0), (0, 1), (2,), (1, 2))
 
 #: Ranks that are threads share torch's generator.
@@ -48,7 +48,7 @@ def stages_of(model: nn.Sequential) -> list[HeldStage]:
 
 
 def train_stage(model: nn.Sequential, optimizer: torch.optim.Optimizer, stage: int, *, spoilt: bool) -> None:
-    """Some steps of a stage alone; the last stage's bias gets no gradient, and an odd state of its own."""
+    """Train one stage alone. The last stage's bias gets no gradient, and one state is unusual."""
     generator = torch.Generator().manual_seed(stage + 100 * spoilt)
     for _ in range(1 + spoilt):
         loss = model[stage](torch.randn(6, 4, generator=generator)).sigmoid().square().mean()
@@ -62,7 +62,7 @@ def train_stage(model: nn.Sequential, optimizer: torch.optim.Optimizer, stage: i
 
 
 def train_alone(kind: str) -> tuple[str, list[int]]:
-    """The digest of the whole model, and which parameters have state."""
+    """The digest of the whole model, and the parameters that have state."""
     model = make_model(0)
     optimizer = OPTIMIZERS[kind](list(model.parameters()))
     for stage in range(len(HOLDERS)):
@@ -71,7 +71,7 @@ def train_alone(kind: str) -> tuple[str, list[int]]:
 
 
 def train(peers: Any, kind: str) -> list[tuple[str, list[int]]]:
-    """Ranks train what they hold, all but the first holder to other ends; what all have then, and the right answer."""
+    """Train the held stages; only the first holder ends as expected. Returns the broadcast and the expected state."""
     model = make_model(peers.rank)
     share_model(model, peers.dense)
     optimizer = OPTIMIZERS[kind](list(model.parameters()))

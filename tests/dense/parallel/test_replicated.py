@@ -1,4 +1,4 @@
-"""`DenseParallel` in real processes: sums over ranks, the same bits everywhere and whatever the buckets."""
+"""`DenseParallel` in real processes: sums over ranks with equal bits on all ranks and for any bucket size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDING = threading.Lock()
 
 
 class Model(nn.Module):
-    """Parameters of every kind: shared, frozen, never used, used in some steps, and a buffer."""
+    """Parameters of every kind: shared, frozen, unused, used in some steps, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def train(
     dtype: torch.dtype,
     parallel: DenseParallel | None = None,
 ) -> list[Any]:
-    """Gradients of every step, by parameter name. Without examples: no backward."""
+    """Train. Returns the gradients of every step by parameter name; without examples there is no backward."""
     gradients = []
     for step in range(NUM_STEPS):
         model.turn = step
@@ -84,7 +84,7 @@ def train(
 
 
 def mine_of(peers: TorchPeers, empty_rank: int) -> slice:
-    """A rank's examples: what a balanced partition gives it, none for `empty_rank`."""
+    """A rank's examples: its part of a balanced partition; none for `empty_rank`."""
     others = [rank for rank in range(peers.world_size) if rank != empty_rank]
     if peers.rank == empty_rank:
         return slice(0, 0)
@@ -93,10 +93,10 @@ def mine_of(peers: TorchPeers, empty_rank: int) -> slice:
 
 
 def train_together(peers: TorchPeers, dtype: torch.dtype, empty_rank: int, sizes: list[int]) -> list[Any]:
-    """For every bucket size: gradients of every step, and the parameters at the end."""
+    """For every bucket size: gradients of every step, and the final parameters."""
     ends = []
     for size in sizes:
-        model = make_model(7 + peers.rank, dtype)  # rank 0's values are everybody's
+        model = make_model(7 + peers.rank, dtype)  # all ranks start from rank 0's values
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
         with DenseParallel(model, peers.dense, bucket_bytes=size) as parallel:
             gradients = train(model, optimizer, mine_of(peers, empty_rank), dtype, parallel)
@@ -192,7 +192,7 @@ def test_a_model_without_dense_parameters() -> None:
 
 
 def normalise(peers: TorchPeers) -> list[dict[str, Any]]:
-    """Buffers before and after they are shared."""
+    """Buffers before and after they are broadcast."""
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Flatten(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ends = []
@@ -215,14 +215,14 @@ def test_all_ranks_end_with_rank_0s_buffers() -> None:
 
 
 def train_in_parts(peers: Any, declared: int) -> tuple[list[Any], int]:
-    """Gradients of every step, each of up to three micro-batches; and how many buckets travelled before the step."""
+    """Gradients of every step, in up to three micro-batches each, and the number of buckets sent before the step."""
     model = make_model(7, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gradients, early = [], 0
     with DenseParallel(model, peers.dense, bucket_bytes=1, backwards_per_step=declared) as parallel:
         for step in range(NUM_STEPS):
             model.turn = step
-            # The last step is ragged: one rank has fewer micro-batches than were declared.
+            # The last step is ragged: one rank has fewer micro-batches than declared.
             parts = 3 if step < NUM_STEPS - 1 or peers.rank else 1
             for part in range(parts):
                 mine = slice(NUM_EXAMPLES * part // 3, NUM_EXAMPLES * (part + 1) // 3, 1)
@@ -239,7 +239,7 @@ def train_in_parts(peers: Any, declared: int) -> tuple[list[Any], int]:
     return gradients, early
 
 
-def test_micro_batches_are_summed_before_they_travel() -> None:
+def test_micro_batches_are_summed_before_the_all_reduce() -> None:
     (first, early), (second, _) = (end.value for end in run_threads(2, train_in_parts, 3))
     (alone, _), *_ = (end.value for end in run_threads(1, train_in_parts, 3))
     assert early, "a bucket travels under the last backward"
@@ -250,7 +250,7 @@ def test_micro_batches_are_summed_before_they_travel() -> None:
             assert step == NUM_STEPS - 1 or abs(gradient - alone[step][name]).max() < 1e-12
 
 
-def test_a_backward_too_many_is_refused() -> None:
+def test_an_extra_backward_is_refused() -> None:
     ends = run_threads(2, train_in_parts, 2)
     assert JobError.__name__ in {end.error[0] for end in ends if end.error is not None}
     assert any("expected 2 backwards per step" in end.error[1] for end in ends if end.error is not None)
@@ -279,7 +279,7 @@ def test_after_the_first_error_no_bucket_waits_for_another(no_leaks: None) -> No
 
 
 def train_good_batches(peers: Any, bucket_bytes: int) -> list[bool]:
-    """Steps of which rank 1 finds some bad; those are left out on all ranks."""
+    """Train steps of which rank 1 finds some bad; all ranks skip those."""
     model = make_model(3, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     left_out = []
@@ -303,7 +303,7 @@ def train_good_batches(peers: Any, bucket_bytes: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
-def test_all_ranks_leave_out_the_same_step(bucket_bytes: int) -> None:
+def test_all_ranks_skip_the_same_step(bucket_bytes: int) -> None:
     ends = run_threads(2, train_good_batches, bucket_bytes)
     assert [end.error for end in ends] == [None, None]
     assert [end.value for end in ends] == [[True, False, True, False]] * 2

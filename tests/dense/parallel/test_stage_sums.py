@@ -1,4 +1,4 @@
-"""Sums over the holders of stages: in their order, bit by bit, the same between threads and processes."""
+"""Gradient sums over the holders of stages: in holder order, with equal bits in threads and processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.distributed.threads import run_threads
 NUM_STEPS = 2
 SHAPES = ((3, 5), (7,), (2, 2))
 
-#: Holders by stage. Four ranks: two replicas of two ranks, then the same in two directions, and stages of one rank.
+#: Holders by stage: two replicas of two ranks, the same in two directions, and stages of one rank.
 MESHES = {
     "replicas": (4, [(0, 2), (1, 3)]),
     "two directions": (4, [(1, 0, 3, 2), (0, 1, 2, 3)]),
@@ -40,7 +40,7 @@ def make_stages(holders: list[tuple[int, ...]]) -> list[HeldStage]:
 
 
 def gradient(rank: int, step: int, name: str, like: torch.Tensor) -> torch.Tensor | None:
-    """Of very different sizes, so that the order of a sum shows; the second parameter's is on rank 0 only, once."""
+    """Gradients of very different magnitudes, so that the order of a sum shows; the second one only on rank 0, once."""
     place = name.partition(".")[2]
     if not like.requires_grad or (place == "1" and (rank or step)):
         return None
@@ -50,7 +50,7 @@ def gradient(rank: int, step: int, name: str, like: torch.Tensor) -> torch.Tenso
 
 
 def sum_all(peers: Any, holders: list[tuple[int, ...]], bucket_bytes: int) -> list[Any]:
-    """Every stage's gradients after its sum, step by step, of the stages held here."""
+    """Gradients of the held stages after their sum, step by step."""
     stages = make_stages(holders)
     groups = peers.open_stage_groups([stage.holders for stage in stages])
     assert set(groups) == {tuple(sorted(ranks)) for ranks in holders if len(ranks) > 1 and peers.rank in ranks}
@@ -71,7 +71,7 @@ def sum_all(peers: Any, holders: list[tuple[int, ...]], bucket_bytes: int) -> li
 
 
 def expected(holders: list[tuple[int, ...]], rank: int) -> list[Any]:
-    """The same, summed here."""
+    """The same sums, computed in this process."""
     story = []
     for step in range(NUM_STEPS):
         found: dict[str, bytes | None] = {}
