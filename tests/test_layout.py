@@ -73,6 +73,7 @@ NO_MIRROR: dict[str, str] = {
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "data/replay/records.py": "tests/data/replay/test_sweep.py",
     "trainer/assembly.py": "tests/system",
+    "trainer/open_job.py": "tests/system/test_ranks.py",
 }
 
 

@@ -30,7 +30,7 @@ from tests.system.test_rank_failures import WITHIN_S
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from tests.system.test_torchrun import ENDLESS, stopped_by_ctrl_c
 from tests.system.writes import Writes
-from trainer.job import OpenJob
+from trainer.open_job import OpenJob
 from trainer.ranks import Ranks
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import trainer.job
+import trainer.open_job
 from bagpipe.cache.upload import Uploader
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
@@ -23,7 +24,7 @@ from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change
 from tests.system.streams import FailingStore
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
-from trainer.job import OpenJob
+from trainer.open_job import OpenJob
 from trainer.ranks import Ranks
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
@@ -147,13 +148,13 @@ def another_rate(membership: Membership, config: Config) -> dict[str, Any]:
 
 def another_model(membership: Membership, config: Config) -> dict[str, Any]:
     """The same configuration with a model that depends on another setting."""
-    build = trainer.job.build_training_model
+    build = trainer.open_job.build_training_model
     wide = change(config, model__bottom_mlp=(7,))
 
     def build_other(config: Config, *more: Any) -> Any:
         return build(wide if membership.rank == 1 else config, *more)
 
-    trainer.job.build_training_model = build_other  # type: ignore[assignment] # of this process
+    trainer.open_job.build_training_model = build_other  # type: ignore[assignment] # of this process
     return whole_job(membership, config)
 
 

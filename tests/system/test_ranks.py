@@ -21,8 +21,8 @@ from tests.distributed.processes import run_ranks
 from tests.system.covering import covering
 from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS
-from trainer.job import open_job
 from trainer.job import run_job as run_rank
+from trainer.open_job import open_job
 from trainer.ranks import open_ranks
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
