@@ -30,7 +30,7 @@ def criteo_line(label: str = "0", dense: str = "1", sparse: str = "a") -> bytes:
 
 
 def criteo_lines(rows: int, seed: int = 0) -> bytes:
-    """Lines with everything that is allowed: missing values, negative integers, ids of 1 to 16 digits, both cases."""
+    """Lines with all valid variations: missing values, negative integers, ids of 1 to 16 digits, both cases."""
     rng = random.Random(seed)
     lines = []
     for _ in range(rows):
@@ -79,7 +79,7 @@ def avazu_row(**values: str) -> dict[str, str]:
 
 
 def avazu_rows(rows: int, seed: int = 0) -> list[dict[str, str]]:
-    """Lines with everything that is allowed: missing values, negative integers, ids of 1 to 16 digits, both cases."""
+    """Lines with all valid variations: missing values, negative integers, ids of 1 to 16 digits, both cases."""
     rng = random.Random(seed)
     found = []
     for _ in range(rows):

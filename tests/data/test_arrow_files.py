@@ -17,7 +17,7 @@ def write_ipc(path: Path, table: pa.Table) -> None:
         writer.write_table(table, max_chunksize=2)
 
 
-def test_both_kinds_are_told_apart_by_content(tmp_path: Path) -> None:
+def test_parquet_and_ipc_are_detected_by_content(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2, 3], "b": [4, 5, 6]})
     pq.write_table(table, tmp_path / "one.arrow", row_group_size=2)
     write_ipc(tmp_path / "two.parquet", table)

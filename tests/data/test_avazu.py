@@ -57,7 +57,7 @@ def test_the_features() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_agrees_with_the_format_read_slowly(seed: int, rows: int, end: str, shuffled: bool) -> None:
+def test_equals_a_plain_parser(seed: int, rows: int, end: str, shuffled: bool) -> None:
     written = avazu_rows(rows, seed)
     names = random.Random(seed).sample(AVAZU_NAMES, len(AVAZU_NAMES)) if shuffled else AVAZU_NAMES
     text = avazu_csv(written, names, end).partition(b"\n")[2]
@@ -96,7 +96,7 @@ BAD = [
 
 @pytest.mark.parametrize("place", [0, 39])
 @pytest.mark.parametrize(("values", "message"), BAD)
-def test_a_bad_line_is_named_or_left_out(tmp_path: Path, place: int, values: dict[str, str], message: str) -> None:
+def test_a_bad_line_is_named_or_skipped(tmp_path: Path, place: int, values: dict[str, str], message: str) -> None:
     rows = avazu_rows(40)
     path = tmp_path / "bad.csv"
     path.write_bytes(avazu_csv([*rows[:place], avazu_row(**values), *rows[place:]]))
@@ -160,7 +160,7 @@ def test_tables_may_hash_or_bound_their_ids(tmp_path: Path) -> None:
 def test_keeps_a_readers_promises(tmp_path: Path, form: str) -> None:
     rows = avazu_rows(40)
     path = tmp_path / "data"
-    if form == "folder":  # each file has a header, and may order its columns in a way of its own
+    if form == "folder":  # each file has a header and can order its columns differently
         path.mkdir()
         (path / "part_2.csv").write_bytes(avazu_csv(rows[:15], AVAZU_NAMES[::-1]))
         (path / "part_10.csv.gz").write_bytes(gzip.compress(avazu_csv(rows[15:])))

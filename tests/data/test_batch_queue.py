@@ -38,7 +38,7 @@ def test_an_error_comes_after_the_items_and_stays() -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_close_wakes_whoever_waits_and_is_no_end(full: bool) -> None:
+def test_close_wakes_waiting_threads_and_is_not_the_end(full: bool) -> None:
     buffer: BatchQueue[int] = BatchQueue(1)
     if full:
         buffer.put(0)

@@ -72,7 +72,7 @@ def test_bad_rows_and_limits(tmp_path: Path) -> None:
         )
 
 
-def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(criteo_lines(3) + b"bad\n")
     for suffix in (".arrow", ".parquet"):
         with pytest.raises(InputError, match=r"a.tsv:4: expected 40"):

@@ -72,7 +72,7 @@ def test_dense_is_log_of_one_plus_clipped() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_agrees_with_the_format_read_slowly(seed: int, rows: int) -> None:
+def test_equals_a_plain_parser(seed: int, rows: int) -> None:
     text = criteo_lines(rows, seed)
     parsed = parse_lines(text)
     labels, dense, ids = parse_slowly(text)

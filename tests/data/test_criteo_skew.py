@@ -9,7 +9,7 @@ from data.criteo_skew import COLUMNS, CRITEO_KAGGLE_ROWS, EXAMPLES_MEASURED, Col
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=[f"C{number}" for number in range(1, 27)])
-def test_drawing_from_the_law_gives_the_measured_figures(column: ColumnSkew) -> None:
+def test_the_law_matches_the_measured_figures(column: ColumnSkew) -> None:
     accesses = round(EXAMPLES_MEASURED * (1 - column.missing))
     uniforms = np.random.Generator(np.random.Philox(1)).random(accesses)
     counts = np.sort(np.unique(column.law.ranks(uniforms), return_counts=True)[1])[::-1]

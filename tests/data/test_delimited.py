@@ -61,7 +61,7 @@ def test_a_line_is_wrong_exactly_when_the_rules_say_so(lines: list[str]) -> None
     assert fields.lines[~wrong].tolist() == good
 
 
-def test_distinct_texts_are_looked_at_once() -> None:
+def test_distinct_texts_are_parsed_once() -> None:
     fields = split_fields(b"3.5,0\n4,0\n3.5,0\n,0\nlong and wrong,0\nx,0\n", b",", 2)
     seen: list[bytes] = []
 

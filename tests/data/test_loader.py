@@ -73,7 +73,7 @@ def test_epochs_do_not_share_batches(source: CriteoSource) -> None:
 def test_a_gz_that_got_shorter_since_its_rows_were_counted_is_refused(
     tmp_path: Path, eval_fraction: float, rows: int, message: str
 ) -> None:
-    """For example between two epochs, by another valid file."""
+    """For example between two epochs, replaced by another valid file."""
     lines = [criteo_line(dense=str(row)) + b"\n" for row in range(100)]
     path = tmp_path / "day.gz"
     path.write_bytes(gzip.compress(b"".join(lines)))
@@ -137,7 +137,7 @@ def test_workers_give_the_same_batches(source: CriteoSource) -> None:
         assert statistics.rows_read >= 90
 
 
-def test_queues_hold_no_more_than_they_may(source: CriteoSource) -> None:
+def test_queues_are_bounded(source: CriteoSource) -> None:
     with LookaheadLoader(source, batch_size=1, batches_ahead=3) as loader:
         for _ in loader:
             assert loader.statistics().batches_ready <= 3
@@ -162,7 +162,7 @@ def test_a_bad_block_raises_after_the_batches_before_it(tmp_path: Path, workers:
     assert rows == list(range(len(rows)))
     assert 36 < len(rows) <= 50
     assert len(rows) % 4 == 0, "a partial batch was served before the error"
-    # rows behind the limit are never looked at, unless they share a block with rows before it
+    # Rows after the limit are not parsed, unless they share a block with rows before it.
     assert rows_of(read_all(LookaheadLoader(source, batch_size=4, workers=workers, limit=36))) == list(range(36))
 
 
@@ -221,7 +221,7 @@ def test_closing_early_leaves_nothing_behind(source: CriteoSource, workers: int,
         for _ in range(served):
             next(loader)
     loader.close()
-    with pytest.raises(RuntimeError, match="inside its `with` block"):  # not the end: that would look like all rows
+    with pytest.raises(RuntimeError, match="inside its `with` block"):  # not StopIteration
         next(loader)
 
 
@@ -303,10 +303,10 @@ def test_workers_end_with_their_parent(source: CriteoSource, tmp_path: Path, sen
         assert word == "ready"
         assert workers
         if sent == signal.SIGINT:
-            os.killpg(process.pid, sent)  # as a terminal does: parent and workers
+            os.killpg(process.pid, sent)  # as a terminal does: to parent and workers
         else:
             process.kill()
-        # the workers hold the write end of this pipe: it reads as ended only when all of them are gone
+        # The workers hold the write end of this pipe: it reads as closed only when all of them are gone.
         errors = process.stderr.read()
     if sent == signal.SIGINT:
         assert errors.count("Traceback") == 1, errors

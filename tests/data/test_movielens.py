@@ -23,13 +23,13 @@ from tests.data.test_movielens_genres import MOVIES_CSV, MOVIES_DAT, U_ITEM, wri
 
 HEADER = "userId,movieId,rating,timestamp"
 
-#: Name of a file -> separator, first lines, the file of genres.
+#: Name of a file -> separator, first lines, the genre file.
 FORMS = {
     "u.data": ("\t", [], "u.item", U_ITEM),
     "ratings.dat": ("::", [], "movies.dat", MOVIES_DAT),
     "ratings.csv": (",", [HEADER], "movies.csv", MOVIES_CSV),
 }
-FILMS = {3: [0], 11: [0, 1, 2]}  # of the files of genres; no other film has any
+FILMS = {3: [0], 11: [0, 1, 2]}  # films of the genre files with their genres
 
 Rating = tuple[int, int, str]
 
@@ -75,7 +75,7 @@ def folder_of(folder: Path, name: str, ratings: list[Rating]) -> DataConfig:
 
 @pytest.mark.parametrize("name", FORMS)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 12), end=st.sampled_from(["\n", "\r\n"]))
-def test_what_was_written_is_read(
+def test_written_files_read_back(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, rows: int, end: str
 ) -> None:
     folder, ratings = tmp_path_factory.getbasetemp() / name, draw(rows, seed)
@@ -123,7 +123,7 @@ BAD = [
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(("fields", "message"), BAD)
-def test_a_bad_line_is_named_or_left_out(tmp_path: Path, name: str, fields: list[str], message: str) -> None:
+def test_a_bad_line_is_named_or_skipped(tmp_path: Path, name: str, fields: list[str], message: str) -> None:
     separator, first, *_ = FORMS[name]
     ratings = draw(30)
     lines = text_of(name, ratings).split("\n")
@@ -189,7 +189,7 @@ def test_the_schema_file_changes_tables_and_the_label(tmp_path: Path) -> None:
     found = examples(columns)
     assert [row[0] for row in found] == [row[0] for row in expected(ratings, 3.9)]
     assert {row[1] for row in found} <= set(range(5))
-    assert [row[3] for row in found] == [row[3] for row in expected(ratings)]  # found by the film's own id
+    assert [row[3] for row in found] == [row[3] for row in expected(ratings)]  # looked up by the film's own id
     for text, message in (
         ("[movielens]\npositive = 4", "movielens: unknown key 'positive', known keys: positive_rating"),
         ("[movielens]\npositive_rating = 'all'", "movielens: positive_rating must be a number, got 'all'"),

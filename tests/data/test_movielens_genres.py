@@ -24,7 +24,7 @@ def item_line(film: int, *flags: int) -> str:
     )
 
 
-#: Saved by a spreadsheet: byte order mark, quotes, an order of its own, empty lines.
+#: Saved by a spreadsheet: byte order mark, quotes, another order, empty lines.
 MOVIES_CSV_AGAIN = (
     '\xef\xbb\xbf"title","genres","movieId"\n'
     '"American President, The (1995)","Comedy|Drama|Romance","11"\n'

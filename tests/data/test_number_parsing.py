@@ -18,8 +18,8 @@ def positions(fields: list[bytes]) -> tuple[bytes, np.ndarray, np.ndarray]:
 
 
 @given(FIELDS)
-def test_a_number_is_read_and_all_else_is_flagged(fields: list[bytes]) -> None:
-    """Adjacent fields without separators: the parser must read nothing outside a field."""
+def test_numbers_are_parsed_and_other_text_is_flagged(fields: list[bytes]) -> None:
+    """Fields are adjacent without separators: the parser must read nothing outside a field."""
     text, ends, widths = positions(fields)
     values, wrong = parse_integers(digit_words(text), ends, widths)
     good = [re.fullmatch(rb"(-?[0-9]{1,16})?", field) is not None for field in fields]

@@ -48,7 +48,7 @@ def read(source: ParquetSource) -> list[Columns]:
 
 
 def test_a_file_that_got_shorter_while_it_was_read_is_refused(tmp_path: Path) -> None:
-    """Counted rows must not go missing in training."""
+    """Counted rows must not be missing from training."""
     path, schema = write(tmp_path, table(), row_group_size=5)
     source = ParquetSource.at(path, schema_path=schema)
     (block,) = source.blocks(*source.segments())

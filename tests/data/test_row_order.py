@@ -50,7 +50,7 @@ def test_orders_are_permutations_drawn_from_seed_and_epoch() -> None:
 
 
 def test_golden_orders() -> None:
-    # part of the meaning of a saved position: a resumed job must see the order it left
+    # Part of the format of a saved position: a resumed job must continue the same order.
     assert segment_order(list(range(8)), 7, 3, shuffle=True) == GOLDEN_SEGMENTS
     assert row_permutation(8, 7, 3, 2, 1).tolist() == GOLDEN_ROWS
 

@@ -45,7 +45,7 @@ def test_sources_can_be_compared_and_hashed() -> None:
 
 
 def test_a_file_written_anew_is_another_version(tmp_path: Path) -> None:
-    """Even within one tick of the clock."""
+    """Even within one clock tick."""
     path = tmp_path / "a"
     path.write_bytes(b"one")
     before = file_version(str(path))

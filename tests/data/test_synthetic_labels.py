@@ -7,7 +7,7 @@ from data.synthetic_labels import DENSE_SIGNAL, ID_SIGNAL, calibrate, dense_part
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.25, 0.9])
-def test_calibration_meets_rate_and_spread(rate: float) -> None:
+def test_calibrated_rate_and_spread(rate: float) -> None:
     rng = np.random.Generator(np.random.Philox(0))
     dense, ids = rng.random(20_000) * 30 + 5, rng.random(20_000) ** 8
     model = calibrate(dense, ids, rate)

@@ -39,6 +39,6 @@ def test_differences_are_noticed(source: CriteoSource) -> None:
         assert_same_batches(batches[:1], batches)
 
 
-def test_a_loader_that_forgets_its_place_is_noticed(source: CriteoSource) -> None:
+def test_a_loader_that_loses_its_position_is_detected(source: CriteoSource) -> None:
     with pytest.raises(AssertionError, match="restoring changes the position"):
         check_resume(lambda state: LookaheadLoader(source, batch_size=6))

@@ -40,7 +40,7 @@ def test_a_folder_is_its_visible_files(tmp_path: Path) -> None:
     assert list_files(str(tmp_path)) == (str(tmp_path / "day_9"), str(tmp_path / "day_10"))
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_paths_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
         list_files(str(tmp_path / "missing"))
     with pytest.raises(InputError, match=r"holds no data file ending in .parquet"):
@@ -56,7 +56,7 @@ TEXT = b"one\ntwo\n\nfour, the longest line of all\nfive\n"
 @pytest.mark.parametrize("name", ["a.tsv", "a.gz"])
 def test_blocks_are_whole_lines_and_lose_none(tmp_path: Path, name: str, block_bytes: int) -> None:
     path = tmp_path / name
-    for text in (TEXT, TEXT.rstrip(b"\n")):  # a missing last line end is put there
+    for text in (TEXT, TEXT.rstrip(b"\n")):  # a missing final newline is added
         path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
         parts = texts(path, block_bytes)
         assert b"".join(parts) == TEXT
@@ -124,14 +124,14 @@ def test_a_corrupt_gzip_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["long", "long.gz"])
-def test_a_line_that_would_fill_the_memory_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_huge_line_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name.endswith(".gz"):
         path.write_bytes(gzip.compress(b"1\n2\n" + bytes(2 * MAX_LINE_BYTES), 1))
     else:
         with path.open("wb") as file:
             file.write(b"1\n2\n")
-            file.truncate(1 << 30)  # a hole: takes no room
+            file.truncate(1 << 30)  # a sparse file: takes no space
     with pytest.raises(InputError, match=rf"^{path}:3: expected a line of at most 16777216 bytes, got a longer one$"):
         texts(path, BLOCK_BYTES)
     whole = b"1\n" + b"2" * MAX_LINE_BYTES + b"\n3\n"
@@ -141,7 +141,7 @@ def test_a_line_that_would_fill_the_memory_is_refused(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("block_bytes", [1, 5, 1000])
 @pytest.mark.parametrize("name", ["a.csv", "a.gz"])
-def test_a_header_is_in_no_block_but_its_line_is_counted(tmp_path: Path, name: str, block_bytes: int) -> None:
+def test_the_header_is_skipped_but_counted(tmp_path: Path, name: str, block_bytes: int) -> None:
     path = tmp_path / name
     for header, text in ((b"name\n", TEXT), (b"\n", TEXT), (b"x" * 5000 + b"\r\n", TEXT), (b"name", b"")):
         path.write_bytes(gzip.compress(header + text) if name.endswith("gz") else header + text)

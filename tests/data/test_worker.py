@@ -22,7 +22,7 @@ def tasks(source: CriteoSource, shuffle: Shuffle | None = None) -> list[ReadTask
     ]
 
 
-def test_processes_read_what_the_caller_would(criteo: CriteoSource) -> None:
+def test_processes_give_the_callers_batches(criteo: CriteoSource) -> None:
     todo = tasks(criteo, Shuffle(seed=0, epoch=0, segment=0, low=0, high=None))
     with BlockReaders(criteo, 2) as there, BlockReaders(criteo, 0) as here:
         assert (there.max_in_flight, here.max_in_flight) == (5, 1)

@@ -27,7 +27,7 @@ def test_ranks_lie_in_the_vocabulary_and_rise(law: ZipfLaw, uniforms: list[float
     assert (np.diff(ranks) >= 0).all()
 
 
-def test_a_number_just_below_one_reaches_the_end_of_a_steep_law() -> None:
+def test_the_largest_draw_gives_the_last_rank_of_a_steep_law() -> None:
     law = ZipfLaw(vocabulary=262144, exponent=4.0, head=0.28686557004754704)
     assert law.ranks(np.array([np.nextafter(1.0, 0.0)])).tolist() == [262143]
 

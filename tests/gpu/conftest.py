@@ -1,7 +1,7 @@
-"""The device of these tests: the first CUDA device; in a *rehearsal* the CPU, so that they run before a card is there.
+"""The device of these tests: the first CUDA device, or the CPU in a *rehearsal*, which needs no GPU.
 
-A rehearsal shows that the tests run, not that the card is right: `make gpu ARGS=--rehearse`. This file and the folder's
-tests need torch, numpy, pytest, and nothing that only the development environment has.
+A rehearsal shows that the tests run, not that the GPU is right: `make gpu ARGS=--rehearse`. This folder needs only
+torch, numpy and pytest, without packages of the development environment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-#: Set to 1: the tests run on the CPU, apart from those that ask for `cuda`.
+#: Set to 1: run the tests on the CPU, except those that use `cuda`.
 REHEARSAL = "BAGPIPE_GPU_REHEARSAL"
 
 _FOLDER = Path(__file__).parent
@@ -24,7 +24,7 @@ def rehearses() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a card, and without a rehearsal, there is nothing to test."""
+    """Skip all tests without a GPU and without a rehearsal."""
     if torch.cuda.is_available():
         return
     for item in items:
@@ -33,13 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not rehearses():
             item.add_marker(pytest.mark.skip(reason=f"no CUDA device ({REHEARSAL}=1 rehearses on the CPU)"))
         elif torch.version.cuda is not None and "compiled" in item.name:
-            # Seen with 2.11: `torch.compile` in a second thread ends the process, in `_ensureCUDADeviceGuardSet`.
+            # torch 2.11: `torch.compile` in a second thread ends the process, in `_ensureCUDADeviceGuardSet`.
             item.add_marker(pytest.mark.skip(reason="torch's CUDA builds crash here when there is no device"))
 
 
 @pytest.fixture(autouse=True)
 def _as_in_a_job() -> Iterator[None]:
-    """One thread: the CPU's results depend on the number. No TF32: some images switch it on by a variable."""
+    """One thread, since CPU results depend on the number. No TF32, which some images enable by a variable."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest")
@@ -49,7 +49,7 @@ def _as_in_a_job() -> Iterator[None]:
 
 @pytest.fixture
 def device() -> Iterator[str]:
-    """As torch names it: the first CUDA device, or the CPU."""
+    """Device name: the first CUDA device, or the CPU."""
     if rehearses():
         yield "cpu"
         return

@@ -1,4 +1,4 @@
-"""Small jobs without torchrec: what is trained, by name, and how it ended."""
+"""Small jobs without torchrec: batches by name, and their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bagpipe.types.schema import DataSchema, Feature, Table
 
 __all__ = ["EVERY_ROW", "JOBS", "SHAPES", "Outcome", "batches_of", "recorded", "run_plain", "smallest_cache"]
 
-#: Cache rows that no job here fills.
+#: More cache rows than any job here fills.
 EVERY_ROW = 20_000
 
 NUM_EXAMPLES, NUM_BATCHES, NUM_DENSE, NUM_TABLES = 96, 10, 3, 5
@@ -32,10 +32,10 @@ NUM_EXAMPLES, NUM_BATCHES, NUM_DENSE, NUM_TABLES = 96, 10, 3, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How bags look.
+    """Shape of the bags.
 
     Attributes:
-        most: ids in a bag at most; 1: exactly one.
+        most: upper bound of ids in a bag; 1: exactly one.
         pooling, weighted: of all tables.
     """
 
@@ -57,7 +57,7 @@ JOBS = (("one-hot", "adagrad"), ("multi-hot", "sgd"), ("mean", "rowwise_adagrad"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """How a job ended.
+    """Final numbers of a job.
 
     Attributes:
         digests: of the dense part and the rows.
@@ -84,7 +84,7 @@ def schema_of(shape: Shape) -> DataSchema:
 
 @cache
 def batches_of(name: str) -> tuple[Batch, ...]:
-    """Skewed ids of any 64-bit value, one of them in nearly every example; the last batch is smaller."""
+    """Skewed ids with any 64-bit value, one of them in nearly every example; the last batch is smaller."""
     shape, generator = SHAPES[name], np.random.default_rng(5)
     batches = []
     for index in range(NUM_BATCHES):
@@ -120,7 +120,7 @@ def smallest_cache(name: str) -> int:
 
 @contextmanager
 def recorded(job: PlainJob, folder: Path, every: int) -> Iterator[dict[int, Part | None]]:
-    """The entered job makes checkpoints; what it hands on, by step."""
+    """Let the entered job make checkpoints. Yields its parts by step."""
     parts: dict[int, Part | None] = {}
 
     def place(step: int) -> Path:

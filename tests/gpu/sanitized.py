@@ -1,10 +1,10 @@
-"""A program: a few batches in direct mode, every lane's operators given to torch's CUDA sanitizer.
+"""A program that runs a few batches in direct mode with torch's CUDA sanitizer on every lane's operators.
 
     TORCH_CUDA_SANITIZER=1 python -m tests.gpu.sanitized DEVICE [LANE SOURCE]     LANE's stream does not wait for SOURCE
 
-The sanitizer's mode is that of one thread, and its records are not made for several: here each lane enters a mode that
-passes operators on, one at a time. It takes a tensor for one piece, so that two lanes in different slots of the cache
-would be a race to it: direct mode has no such two. It does not see kernels of Triton.
+The sanitizer's mode is per thread, and its records are not thread-safe: each lane enters a mode that forwards operators
+one at a time. The sanitizer tracks whole tensors, so two lanes in different slots of the cache would be a false race:
+direct mode has no such lanes. It does not see Triton kernels.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         with _ONE_AT_A_TIME:
-            # torch annotates nothing here
+            # torch has no annotations here
             return _sanitizer.cuda_sanitizer.dispatch.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 class _Lane:
-    """A lane's stream, with the mode in its thread. Events carry the lane's name."""
+    """A lane's stream that enters the mode in its thread. Events carry the lane's name."""
 
     records = True
 

@@ -1,4 +1,4 @@
-"""CUDA's streams, on a device. Without one they are run by the race detector's modelled device."""
+"""CUDA streams on a device. Without one, the race detector's modelled device runs them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_host_lane_waits_for_the_device_and_not_for_uploads() -> None:
     streams = CudaStreams("cuda")
     device, uploads, host = streams.stream(GPU), streams.stream(HOST), streams.stream(HOST)
     with uploads.current():
-        torch.cuda._sleep(1_000_000_000)  # half a second, or more
+        torch.cuda._sleep(1_000_000_000)  # at least half a second
         uploaded = uploads.record()
     with device.current():
         torch.cuda._sleep(10_000_000)
@@ -70,7 +70,7 @@ def test_a_host_lane_waits_for_the_device_and_not_for_uploads() -> None:
     assert not uploaded.query()
     host.wait(computed)
     assert computed.query()
-    followed = host.record()  # its own work comes after the uploads, whoever waits for it
+    followed = host.record()  # its own later work follows the uploads, whichever lane waits
     assert followed is not None
     device.wait(followed)
     device.synchronize()

@@ -1,6 +1,6 @@
-"""The dense part on the device: autocast, compiled code and CUDA graphs keep direct mode's bits, and the CPU's values.
+"""Dense part on the device: autocast, compiled code and CUDA graphs keep direct mode's bits and the CPU's values.
 
-In a rehearsal compiled code is not generated, and a recording is a repeated call.
+In a rehearsal no code is generated, and a captured graph is a repeated call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPE = "multi-hot"
 
-#: The CPU's losses within so much of the device's, by dtype of the products.
+#: Tolerance of the CPU's losses relative to the device's, by dtype of the products.
 ROUNDING = {None: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 Way = Callable[[nn.Module, Precision], DenseExecutor]
@@ -48,7 +48,7 @@ class Source(nn.Module):
 
 
 class Rest(nn.Module):
-    """What it does with them."""
+    """The dense part of a `PlainDLRM`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Rest(nn.Module):
 
 
 def whole(model: Any) -> StagedModel:
-    """A `PlainDLRM` as an embedding stage and one stage, without tracing: that needs torchrec."""
+    """A `PlainDLRM` as an embedding stage and one stage, without tracing, which needs torchrec."""
 
     def value(name: str, producer: int, *, wants_grad: bool) -> StageValue:
         consumers = (0,) if producer else ()
@@ -97,7 +97,7 @@ def compiling(model: nn.Module, precision: Precision) -> DenseExecutor:
 
 
 def run_staged(device: str, way: Way, dtype: torch.dtype | None = None, *, cache_rows: int = 0, scale: int = 1) -> End:
-    """Digests and the sum of losses of a job whose dense part is computed in a way."""
+    """Digests and loss sum of a job with a given executor."""
     settings = PlainSettings(
         schema=schema_of(SHAPES[SHAPE]), device=device, cache_rows=cache_rows, rows="adagrad", eps=1e-3, dim=16
     )
@@ -140,13 +140,13 @@ def test_compiled_code_keeps_direct_modes_bits(device: str, dtype: torch.dtype |
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_replays_keep_direct_modes_bits(device: str, dtype: torch.dtype | None) -> None:
-    """The lanes allocate, copy and compute while the graph is recorded."""
+    """The lanes allocate, copy and compute during the graph capture."""
     direct = run_staged(device, recorded(device), dtype)
     assert run_staged(device, recorded(device), dtype, cache_rows=smallest_cache(SHAPE)) == direct
 
 
-def test_replays_give_the_eager_ways_bits(device: str) -> None:
-    """Not promised on a device, where libraries may choose other algorithms while recording; a difference is told."""
+def test_replays_give_the_eager_bits_on_the_device(device: str) -> None:
+    """Not guaranteed on a device: libraries can choose other algorithms during capture. A difference is reported."""
     replayed, eager = run_staged(device, recorded(device)), run_staged(device, EagerExecutor)
     assert replayed[1] == pytest.approx(eager[1], rel=ROUNDING[None])
     if device != "cpu" and replayed != eager:
@@ -154,13 +154,13 @@ def test_replays_give_the_eager_ways_bits(device: str) -> None:
     assert replayed == eager
 
 
-def test_compiled_code_can_be_recorded(device: str) -> None:
+def test_compiled_code_can_be_captured(device: str) -> None:
     way = recorded(device, compiles=True)
     direct = run_staged(device, way, torch.bfloat16)
     assert run_staged(device, way, torch.bfloat16, cache_rows=smallest_cache(SHAPE)) == direct
 
 
-def test_a_graph_is_the_function_it_was_recorded_from(device: str) -> None:
+def test_a_graph_equals_its_captured_function(device: str) -> None:
     weights = torch.randn(64, 64, device=device, requires_grad=True)
     given = torch.randn(32, 64, device=device)
 

@@ -1,4 +1,4 @@
-"""The device's own answers to what is asked before a job."""
+"""Device queries before a job, on the real device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = RowSchema(tables=(RowTable(name="t", dim=64, rows=None, init_bound=0.1)
 BATCH = BatchSize(num_ids=1_000, read_ahead=6, dense_bytes=0, activation_bytes=0)
 
 
-def test_the_device_is_there_and_the_one_after_the_last_is_not(cuda: str) -> None:
+def test_device_existence(cuda: str) -> None:
     check_device(cuda, cuda_devices)
     with pytest.raises(InputError, match="this machine has only cuda:0"):
         check_device(f"cuda:{torch.cuda.device_count()}", cuda_devices)

@@ -1,4 +1,4 @@
-"""The guard's number on a device: from a few launches for all tensors, and not finite if one element of one is not."""
+"""The non-finite guard on a device: few launches for all tensors, and a non-finite total if any element is."""
 
 from __future__ import annotations
 

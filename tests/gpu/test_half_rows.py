@@ -1,4 +1,4 @@
-"""Half rows on a CUDA device have the CPU's bits: initial values, rounding either way, and an update with it."""
+"""Half rows on a CUDA device have the CPU's bits: initial values, both roundings, and an update with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names_on(device: str) -> RowNames:
 
 
 def values_of_all_sizes() -> torch.Tensor:
-    """Normal numbers, subnormal ones, those beyond float16, zeros, infinities, NaN."""
+    """Normal and subnormal numbers, numbers beyond float16, zeros, infinities, NaN."""
     generator = torch.Generator().manual_seed(5)
     weights = torch.randn(NUM_ROWS, DIM, generator=generator) * 2.0 ** torch.randint(
         -60, 20, (NUM_ROWS, DIM), generator=generator
@@ -49,7 +49,7 @@ def test_rounding(dtype: str, rounding: str, device: str) -> None:
         found.append(out.cpu())
     on_cpu, on_device = found
     assert torch.equal(on_cpu.isnan(), on_device.isnan())
-    numbers = ~on_cpu.isnan()  # the bits of a NaN are the device's own
+    numbers = ~on_cpu.isnan()  # NaN bits are device-specific
     assert (on_cpu.view(torch.int16)[numbers] == on_device.view(torch.int16)[numbers]).all()
 
 
@@ -65,9 +65,9 @@ def test_initial_values(dtype: str, device: str) -> None:
 
 
 def test_records_after_steps(device: str) -> None:
-    """Opened, updated and closed on the device, several times over.
+    """Opened, updated and closed on the device several times.
 
-    With SGD: a CPU's square roots, which the others take, are not correctly rounded. For them see `test_kernels.py`.
+    With SGD: the other optimizers take square roots, which a CPU does not round correctly. See `test_kernels.py`.
     """
     schema = schema_of("bfloat16", "stochastic", "sgd")
     generator = torch.Generator().manual_seed(6)

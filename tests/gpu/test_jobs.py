@@ -1,4 +1,4 @@
-"""Whole jobs on the device: the same bits again and again, whatever the cache; and the CPU's values within rounding."""
+"""Whole jobs on the device: reproducible bits for any cache, and the CPU's values within rounding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_cached_equals_direct_at_other_widths(device: str, dim: int) -> None:
 
 @pytest.mark.parametrize(("shape", "rows"), JOBS)
 def test_the_device_gives_the_cpus_values(device: str, shape: str, rows: str) -> None:
-    """Sums over examples and matrix products are made in another order; nothing else differs."""
+    """Only the order of sums over examples and of matrix products differs."""
     cache_rows = smallest_cache(shape)
     for dtype, rtol, atol in (("float64", 1e-10, 1e-12), ("float32", 1e-3, 1e-5)):
         here, there = (
@@ -57,8 +57,8 @@ def test_the_device_gives_the_cpus_values(device: str, shape: str, rows: str) ->
         assert_close(here, there, rtol=rtol, atol=atol)
 
 
-def test_rows_that_were_never_updated_start_alike_everywhere(device: str) -> None:
-    """Initial values are a pure function of seed, table, id and column: the same bits on every device."""
+def test_initial_rows_are_equal_on_every_device(device: str) -> None:
+    """Initial values are a pure function of seed, table, id and column: equal bits on every device."""
     here, there = (run_plain("one-hot", device=where, rows_lr=0.0, dim=48) for where in (device, "cpu"))
     assert here.digests[1] == there.digests[1]
 
@@ -66,7 +66,7 @@ def test_rows_that_were_never_updated_start_alike_everywhere(device: str) -> Non
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("row_dtype", ["float16", "bfloat16"])
 def test_cached_equals_direct_with_half_rows(device: str, row_dtype: str, kernels: str) -> None:
-    """Stochastic rounding draws from the row's name and the step, so it knows nothing of slots."""
+    """Stochastic rounding draws from row id and step, not from slots."""
     digests = {
         run_plain(
             "multi-hot", device=device, rows="adagrad", cache_rows=rows, dim=16, row_dtype=row_dtype, kernels=kernels
@@ -78,7 +78,7 @@ def test_cached_equals_direct_with_half_rows(device: str, row_dtype: str, kernel
 
 @pytest.mark.parametrize(("shape", "rows"), JOBS)
 def test_cached_equals_direct_with_torchs_kernels(device: str, shape: str, rows: str) -> None:
-    """What a device without Triton's kernels falls back to; they must agree with these within rounding."""
+    """The fallback of devices without Triton kernels; results agree with those of Triton within rounding."""
     direct = run_plain(shape, device=device, rows=rows, dim=16, kernels="torch")
     cached = run_plain(shape, device=device, rows=rows, cache_rows=smallest_cache(shape), dim=16, kernels="torch")
     assert cached.digests == direct.digests

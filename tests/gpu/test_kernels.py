@@ -1,4 +1,4 @@
-"""The kernels on a GPU conform, and end with the same bits every time. What this folder's tests need: conftest.py."""
+"""Kernels on a GPU conform to the reference and are reproducible. Requirements of this folder: conftest.py."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def opener(choice: str, device: str) -> Callable[[RowSchema, torch.device], Kern
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_conformance(device: str, choice: str, optimizer: str, dtype: str) -> None:
-    """Bit for bit what numpy computes on the host, term by term: sums, steps, initial values, roundings."""
+    """Bit for bit the results of numpy on the host, term by term: sums, steps, initial values, roundings."""
     make = opener(choice, device)
     rng = np.random.default_rng(17)
-    # Triton compiles about twenty kernels for each width: each optimizer, and each dtype, meets each width once.
+    # Triton compiles about twenty kernels per width: each optimizer, and each dtype, runs with each width once.
     turn = OPTIMIZERS.index(optimizer) + DTYPES.index(dtype)
     roundings = ROUNDINGS if dtype.endswith("16") else ("nearest",)
     for dim, rounding in product(DIMS[turn % len(DTYPES) :: len(DTYPES)], roundings):
@@ -55,7 +55,7 @@ def test_conformance(device: str, choice: str, optimizer: str, dtype: str) -> No
 
 
 def zipf_sums(num_rows: int, num_vectors: int) -> HostSegmentSum:
-    """426,000 terms of skewed rows, as a batch has: one in ten terms is the first row's."""
+    """426,000 terms of skewed rows, as in a batch: one in ten terms belongs to the first row."""
     rng = np.random.default_rng(3)
     rows = np.minimum(rng.zipf(1.2, 26 * 16_384) - 1, num_rows - 1)
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))]).astype(np.int32)
@@ -64,9 +64,9 @@ def zipf_sums(num_rows: int, num_vectors: int) -> HostSegmentSum:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -> None:
-    """Full size, so that programs really run side by side and in any order; against torch's kernels on the host.
+    """Full size, so that programs run concurrently in any order. Compared with torch's kernels on the host.
 
-    Those sum in the same chunks, so all that may differ is the host's square roots.
+    Both sum in the same chunks, so only the host's square roots can differ.
     """
     dim, num_rows = 48, 60_000
     schema = RowSchema(tables=(RowTable(name="t", dim=dim),), optimizer="adagrad", seed=1)
@@ -96,7 +96,7 @@ def test_a_large_skewed_batch_ends_the_same_every_time(cuda: str, choice: str) -
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_slots_beyond_31_bits(cuda: str, choice: str) -> None:
-    """Slot times width passes 2**31: the last slot of 9 GB of records is read and written."""
+    """Slot times width exceeds 2**31: the last slot of 9 GB of records is read and written."""
     width, dim = 256, 256
     num_slots = 2**31 // width + 1000
     if torch.cuda.mem_get_info()[0] < num_slots * width * 4 + 2**30:
@@ -120,7 +120,7 @@ def test_slots_beyond_31_bits(cuda: str, choice: str) -> None:
 
 
 def test_nothing_waits_for_the_device(cuda: str) -> None:
-    """Also not in torch's kernels where sums are cut: their sizes are known on the host."""
+    """Torch's kernels do not wait either, even for chunked sums: their sizes are known on the host."""
     schema = RowSchema(tables=(RowTable(name="t", dim=16),), optimizer="adam", seed=1)
     host = zipf_sums(1000, 500)
     for choice in CHOICES:

@@ -1,8 +1,8 @@
 """On the device: no thread synchronises in the steady state, and memory stays flat.
 
-`torch.cuda.set_sync_debug_mode("error")` makes torch raise wherever it would make a thread wait for a stream: reading a
-number, copying to or from memory that is not pinned, synchronising a stream. Waiting for an event is no such thing, so
-what it lets pass is what the schedule asks of host lanes.
+`torch.cuda.set_sync_debug_mode("error")` makes torch raise if a thread would wait for a stream: reading a number,
+copying to or from unpinned memory, synchronising a stream. Waits for events are allowed, and the schedule's waits of
+host lanes are such waits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cac
 
 pytestmark = pytest.mark.gpu
 
-#: Batches until areas, scratch memory and the optimizer's state are there, and the first batch's ids are checked.
+#: Batches until areas, scratch memory and optimizer state exist, and the first batch's ids are checked.
 WARM_UP = 4
 
 
 def batches_again(shape: str, times: int) -> list[Any]:
-    """The shape's whole batches, again and again."""
+    """The shape's full-size batches, repeated."""
     whole = batches_of(shape)[:-1]
     return [dataclasses.replace(whole[n % len(whole)], index=n) for n in range(times * len(whole))]
 
@@ -35,7 +35,7 @@ def batches_again(shape: str, times: int) -> list[Any]:
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(("shape", "rows"), [("one-hot", "adagrad"), ("weighted", "adam")])
 def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool, tmp_path: Path) -> None:
-    """Checkpoints included."""
+    """Covers checkpoints."""
     batches = batches_again(shape, 4)
 
     def on_batch(totals: Callable[[], Progress]) -> None:
@@ -58,8 +58,8 @@ def test_no_thread_synchronises(cuda: str, shape: str, rows: str, cached: bool, 
     assert list(parts) == [*range(5, len(batches), 5), len(batches)]
 
 
-def test_the_mode_sees_a_number_that_is_read(cuda: str) -> None:
-    """Otherwise the test above would show nothing."""
+def test_the_mode_detects_a_host_read(cuda: str) -> None:
+    """The control for the test above."""
     ones = torch.ones(3, device=cuda)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -70,7 +70,7 @@ def test_the_mode_sees_a_number_that_is_read(cuda: str) -> None:
 
 
 def test_memory_is_flat(cuda: str) -> None:
-    """The most that is allocated at once does not grow after the first batches; nor does what torch keeps."""
+    """Peak allocation, and torch's reserved memory, do not grow after the first batches."""
     batches = batches_again("one-hot", 12)
     peaks: list[int] = []
     reserved: list[int] = []
@@ -88,7 +88,7 @@ def test_memory_is_flat(cuda: str) -> None:
     with PlainJob(settings, on_batch=on_batch) as job:
         job.train(batches)
     assert len(peaks) >= 5
-    # How far the lanes are apart when a peak comes is not always the same: one batch's area more or less, and one of
-    # the segments that torch asks the driver for.
+    # The distance between lanes at a peak varies: one batch's area more or less, and one segment that torch requests
+    # from the driver.
     assert max(peaks[2:]) <= max(peaks[:2]) + (1 << 20)
     assert max(reserved[2:]) <= max(reserved[:2]) + (20 << 20)

@@ -1,4 +1,4 @@
-"""The real sample, where it is: cached equals direct on the device, and the AUC is the CPU's to four places."""
+"""The real sample, if present: cached equals direct on the device, and the AUC equals the CPU's to four places."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sample() -> tuple[DataSchema, tuple[Batch, ...], tuple[Batch, ...]]:
 
 
 def area_under_curve(logits: Tensor, labels: Tensor) -> float:
-    """By ranks, ties counting half (Mann and Whitney): the programs' metric needs scikit-learn."""
+    """By ranks, ties counting half (Mann and Whitney), since the program's metric needs scikit-learn."""
     scores, positive = logits.double().numpy(), labels.numpy() > 0.5
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
@@ -64,6 +64,6 @@ def test_the_real_sample(device: str) -> None:
     for cache_rows in (20_000, 60_000):
         assert train(device, cache_rows) == (direct, auc)
     _, auc_of_cpu = train("cpu", 60_000)
-    # Rounded to four places first, two values next to each other could differ: the CPU's is 0.640355.
+    # Rounding first could separate two adjacent values: the CPU's is 0.640355.
     assert auc == pytest.approx(auc_of_cpu, abs=5e-5)
     assert auc > 0.6, "better than guessing"

@@ -1,4 +1,4 @@
-"""On the device: torch's own sanitizer finds no race between lanes, and finds one that is seeded."""
+"""On the device: torch's own sanitizer finds no race between lanes, and finds a seeded one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_no_race_in_direct_mode(cuda: str) -> None:
     assert (done.returncode, done.stdout) == (0, "10 batches\n"), done.stderr
 
 
-def test_a_lane_that_does_not_wait_is_found(cuda: str) -> None:
-    """Otherwise the test above would show nothing."""
+def test_a_missing_wait_is_detected(cuda: str) -> None:
+    """The control for the test above."""
     done = sanitized(cuda, "compute", "copy")
     assert "CSAN detected a possible data race" in done.stderr, done.stderr
     assert done.returncode != 0

@@ -3,9 +3,9 @@
     Case ──numpy──> records, bags, sums, gradients ──> Kernels   ──> same bits as the reference
                                                    └─> reference ─┘
 
-Two concessions, both to libraries: factors and what they multiply have few digits, so that their products are exact
-and may be fused into the sum; and where a device's square root is not correctly rounded (torch's on a CPU is not, being
-that of MKL), what follows from it may differ in rounding.
+Two exceptions for libraries. Factors have few digits, so that products are exact even if fused into a sum. If a
+device's square root is not correctly rounded (torch's on a CPU uses MKL and is not), results that depend on it are
+compared within rounding.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Case:
     Attributes:
         seed: of all numbers.
         optimizer, dtype, rounding, dim: of the rows.
-        max_rows: unique rows at most.
-        max_length: of bags and of rows' sums; one row in some gets `long` times as many terms.
-        max_terms: of a chunk; None: nothing is cut.
-        spare: columns of the records that nobody uses.
+        max_rows: upper bound of unique rows.
+        max_length: upper bound of bags and of rows' sums; some case rows have `long` times as many terms.
+        max_terms: of a chunk; None: no chunks.
+        spare: unused columns of the records.
     """
 
     seed: int
@@ -97,7 +97,7 @@ class Bench:
         self.records.view(torch.uint8).copy_(torch.from_numpy(random))
 
     def check(self) -> None:
-        """All operations, one after the other on the same records."""
+        """Run all operations in sequence on the same records."""
         self.check_initialise()
         self.check_pool()
         self.check_sum()
@@ -194,7 +194,7 @@ class Bench:
         return RowNames(tables=self._there(tables), ids=self._there(torch.from_numpy(self.ids)))
 
     def check_rounding(self) -> None:
-        """Weights of all magnitudes become halves: a step of SGD from zero, at a rate of 1."""
+        """Round weights of all magnitudes to halves: a step of SGD from zero with a rate of 1."""
         shape = self.num_rows, self.case.dim
         values = np.ldexp(self.rng.standard_normal(shape), self.rng.integers(-34, 18, shape)).astype(np.float32)
         few = np.array([np.inf, -np.inf, 65519.9, -(2.0**-14), 2.0**-24, -(2.0**-25), 1e-40, -3e-45], np.float32)
@@ -223,7 +223,7 @@ class Bench:
         return round_stochastic(weights, words, self.records.dtype)
 
     def _same_values(self, there: Tensor) -> None:
-        """Equal but for rounding; what is no row's, to the bit."""
+        """Assert equality within rounding; unused columns must have equal bits."""
         words, dim = self.schema.record_words(self.case.dim), self.case.dim
         got, expected = there.cpu(), self.records
         tolerance = 4 * max(torch.finfo(self.records.dtype).eps, torch.finfo(self.dtype).eps)
@@ -272,14 +272,14 @@ class Bench:
         return torch.from_numpy(self.rng.standard_normal((num_rows, self.case.dim))).to(self.dtype)
 
     def _short_numbers(self, num_rows: int, dim: int) -> Tensor:
-        """Numbers of 8 bits and many magnitudes: their products are exact in every dtype computed in."""
+        """Numbers of 8 bits and many magnitudes: their products are exact in every compute dtype."""
         digits = self.rng.integers(-255, 256, (num_rows, dim))
         return torch.from_numpy(np.ldexp(digits.astype(np.float64), self.rng.integers(-10, 1, (num_rows, dim)))).to(
             self.dtype
         )
 
     def same_bits(self, got: Tensor, expected: Tensor) -> None:
-        """How results are compared."""
+        """Assert equal results."""
         same_bits(got, expected)
 
     def _there(self, tensor: Tensor) -> Tensor:

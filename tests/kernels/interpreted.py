@@ -1,5 +1,5 @@
-"""What `test_triton_kernels.py` runs under Triton's interpreter, in a process of its own: the interpreter is chosen by
-the environment when Triton is imported, for good.
+"""Kernel tests under Triton's interpreter. `test_triton_kernels.py` runs them in a separate process, because Triton
+reads the environment variable only on import.
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreted.py
 """
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 SIZE = {"max_rows": 6, "max_length": 3}
 
-#: Every optimizer, and every dtype's arithmetic; widths that are powers of two, multiples of four, and neither.
+#: Every optimizer, every dtype's arithmetic; widths that are powers of two, multiples of four, and neither.
 CASES = (
     Case(seed=1, optimizer="sgd", dtype="float32", dim=4, max_terms=2, spare=1, **SIZE),
     Case(seed=2, optimizer="adagrad", dtype="float32", dim=48, max_terms=3, **SIZE),
@@ -49,7 +49,7 @@ def test_conformance(case: Case) -> None:
     Bench(partial(TritonKernels, tile=small_tile), case, CPU).check()
 
 
-def test_by_name_a_cpu_gets_them() -> None:
+def test_cpu_kernels_by_name() -> None:
     schema = RowSchema(tables=(), optimizer="sgd")
     assert isinstance(select_kernels(schema, CPU, "triton"), TritonKernels)
     assert not isinstance(select_kernels(schema, CPU), TritonKernels)

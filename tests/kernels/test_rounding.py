@@ -30,7 +30,7 @@ def one(value: float, word: int, dtype: torch.dtype) -> float:
     weights, words = torch.tensor([value]), torch.tensor([word], dtype=torch.int32)
     rounded = round_stochastic(weights, words, dtype)
     half = rounded.to(dtype)
-    assert not half.isfinite() or bits(half.float()) == bits(rounded)  # nothing is left to round
+    assert not half.isfinite() or bits(half.float()) == bits(rounded)  # no rounding left
     return float(half)
 
 
@@ -59,7 +59,7 @@ def test_a_weight_becomes_a_neighbour_and_its_negative_the_opposite(name: str, v
 
 
 @given(half_types, st.integers(0, (1 << 16) - 1), any_word)
-def test_what_the_half_type_has_stays(name: str, pattern: int, word: int) -> None:
+def test_representable_values_are_unchanged(name: str, pattern: int, word: int) -> None:
     half = torch.tensor([pattern], dtype=torch.int32).to(torch.uint16).view(HALVES[name])
     value = float(half)
     found = one(value, word, HALVES[name])
@@ -67,7 +67,7 @@ def test_what_the_half_type_has_stays(name: str, pattern: int, word: int) -> Non
     assert np.signbit(found) == np.signbit(value) or np.isnan(value)
 
 
-# (value, bits that decide): bfloat16 has no room for 16 bits, float16 for 13; below 2**-14 24 bits of a unit decide.
+# (value, deciding bits): bfloat16 drops 16 bits, float16 drops 13; below 2**-14 24 bits of a unit decide.
 DECIDED = [
     ("bfloat16", 1.0 + 2.0**-23, 16),
     ("bfloat16", -3.1415927, 16),
@@ -130,7 +130,7 @@ def test_the_bits_depend_on_seed_table_id_column_and_step_and_on_nothing_else() 
     order = torch.tensor([2, 0, 3, 1])
     assert torch.equal(rounded(weights[order], ids[order]), whole[order])
     assert torch.equal(rounded(weights[:1, :3], ids[:1]), whole[:1, :3])
-    same = torch.full((512, 8), 1.0 + 2.0**-8)  # half way between two numbers
+    same = torch.full((512, 8), 1.0 + 2.0**-8)  # halfway between two numbers
     numbers = torch.arange(512)
     base = rounded(same, numbers)
     others = [
@@ -140,7 +140,7 @@ def test_the_bits_depend_on_seed_table_id_column_and_step_and_on_nothing_else() 
         rounded(same, numbers + 1),
     ]
     for other in others:
-        assert 0.45 < float((other == base).float().mean()) < 0.55  # 4,096 tosses: 0.5, give or take 0.008
+        assert 0.45 < float((other == base).float().mean()) < 0.55  # 4,096 draws: 0.5 within 0.008
     assert not torch.equal(base[:, 0], base[:, 1])
 
 

@@ -28,7 +28,7 @@ def schema_of(dtype: str, optimizer: str = "adagrad", dim: int = 5, rounding: st
     dim=st.integers(1, 9),
     num_rows=st.integers(0, 3),
 )
-def test_what_is_opened_and_closed_again_has_the_same_bits(dtype: str, optimizer: str, dim: int, num_rows: int) -> None:
+def test_unpacked_and_packed_records_have_equal_bits(dtype: str, optimizer: str, dim: int, num_rows: int) -> None:
     schema = schema_of(dtype, optimizer, dim)
     row_format = open_row_format(schema, CPU)
     generator = torch.Generator().manual_seed(dim)
@@ -89,7 +89,7 @@ def test_half_rows_are_pooled_as_the_float32_rows_of_the_same_values(dtype: str)
         assert torch.equal(half, single)
 
 
-def test_names_are_asked_for_where_rounding_is_stochastic() -> None:
+def test_stochastic_rounding_requires_names() -> None:
     schema = schema_of("bfloat16", "sgd", dim=4, rounding="stochastic")
     kernels = TorchKernels(schema, CPU)
     assert kernels.needs_names

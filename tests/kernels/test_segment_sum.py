@@ -51,7 +51,7 @@ def test_every_term_is_summed_once_and_in_order(lengths: list[int], max_terms: i
         assert summed == list(range(sums.row_starts[row], sums.row_starts[row + 1]))
 
 
-def test_nothing_is_cut_without_a_limit() -> None:
+def test_no_chunks_without_a_limit() -> None:
     sums = sums_of([1, 1000])
     assert sums.split(None) is sums
     assert sums.split(1000) is sums

@@ -62,7 +62,7 @@ def test_selected_rows_have_the_same_bits_in_chunks(
     assert torch.equal(sum_rows(vectors, upload.segment_sum(host.select(rows))), together[torch.from_numpy(rows)])
 
 
-def test_per_id_weights_take_the_place_of_coefficients() -> None:
+def test_per_id_weights_replace_coefficients() -> None:
     host = HostSegmentSum(
         row_starts=np.array([0, 2, 3], np.int32),
         sources=np.array([0, 1, 1], np.int32),

@@ -1,6 +1,6 @@
 """Triton kernels: conformance under the interpreter, and properties of the code compiled for GPUs.
 
-Compiling needs no GPU: the PTX is read, and what ptxas says of its registers.
+Compilation needs no GPU: the tests read the PTX and ptxas's register counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def test_under_the_interpreter() -> None:
-    """In a process of its own; see `interpreted.py`."""
+    """Runs in a separate process; see `interpreted.py`."""
     options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "tests/kernels/interpreted.py"],
@@ -45,7 +45,7 @@ def test_under_the_interpreter() -> None:
 
 
 class _Launches(Bench):
-    """Records the launches of a case; nothing is computed or compared."""
+    """Records the launches of a case without computing or comparing."""
 
     def same_bits(self, got: Tensor, expected: Tensor) -> None:
         pass
@@ -109,7 +109,7 @@ def test_code(cache: Path, tmp_path: Path, capability: int, case: Case) -> None:
 
 
 def test_batches_of_all_sizes_take_the_same_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of rows and terms, step and learning rate are not constants, so no batch waits for the compiler."""
+    """Numbers of rows and terms, step and learning rate are not compile-time constants, so no batch recompiles."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     compiler = Compiler(90)
     kernels = TritonKernels(RowSchema(tables=(RowTable(name="t", dim=48),), optimizer="sgd"), CPU, launch=compiler)
@@ -129,5 +129,5 @@ def test_batches_of_all_sizes_take_the_same_kernels(cache: Path, monkeypatch: py
         bags = Bags(indices=indices, offsets=None, factors=None, mean=False)
         kernels.pool(RowView(records=records, slot_index=slots, dim=48), bags)
     different = {(kernel.name, id(kernel.cubin)) for kernel in compiler.kernels}
-    # Sums of terms and of partial sums; updates of rows that are not long, and of those that are.
+    # Sums of terms and of partial sums; updates of short rows and of long ones.
     assert Counter(name for name, _ in different) == {"pool_kernel": 1, "sum_kernel": 2, "update_kernel": 2}

@@ -1,4 +1,4 @@
-"""Wall-clock deadlines of single examples say nothing on a shared machine; the suite's timeout guards against hangs."""
+"""Hypothesis settings of the schedule tests: no deadlines, which are meaningless on a shared machine."""
 
 from __future__ import annotations
 

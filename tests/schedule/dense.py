@@ -1,4 +1,4 @@
-"""Dense programs by name for the tests, on a chain of stages, and the figures that closed forms are about."""
+"""Dense programs by name on a chain of stages, and the values predicted by closed forms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
     costs: Mapping[str, float] | None = None,
     latency: float = 0,
 ) -> Simulation:
-    """The simulation of a program that passed the check."""
+    """Simulation of a program that passed the check."""
     program = dense(name, num_ranks, micro, chunks)
     check(program)
     return simulate(program, costs, latency=latency)
@@ -39,10 +39,10 @@ def peaks(result: Simulation) -> list[int]:
 
 
 def rows(program: Program) -> list[str]:
-    """Per lane the actions' texts, comma-separated."""
+    """Comma-separated actions per lane."""
     return [",".join(action.text for action in actions) for actions in program.lanes.values()]
 
 
 def spelt(text: str, stage: int) -> str:
-    """``F0 F1 B0`` -> ``1F0,1F1,1B0``."""
+    """Full texts of short ones: ``F0 F1 B0`` -> ``1F0,1F1,1B0``."""
     return ",".join(f"{stage}{cell}" for cell in text.split())

@@ -1,4 +1,4 @@
-"""`link_time`: a latency function for `simulate` from bandwidth and bytes."""
+"""`link_time`: a latency function for `simulate` from bandwidth and message sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bagpipe.schedule.ir.program import Program, overlapping_units, units_per_ba
 def link_time(
     program: Program, batch_bytes: Mapping[tuple[int, int], float], *, bytes_per_time: float, latency: float = 0
 ) -> Callable[[Action, Action], float]:
-    """Latency plus transfer time of what one action gives another: to be passed to `simulate` as its latency.
+    """Latency plus transfer time of the message between two actions, as a latency function for `simulate`.
 
     Links are not shared: transfers do not wait for each other.
 
@@ -24,14 +24,14 @@ def link_time(
         latency: per transfer.
 
     Raises:
-        ScheduleError: the bandwidth is not above 0.
+        ScheduleError: the bandwidth is not positive.
     """
     if not bytes_per_time > 0:
         raise ScheduleError(f"expected a bandwidth above 0, got {bytes_per_time}")
     micro = program.micro_per_batch
 
     def message_bytes(src: Action, dst: Action) -> float:
-        """Of the message from atom to atom; 0 if the one does not feed the other."""
+        """Bytes of the message from atom to atom; 0 if there is none."""
         forward = OPS[dst.op].role == "forward"
         edge = (src.stage, dst.stage) if forward else (dst.stage, src.stage)
         sends = src.op in ("F", "X_EMBED") if forward else src.op in ("B", "I") and dst.op in ("B", "I", "X_EMBED_GRAD")

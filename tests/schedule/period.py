@@ -4,7 +4,7 @@
 
 (Reiter 1968; Ramamoorthy and Ho 1980.) A lane's own order is a cycle of delay 1, so the period is at least the load of
 the busiest lane; capacity and hazard edges add cycles through several lanes. The search starts from a guess and raises
-it to the ratio of any cycle that exceeds it, until there is none (Lawler 1976): exact for int and Fraction costs.
+it to the ratio of any cycle that exceeds it until none does (Lawler 1976): exact for int and Fraction costs.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from bagpipe.schedule.ir.ops import OPS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """Time per batch in steady state, and the cycle of templates (lane, text) that sets it."""
+    """Time per batch in steady state, and the critical cycle of templates (lane, text)."""
 
     value: Fraction
     cycle: tuple[tuple[str, str], ...]
 
 
 def default_cost(template: Template) -> int:
-    """The op's cost from the table."""
+    """Cost of the op from the table."""
     return OPS[template.op].cost
 
 
 def period(loop: Loop, cost: Callable[[Template], float] = default_cost) -> Period:
-    """The steady-state time per batch of a live loop with constant costs and no latency.
+    """Steady-state time per batch of a live loop with constant costs and no latency.
 
     Args:
-        loop: hazards count with their constant delay, or not at all.
+        loop: its hazards count with their constant delay, if they have one.
         cost: template -> duration, at least 0.
 
     Raises:

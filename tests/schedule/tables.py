@@ -1,4 +1,4 @@
-"""Hand-written and PyTorch's tables for the tests."""
+"""Hand-written tables and PyTorch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bagpipe.schedule.ir.actions import Action, parse
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 
-#: PyTorch's name -> stages per rank. Its 1F1B is not among them: its table is wrong.
+#: PyTorch's name -> stages per rank, except 1F1B, whose table is wrong.
 TORCH = {
     "GPipe": 1,
     "Interleaved1F1B": 2,
@@ -21,28 +21,28 @@ TORCH = {
     "ZBVZeroBubble": 2,
     "DualPipeV": 2,
 }
-#: (ranks, micro-batches) that all of them allow.
+#: (ranks, micro-batches) supported by all of them.
 TORCH_SIZES = [(2, 4), (2, 8), (4, 8), (4, 10)]
 
 
 def lanes(**cells: str) -> dict[str, tuple[Action, ...]]:
-    """Lane by lane, cells apart by spaces."""
+    """A program from text: one lane per line, cells separated by spaces."""
     return {lane: tuple(parse(cell) for cell in text.split()) for lane, text in cells.items()}
 
 
 def torch_rows(name: str, ranks: int, micro: int, *, comms: bool = False) -> dict[int, list[Any]]:
-    """Rank -> PyTorch's own actions, idle steps (None) kept."""
+    """Rank -> PyTorch's own actions, with idle steps (None)."""
     rows = get_schedule_ops(name, ranks, micro, TORCH[name], with_comms=comms)
     return {rank: list(row) for rank, row in enumerate(rows)}
 
 
 def torch_text(rows: dict[int, list[Any]]) -> str:
-    """As PyTorch writes it to a file."""
+    """The table as PyTorch writes it to a file."""
     return "".join(",".join("" if cell is None else str(cell) for cell in row) + "\n" for row in rows.values())
 
 
 def with_torch_reductions(program: Program) -> Program:
-    """REDUCE_GRAD without an index behind the last gradient of each stage, as PyTorch's lowering places it."""
+    """The rows with an unindexed REDUCE_GRAD after each stage's last gradient, as in PyTorch's lowering."""
     lowered: dict[str, tuple[Action, ...]] = {}
     for lane, actions in program.lanes.items():
         row: list[Action] = []
@@ -62,7 +62,7 @@ def with_torch_reductions(program: Program) -> Program:
 def programs(draw: st.DrawFn) -> tuple[Program, dict[str, int]]:
     """A valid program of any DAG with any micro-batch sizes, stages spread over lanes, and lanes over processes.
 
-    The order is that of some run: whoever can go on next is drawn.
+    The order is that of a random run: each step draws one of the runnable actions.
     """
     size = draw(st.integers(1, 5))
     pairs = [(src, dst) for dst in range(size) for src in range(dst)]

@@ -19,7 +19,7 @@ def test_a_link_takes_latency_and_the_time_of_a_message() -> None:
     time = link_time(dense_program(graph, list(table.values())), {(0, 1): 40}, bytes_per_time=10, latency=0.5)
     assert time(parse("0F0"), parse("1F1")) == 0.5 + 2
     assert time(parse("1B3"), parse("0B1")) == 0.5 + 1
-    assert time(parse("0F0"), parse("1F2")) == 0.5  # no part of it: another micro-batch
+    assert time(parse("0F0"), parse("1F2")) == 0.5  # another micro-batch
     assert time(parse("1F0"), parse("0B0")) == 0.5
     assert time(parse("(0F1;2B0)OVERLAP_F_B"), parse("1F2")) == 0.5 + 2
     with pytest.raises(ScheduleError, match="expected a bandwidth above 0, got 0"):

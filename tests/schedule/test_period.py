@@ -34,7 +34,7 @@ def test_depth_one_serialises_fetch_and_insert(cost: dict[str, int]) -> None:
 
 @settings(max_examples=60)
 @given(costs)
-def test_direct_mode_adds_everything_up(cost: dict[str, int]) -> None:
+def test_direct_mode_serialises_everything(cost: dict[str, int]) -> None:
     """Only reading ahead overlaps, and the dense optimizer step, which touches no row."""
     loop = prefetch_loop(prefetch_depth=4, read_ahead=80, write_depth=4, direct=True)
     serial = sum(cost[op] for op in ("X_EVICT", "X_WRITEBACK", "X_FETCH", "X_INSERT", "F", "B", "X_UPDATE"))

@@ -19,7 +19,7 @@ ASKED_FOR = (
     "graph",
 )  # fmt: skip
 
-#: A builder is short, so that a new schedule is an evening's work.
+#: Limit of a builder's length, so that a schedule is easy to add.
 MAX_BUILDER_LINES = 60
 
 
@@ -29,7 +29,7 @@ def test_every_schedule_is_valid_with_its_defaults(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_options_make_flags(schedule: Schedule) -> None:
+def test_flags_of_options(schedule: Schedule) -> None:
     names = [option.name for option in schedule.options]
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() for name in names)
@@ -43,7 +43,7 @@ def test_schedules_are_found_by_name() -> None:
         dense_schedule("prefetch")
 
 
-def test_all_schedules_are_there() -> None:
+def test_all_schedules_are_registered() -> None:
     assert set(SCHEDULES) == set(ASKED_FOR)
     assert set(DENSE_SCHEDULES) == set(ASKED_FOR) - {"prefetch"}
 
@@ -102,7 +102,7 @@ def test_options_describe_the_stages() -> None:
 def test_a_linear_schedule_is_valid_for_every_forward_dag(
     name: str, ranks: int, rounds: int, data: st.DataObject
 ) -> None:
-    """Edges that skip stages, several sources and several ends change what waits for what, never the rows."""
+    """Edges that skip stages, several sources and several sinks change dependencies, but not the rows."""
     schedule = DENSE_SCHEDULES[name]
     stages = ranks * schedule.chunks * schedule.num_pipes
     pairs = [(a, b) for b in range(stages) for a in range(b)]

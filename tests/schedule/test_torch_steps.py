@@ -28,10 +28,10 @@ def steps(text: str, num_stages: int, micro: int, *, idle: bool = True) -> int:
 def test_tables_of_torch_s_own_tests() -> None:
     assert steps(ROW, 2, 2) == 11
     assert steps(VEE, 4, 2) == 24
-    assert steps(VEE, 4, 2, idle=False) == 23  # the idle steps set the pace at which messages are placed
+    assert steps(VEE, 4, 2, idle=False) == 23  # the idle steps determine where messages are placed
 
 
-def test_a_table_of_zero_bubble_with_its_halves_merged() -> None:
+def test_zero_bubble_with_merged_halves() -> None:
     cells = torch_cells(torch_text(torch_rows("InterleavedZeroBubble", 2, 8)))
     program = dense_program(chain(4, 8), [[cell for cell in row if cell] for row in cells.values()])
     assert torch_steps(add_sends(merge_input_weight(program), TWO_RANKS, torch_names=True)) == 113
@@ -40,7 +40,7 @@ def test_a_table_of_zero_bubble_with_its_halves_merged() -> None:
 @pytest.mark.parametrize("name", [name for name in TORCH if name not in ("GPipe", "DualPipeV")])
 @pytest.mark.parametrize(("ranks", "micro"), TORCH_SIZES)
 def test_counts_are_torch_s(name: str, ranks: int, micro: int) -> None:
-    """Not those of overlaps, which PyTorch's simulator does not know."""
+    """Without overlapped actions, which PyTorch's simulator does not support."""
     table, stages = torch_rows(name, ranks, micro), ranks * TORCH[name]
     cells = torch_cells(torch_text(table))
     program = dense_program(chain(stages, micro), [[cell for cell in row if cell] for row in cells.values()])

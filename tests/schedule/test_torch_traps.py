@@ -1,4 +1,4 @@
-"""Where torch.distributed.pipelining is wrong, or reads what is not there, and this package must not follow it."""
+"""Bugs and misreadings of torch.distributed.pipelining that this package must not follow."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.schedule.tables import torch_text
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(2, 2), (2, 4), (4, 8), (8, 8)])
-def test_its_1f1b_table_is_wrong_on_the_last_rank_and_ours_is_not(ranks: int, micro: int) -> None:
-    """It begins with micro-batch 1 and ends with one that does not exist. Its run-time does not use the table."""
+def test_torchs_1f1b_table_is_wrong_on_the_last_rank(ranks: int, micro: int) -> None:
+    """It begins with micro-batch 1 and ends with one that does not exist. PyTorch's runtime does not use the table."""
     table = dict(enumerate(get_schedule_ops("1F1B", ranks, micro, 1)))
     with pytest.raises(ScheduleError, match=f"rank {ranks - 1}: {ranks - 1}F{micro}: expected micro-batches 0 to"):
         from_torch(torch_text(table), num_stages=ranks, microbatches=micro)
@@ -32,7 +32,7 @@ def test_its_1f1b_table_is_wrong_on_the_last_rank_and_ours_is_not(ranks: int, mi
 @pytest.mark.parametrize(
     ("text", "taken_for"), [("0FETCH1", "0F"), ("0INSERT1", "0I"), ("0WRITEBACK1", "0W"), ("2BW0", "2B")]
 )
-def test_its_parser_reads_the_beginning_of_other_names_and_ours_refuses_them(text: str, taken_for: str) -> None:
+def test_torchs_parser_accepts_prefixes_and_ours_refuses_them(text: str, taken_for: str) -> None:
     assert str(torch_schedules._Action.from_str(text)) == taken_for
     for read in (parse, lambda cell: from_torch(f"{cell}\n", num_stages=3, microbatches=9)):
         with pytest.raises(ScheduleError, match=f"got {text!r}"):
@@ -40,7 +40,7 @@ def test_its_parser_reads_the_beginning_of_other_names_and_ours_refuses_them(tex
 
 
 @pytest.mark.parametrize("text", ["0F1@3", "0F1~2"])
-def test_its_parser_drops_suffixes_and_ours_keeps_them(text: str) -> None:
+def test_torchs_parser_drops_suffixes_and_ours_keeps_them(text: str) -> None:
     assert str(torch_schedules._Action.from_str(text)) == "0F1"
     assert parse(text).text == text
     with pytest.raises(ScheduleError, match=f"{text} is not an action of PyTorch's tables"):
@@ -50,12 +50,12 @@ def test_its_parser_drops_suffixes_and_ours_keeps_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - TORCH_OPS))
-def test_no_extension_op_is_taken_for_one_of_its_own(op: str) -> None:
+def test_torch_misreads_no_extension_op(op: str) -> None:
     with pytest.raises(RuntimeError, match="Invalid action string"):
         torch_schedules._Action.from_str(f"0{op}1")
 
 
-def test_b_is_a_whole_backward_here_as_there_and_not_the_input_half() -> None:
+def test_b_is_the_whole_backward_as_in_torch() -> None:
     """In the zero-bubble papers, and in tables made for them, B is the input half, a W follows, and BW is the whole."""
     theirs = torch_schedules._merge_bw([torch_schedules._Action.from_str(cell) for cell in ("0I0", "0W0")])
     assert [str(action) for action in theirs] == ["0B0"]

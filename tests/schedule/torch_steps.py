@@ -1,8 +1,8 @@
-"""How many steps PyTorch's own simulator would count: every action, SEND and RECV too, takes one.
+"""Step counts of PyTorch's own simulator: every action takes one step, SEND and RECV included.
 
-In a step each lane does its next action if what it needs is done, the lanes one after the other; a lane that could not
-gets a second try when all have had theirs. So a RECV can share the step of its SEND, and an action that of its RECV if
-that is on another lane only. Nothing here is about time; it is a number to compare lowered tables by.
+In each step the lanes, one after the other, do their next action if its requirements are done; a lane that could not
+gets a second attempt after all others. So a RECV can share the step of its SEND, and an action that of its RECV if that
+is on another lane. The count is not a time; it serves to compare lowered tables.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["torch_steps"]
 
 
 def torch_steps(program: Program) -> int:
-    """Steps until all is done.
+    """Number of steps until all actions are done.
 
     Args:
-        program: with SEND and RECV: lane order and these say what waits for what.
+        program: with SEND and RECV, which define the dependencies together with lane order.
 
     Raises:
         ScheduleError: the program deadlocks.

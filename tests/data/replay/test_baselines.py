@@ -29,7 +29,7 @@ def run(policy: str, log: list[list[int]], num_slots: int, num_rows: int = NUM_R
 
 
 def model(log: list[list[int]], num_slots: int, key: Callable[[int, int, int, int], object]) -> Counts:
-    """A cache in plain Python. `key` of (uses while resident, last use, place in its batch, row): the least leaves."""
+    """A cache in plain Python. It evicts the least `key` of (uses while resident, last use, place in batch, row)."""
     uses: dict[int, int] = {}
     last: dict[int, tuple[int, int]] = {}
     misses = peak = 0
@@ -75,14 +75,12 @@ def fewest_misses(log: list[list[int]], num_slots: int) -> int:
 
 
 @given(logs, slots)
-def test_no_choice_whatever_misses_less_than_offline_belady(log: list[list[int]], num_slots: int) -> None:
+def test_offline_belady_is_optimal(log: list[list[int]], num_slots: int) -> None:
     assert run("offline-belady", log, num_slots).misses == fewest_misses(log, num_slots)
 
 
 @given(logs, slots)
-def test_static_hot_pins_as_many_of_the_most_used_rows_as_let_every_batch_fit(
-    log: list[list[int]], num_slots: int
-) -> None:
+def test_static_hot_pins_the_most_used_rows_that_fit(log: list[list[int]], num_slots: int) -> None:
     uses = [sum(row in rows for rows in log) for row in range(NUM_ROWS)]
     by_use = sorted(range(NUM_ROWS), key=lambda row: (-uses[row], row))
     hot = max(
@@ -96,7 +94,7 @@ def test_static_hot_pins_as_many_of_the_most_used_rows_as_let_every_batch_fit(
 
 @settings(max_examples=50, deadline=None)
 @given(logs, slots, st.sampled_from(sorted(BASELINES)))
-def test_what_holds_of_every_policy(log: list[list[int]], num_slots: int, policy: str) -> None:
+def test_invariants_of_every_policy(log: list[list[int]], num_slots: int, policy: str) -> None:
     counts = run(policy, log, num_slots)
     assert counts.rows_unique == sum(map(len, log))
     assert len(set(itertools.chain(*log))) <= counts.misses <= counts.rows_unique
@@ -117,7 +115,7 @@ def test_a_long_log_leaves_few_entries_behind_and_ties_in_order(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("policy", sorted(BASELINES))
-def test_a_batch_that_does_not_fit_is_refused_in_the_words_of_the_oracle(policy: str, tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_gives_the_oracles_error(policy: str, tmp_path: Path) -> None:
     batches = as_arrays([[0], [1, 2, 3, 4, 5]])
     with pytest.raises(
         CapacityError, match=r"batch 1 needs 5 unique rows but cache\.rows is 4: raise cache\.rows to at least 5, or"
@@ -137,7 +135,7 @@ def test_an_unknown_policy_is_named(tmp_path: Path) -> None:
 
 
 @given(logs, slots, st.sampled_from(sorted(BASELINES)))
-def test_misses_are_told_by_group(log: list[list[int]], num_slots: int, policy: str) -> None:
+def test_misses_are_counted_by_group(log: list[list[int]], num_slots: int, policy: str) -> None:
     groups = [np.array(group, dtype=np.int16) for group in ([row % 3 for row in range(NUM_ROWS)], range(NUM_ROWS))]
     with tempfile.TemporaryDirectory() as folder:
         by_three, by_row = (

@@ -37,7 +37,7 @@ def test_table_json_and_report(tmp_path: Path) -> None:
     assert lines[-1].startswith("recommended: belady-window with ")
 
 
-def test_what_fails_is_marked_and_the_rest_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_marked_and_the_rest_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "9,600", "--json", out, "--report", page)
     code, text = run_replay(*flags)
@@ -57,7 +57,7 @@ def test_when_all_fail_nothing_is_recommended(tmp_path: Path, capsys: pytest.Cap
     assert "recommended" not in text
 
 
-def test_a_malformed_row_is_the_readers_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_malformed_row_gives_the_readers_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.tsv"
     path.write_text("\t".join(["1", *["1"] * 13, *["a"] * 26]) + "\n1\t2\n")
     code, _ = run_replay("--data.path", path, "--data.format", "criteo-tsv", "--json", tmp_path / "out.json")
@@ -85,7 +85,7 @@ def test_training_that_fails_is_a_failure_with_all_else_written(
     assert "Training trials" in page.read_text(encoding="utf-8")
 
 
-def test_the_table_is_told_where_the_files_cannot_be_written(
+def test_the_table_is_printed_if_files_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "gone" / "out.json"
@@ -102,7 +102,7 @@ def test_the_table_is_told_where_the_files_cannot_be_written(
     assert "recommended: " in text
 
 
-def test_a_missing_chart_library_is_told_before_the_work(
+def test_a_missing_chart_library_is_reported_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("data.replay.report", "data.replay.report.page"):
@@ -121,7 +121,7 @@ def test_a_stopped_replay_unwinds() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_runs_as_a_module_and_says_how() -> None:
+def test_runs_as_a_module_with_help() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "data", "replay", "--help"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from bagpipe.config.sections import CacheConfig, CacherConfig, Config, ModelConf
 from bagpipe.types.schema import DataSchema, Feature, Table
 from data.replay.log_tables import LogTables, at_setting
 
-#: Tables of two dimensions and poolings in turn, one of them read twice, features in another order.
+#: Alternating dimensions and poolings; one table is read twice, and features are in another order.
 SCHEMA = DataSchema(
     label="y",
     dense=("x",),
@@ -55,6 +55,6 @@ def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, grad
     assert [table.name for table in tables.rows.tables] == [table.name for table in built.rows.tables]
 
 
-def test_a_setting_goes_where_the_trainer_looks_for_it() -> None:
+def test_a_setting_uses_the_trainers_keys() -> None:
     config = at_setting(Config(), policy="drop-unused", lookahead=3, cache_rows=9)
     assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("drop-unused", 3, 9)

@@ -65,13 +65,13 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(flags: list[str], message: str) -> None:
+def test_invalid_options_are_refused_immediately(flags: list[str], message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_sweep(flags)
     assert message in str(error.value)
 
 
-def test_an_output_is_never_in_the_place_of_the_log(tmp_path: Path) -> None:
+def test_an_output_never_replaces_the_log(tmp_path: Path) -> None:
     log, other = tmp_path / "days" / "day_0.tsv", tmp_path / "log.tsv"
     log.parent.mkdir()
     log.touch()

@@ -20,7 +20,8 @@ def test_both_ends_of_every_exchange_count_the_same(trace: tuple[OracleSpec, lis
         if spec.world_size == 1:
             assert counts.rows == pulled.sum() == pushed.sum() == 0
             continue
-        # Consumers list what they read from others, owners what they serve to them; gradients go back for each.
+        # Consumers list the rows they read from other ranks, owners the rows they serve; each row has a gradient in
+        # return.
         remote = sum(int((consumer.owners != rank).sum()) for rank, consumer in enumerate(plan.consumers))
         assert counts.pull_now + counts.pull_early == counts.push_now + counts.push_late == remote
         assert counts.rows == 2 * remote
@@ -39,7 +40,7 @@ def test_a_row_of_both_ranks_crosses_once_each_way() -> None:
     plans = [plan for _, plan in plan_batches(batches, spec)]
     found = [(ExchangeCounts.of(plan), [now.tolist() for now in exchanged_now(plan)]) for plan in plans]
     assert [counts.rows for counts, _ in found] == [2, 2, 2]
-    # The first batch pulls nothing that a batch before it changed; the last pushes nothing that a next one needs.
+    # The first batch pulls no row changed by an earlier batch; the last pushes no row needed by a later one.
     assert [now for _, now in found] == [[[0, 0], [1, 0]], [[1, 0], [1, 0]], [[1, 0], [0, 0]]]
 
 

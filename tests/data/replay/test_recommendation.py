@@ -30,7 +30,7 @@ def test_the_smallest_cache_then_the_shortest_window_that_cost_little_more() -> 
     )
 
 
-def test_alone_it_is_the_best() -> None:
+def test_a_single_record_is_recommended() -> None:
     found = recommend([record("drop-unused", 8, 100, 2.5)])
     assert found is not None
     assert found.reason.endswith("moves the fewest bytes of all (2.5 MB).")

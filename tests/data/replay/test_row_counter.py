@@ -68,7 +68,7 @@ def test_a_curve_has_few_points_and_rises() -> None:
     assert list(skew.curve) == sorted(skew.curve)
 
 
-def test_what_is_held_follows_the_distinct_rows_not_the_log() -> None:
+def test_memory_follows_the_distinct_rows() -> None:
     counter = RowCounter(spec_of(None, None))
     batch = make_batch(0, [[[1], [2]], [[3], []], [[4], [1]]])
     for _ in range(50):

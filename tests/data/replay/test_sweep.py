@@ -67,7 +67,7 @@ def test_counts_fit_together(found: Replay) -> None:
         assert fetched == 0 or record.cache_rows < found.rows or record.policy in ("drop-unused", "static-hot")
 
 
-def test_nobody_misses_less_than_the_offline_optimum(found: Replay) -> None:
+def test_no_policy_misses_less_than_the_offline_optimum(found: Replay) -> None:
     for record in good(found):
         optimum = next(
             other
@@ -78,11 +78,11 @@ def test_nobody_misses_less_than_the_offline_optimum(found: Replay) -> None:
         assert number(optimum.rows_fetched) <= number(record.rows_fetched)
 
 
-def test_what_cannot_be_replayed_says_why_beside_the_others(found: Replay, log: Path) -> None:
+def test_failed_settings_have_an_error_and_the_others_results(found: Replay, log: Path) -> None:
     failed = {(r.batch_size, r.policy, r.lookahead, r.cache_rows): r.error for r in found.records if r.error}
     longer = "--lookahead 10 is longer than the log: 6 batches of 100"
     assert failed[100, "drop-unused", 10, 450] == longer
-    assert (100, "lru", 10, 450) not in failed  # it does not look ahead
+    assert (100, "lru", 10, 450) not in failed  # this policy does not look ahead
     too_small = next(error for place, error in failed.items() if place[3] == 250 and place[2] == 1)
     assert too_small is not None
     assert too_small.startswith("batch ")
@@ -92,7 +92,7 @@ def test_what_cannot_be_replayed_says_why_beside_the_others(found: Replay, log: 
     assert "got 'typo'" in str(other.records[0].error)
 
 
-def test_the_least_cache_that_is_named_will_do(log: Path) -> None:
+def test_the_reported_smallest_cache_works(log: Path) -> None:
     (small,) = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", "5", "--policy", "drop-unused"), plain).records
     least = str(small.error).partition("at least ")[2].partition(",")[0]
     (found,) = replay(
@@ -151,7 +151,7 @@ def test_the_same_log_gives_the_same_records(log: Path) -> None:
         assert dataclasses.replace(a, **times) == dataclasses.replace(b, **times)  # type: ignore[arg-type]
 
 
-def test_what_the_log_holds_is_told(found: Replay) -> None:
+def test_the_log_is_described(found: Replay) -> None:
     assert (found.examples, found.batches, found.format) == (600, 10, "parquet")
     assert sorted(table.table for table in found.skew) == ["item", "user"]
     assert sum(table.accesses for table in found.skew) == found.ids
@@ -207,9 +207,9 @@ def test_a_cache_larger_than_the_log_takes_no_more_memory(log: Path, monkeypatch
     assert found.records[0].rows_fetched == 0
 
 
-def test_a_log_that_changes_is_told_and_what_was_found_before_stays(log: Path) -> None:
+def test_a_changed_log_is_reported_and_earlier_results_stay(log: Path) -> None:
     def watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterator[Batch]:
-        """From the second pass on the log has a batch less."""
+        """From the second pass on, the log has one batch less."""
         batches = iter(batches)
         if passes:
             next(batches)

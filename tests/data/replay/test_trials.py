@@ -46,7 +46,7 @@ def test_several_ranks_go_through_torchruns_launcher(tmp_path: Path) -> None:
     assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def test_times_go_to_the_records_they_are_of() -> None:
+def test_times_belong_to_their_records() -> None:
     trial = Trial(**dataclasses.asdict(SETTING), step_s_p50=0.5, samples_per_s=8.0, exposed_embedding_s=0.1)
     direct = dataclasses.replace(trial, cache_rows=0)
     failed = dataclasses.replace(trial, cache_rows=40, error="too small", step_s_p50=None)
@@ -85,7 +85,7 @@ def test_the_middle_step_of_a_trace_is_cut_out(tmp_path: Path) -> None:
         trace.note("compute", "wait 0X_INSERT #", batch, start + 60 * ms, start + 70 * ms, category="wait")
         trace.note("compute", "0OPT", batch, start + 70 * ms, start + 100 * ms)
     trace.write(tmp_path / "trace.json", lanes=("compute", "net-in"))
-    # Of the steps that follow another, 1 to 4, it is step 3: from 300 to 400 ms.
+    # The step is number 3, with steps 1 to 4 eligible: from 300 to 400 ms.
     assert spans_of_step(tmp_path / "trace.json") == (
         Span(lane="compute", name="0F3", start_s=0.0, stop_s=0.06),
         Span(lane="compute", name="0OPT3", start_s=0.07, stop_s=0.1),

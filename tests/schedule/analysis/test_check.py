@@ -20,18 +20,18 @@ def test_known_schedules_are_valid(name: str, stages: int, micro: int) -> None:
     check(dense(name, stages, micro))
 
 
-def test_no_deadlock_is_part_of_check() -> None:
+def test_check_detects_deadlocks() -> None:
     edges = (Edge(src="X_INSERT", dst="X_FETCH"), Edge(src="X_FETCH", dst="X_INSERT"))
     with pytest.raises(ScheduleError, match="deadlock: 0X_FETCH0 waits for 0X_INSERT0 waits for 0X_FETCH0"):
         check(Program(lanes=lanes(a="0X_FETCH0", b="0X_INSERT0"), edges=edges))
 
 
-def test_a_check_of_every_rule_raises_the_first_complaint() -> None:
+def test_check_raises_the_first_violation() -> None:
     with pytest.raises(ScheduleError, match=r"^complete: 0X_FETCH1 is missing; expected 0X_FETCH0 to 0X_FETCH2$"):
         check(Program(lanes=lanes(a="0X_FETCH0 0X_FETCH2")))
 
 
-def test_memory_is_checked_where_it_is_known() -> None:
+def test_memory_is_checked_if_known() -> None:
     memory = Memory(activation_bytes={0: 10}, budget_bytes={"rank0": 25})
     check(dense("1f1b", 2, 4), memory=memory)
     with pytest.raises(ScheduleError, match="memory: lane rank0 holds 30 bytes at 0F2, of 25"):
@@ -60,13 +60,13 @@ BROKEN_LOOPS = {
 
 
 @pytest.mark.parametrize(("complaint", "loop"), BROKEN_LOOPS.items(), ids=BROKEN_LOOPS)
-def test_each_loop_rule_names_what_is_wrong(complaint: str, loop: Loop) -> None:
+def test_each_loop_rule_names_its_violation(complaint: str, loop: Loop) -> None:
     with pytest.raises(ScheduleError, match=complaint):
         check_loop(loop, RUNNER_RULES)
 
 
-def test_a_share_of_a_pipeline_sends_to_others() -> None:
-    """A loop is what one process runs: who receives, and who sent, is elsewhere."""
+def test_a_loop_of_one_process_sends_to_others() -> None:
+    """A loop belongs to one process: senders and receivers can be in others."""
     templates = (
         Template(op="X_READ"),
         Template(op="RECVX_F", stage=1, peer=0),
@@ -77,7 +77,7 @@ def test_a_share_of_a_pipeline_sends_to_others() -> None:
 
 
 def test_a_lane_that_runs_ahead_of_its_source_is_refused() -> None:
-    """X_FETCH of batch b only after X_READ of batch b - 1: at the end of the data it fetches a missing batch."""
+    """X_FETCH of batch b only follows X_READ of batch b - 1: at the end of the data it fetches a missing batch."""
     edges = tuple(
         dataclasses.replace(edge, delay=1) if (edge.src, edge.dst) == ("X_READ", "X_FETCH") else edge
         for edge in LOOP.edges

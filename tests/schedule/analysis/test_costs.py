@@ -7,7 +7,7 @@ from bagpipe.schedule.analysis.costs import cost_function, measured_costs
 from bagpipe.schedule.ir.actions import parse
 
 
-def test_costs_are_looked_up_from_the_special_to_the_general() -> None:
+def test_the_most_specific_cost_wins() -> None:
     cost = cost_function({"0F1": 10, "F": 5, "0F": 4})
     assert [cost(parse(cell)) for cell in ("0F1", "0F2", "1F0", "0B0")] == [10, 4, 5, 2]
     assert cost_function(lambda action: 7)(parse("0F0")) == 7

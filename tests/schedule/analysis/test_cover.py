@@ -68,12 +68,12 @@ def test_a_good_cover() -> None:
 
 
 @pytest.mark.parametrize(("complaint", "cover"), BROKEN.items(), ids=BROKEN)
-def test_each_rule_names_what_is_wrong(complaint: str, cover: Cover) -> None:
+def test_each_rule_names_its_violation(complaint: str, cover: Cover) -> None:
     with pytest.raises(ScheduleError, match=complaint):
         check_cover(cover)
 
 
-def test_every_rule_is_broken_by_some_test() -> None:
+def test_every_rule_is_tested() -> None:
     assert {rule.name for rule in COVER_RULES} == {complaint.partition(":")[0] for complaint in BROKEN}
 
 

@@ -23,12 +23,12 @@ from tests.schedule.tables import lanes
     ],
 )
 def test_peak_of_a_row(cells: str, peak: float) -> None:
-    """Stage 0 keeps 10 bytes per micro-batch, of which 2 are inputs; stage 1 keeps 7."""
+    """Stage 0 keeps 10 bytes per micro-batch, 2 of them inputs; stage 1 keeps 7."""
     memory = Memory(activation_bytes={0: 10, 1: 7}, input_bytes={0: 2})
     assert peak_bytes(lanes(a=cells)["a"], memory) == peak
 
 
-def test_weights_are_there_all_the_time_once_per_pipe() -> None:
+def test_weights_count_once_per_pipe() -> None:
     memory = Memory(param_bytes={0: 100, 1: 1000})
     assert peak_bytes(lanes(a="0F0 0B0 0F0~1 0B0~1 1F0 1B0")["a"], memory) == 1200
 

@@ -1,4 +1,4 @@
-"""Programs that break these rules are in test_rules."""
+"""Messages of valid programs. Invalid ones are in test_rules."""
 
 from __future__ import annotations
 

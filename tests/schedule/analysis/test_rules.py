@@ -53,11 +53,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("complaint", "program"), BROKEN.items(), ids=BROKEN)
-def test_each_rule_names_what_is_wrong(complaint: str, program: Program) -> None:
+def test_each_rule_names_its_violation(complaint: str, program: Program) -> None:
     assert any(problem.startswith(complaint) for problem in problems(program)), problems(program)
 
 
-def test_every_rule_is_broken_by_some_test() -> None:
+def test_every_rule_is_tested() -> None:
     assert {rule.name for rule in RULES} == {complaint.partition(":")[0] for complaint in BROKEN}
 
 
@@ -75,8 +75,8 @@ def test_an_optimizer_may_wait_through_a_reduction_elsewhere() -> None:
     check(Program(lanes=lanes(a="0F0 0B0", b="0REDUCE_GRAD0", c="0OPT0"), edges=edges))
 
 
-def test_rows_are_updated_after_the_gradients_of_all_stages_are_put_together() -> None:
-    """The number of their stage is nobody else's business: stage 0 on another lane is a part of the model."""
+def test_rows_are_updated_after_all_stages_gradients() -> None:
+    """The rule covers all stages: a stage 0 on another lane is part of the model."""
     row = lanes(a="3X_EMBED0 3X_EMBED_GRAD0", b="0F0 0B0", c="0X_PUSH0 0X_UPDATE0")
     push = Edge(src="X_EMBED_GRAD", src_stage=3, dst="X_PUSH")
     check(Program(lanes=row, edges=(push, Edge(src="X_PUSH", dst="X_UPDATE"))))

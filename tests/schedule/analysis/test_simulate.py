@@ -35,7 +35,7 @@ def test_critical_path_is_gapless() -> None:
 
 
 def test_receives_are_posted_and_waited_for_where_they_are_used() -> None:
-    """The message of 1F1 is due before 1B0 in the row, but arrives later: the lane goes on meanwhile."""
+    """The message of 1F1 is due before 1B0 in the row but arrives later: the lane continues meanwhile."""
     program = dense("1f1b", 4, 8)
     lowered = add_sends(program, {lane: rank for rank, lane in enumerate(program.lanes)})
     for latency in (0, 0.5, 3):
@@ -83,7 +83,7 @@ def test_simulation_settles_at_the_computed_period(
     expected = period(loop, lambda t: cost[t.op]).value
     batches = 60
     result = simulate(loop.unroll(batches), cost)
-    # Over k batches a periodic schedule is off by a constant at most: the cost of one batch's actions.
+    # Over k batches a periodic schedule is off by at most a constant: the cost of one batch's actions.
     assert abs(Fraction(steady(result, batches)) - expected) <= Fraction(sum(cost.values()), batches // 2)
     for edge in loop.edges:
         if edge.kind == "capacity":

@@ -17,7 +17,7 @@ from tests.schedule.period import period
 
 
 def one_f_one_b_without_flush(graph: StageGraph, chunks: int) -> Loop:
-    """One stage per rank, P - r micro-batches in flight on rank r, OPT behind the last backward of each batch."""
+    """One stage per rank, P - r micro-batches in flight on rank r, OPT after the last backward of each batch."""
     micro = graph.microbatches
     lanes = []
     for stage in range(graph.num_stages):
@@ -61,7 +61,7 @@ def test_it_is_valid_for_any_number_of_batches(ranks: int, micro: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "micro"), SIZES)
 def test_no_rank_idles_in_the_steady_state(ranks: int, micro: int) -> None:
-    """One more batch takes as long as a rank's own work, M (F + B) + OPT: bubble 0 but for one fill and drain."""
+    """One more batch takes as long as a rank's own work, M (F + B) + OPT: no bubble except one fill and drain."""
     load = 3 * micro + 1
     assert period(one_f_one_b_without_flush(chain(ranks, micro), 1)).value == load
     ends = {batches: simulate(program(ranks, micro, batches)).makespan for batches in (7, 8, 90)}
@@ -74,7 +74,7 @@ def test_memory_is_that_of_1f1b_with_a_flush(ranks: int) -> None:
     assert peaks(simulate(program(ranks, 2, 9))) == [ranks - rank for rank in range(ranks)]
 
 
-def test_it_is_not_for_synchronous_training() -> None:
+def test_it_is_refused_for_synchronous_training() -> None:
     with pytest.raises(ScheduleError, match="pipedream: expected a synchronous schedule, got one of semantics stash"):
         step_program(chain(2, 1), [(0, True)], PIPEDREAM)
     with pytest.raises(ScheduleError, match="source 0F must be performed once per batch, found 2"):

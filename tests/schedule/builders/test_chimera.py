@@ -19,7 +19,7 @@ def test_small_table() -> None:
 
 @pytest.mark.parametrize(("ranks", "micro"), [*SIZES, (6, 6), (6, 18)])
 def test_closed_forms(ranks: int, micro: int) -> None:
-    """With F = B every rank waits P - 2 slots, whatever the number of units; memory is P / 2 + 1 to P."""
+    """With F = B every rank waits P - 2 slots for any number of units; memory is P / 2 + 1 to P."""
     result = run("chimera", ranks, micro, costs=ONE_SLOT)
     assert result.makespan == 2 * micro + ranks - 2
     assert {use.idle for use in result.lanes.values()} == {ranks - 2}
@@ -44,7 +44,7 @@ def test_slow_backwards_leave_bubbles_in_every_unit() -> None:
 
 
 def test_a_last_unit_may_be_smaller() -> None:
-    """It leaves slots empty: 2 more than whole units would."""
+    """It leaves empty slots: 2 more than whole units would."""
     assert run("chimera", 4, 6, costs=ONE_SLOT).makespan == 16 == run("chimera", 4, 8, costs=ONE_SLOT).makespan - 2
 
 

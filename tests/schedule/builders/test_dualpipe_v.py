@@ -24,7 +24,7 @@ def test_bubble_formula(ranks: int, micro: int, overlap: float) -> None:
     assert peaks(result) == [2 * ranks + 1] * ranks
 
 
-def test_an_overlap_costs_its_parts_if_nothing_else_is_said() -> None:
+def test_an_overlap_costs_its_parts_by_default() -> None:
     assert run("dualpipe-v", 4, 8).makespan == run("dualpipe-v", 4, 8, costs={"OVERLAP_F_B": 3}).makespan == 6 * 8 + 6
 
 

@@ -19,7 +19,7 @@ def graph(counts: Iterable[int], edges: Iterable[tuple[int, int]]) -> StageGraph
 
 
 def trained(stages: StageGraph) -> Simulation:
-    """The simulation, every stage taking 1 forward and 2 backward for a whole batch's share of equal length."""
+    """The simulation; every stage takes 1 forward and 2 backward for equal shares of a batch."""
     batch = max(stages.micro_per_batch)
     costs = {
         f"{s}{op}": cost * batch / m for s, m in enumerate(stages.micro_per_batch) for op, cost in (("F", 1), ("B", 2))
@@ -35,7 +35,7 @@ def test_a_chain_is_plain_1f1b(ranks: int, micro: int) -> None:
 
 
 def test_published_strategies() -> None:
-    """A chain of six, and four branches that join: FlexFlow's partition files; stage 0 is the join."""
+    """A chain of six, and four branches with a join: FlexFlow's partition files; stage 0 is the join."""
     joined = graph([6] * 6, [(1, 0), (2, 0), (3, 0), (4, 0), (0, 5)])
     assert in_flight_limits(chain(6, 6)) == (6, 5, 4, 3, 2, 1)
     assert in_flight_limits(joined) == (2, 3, 3, 3, 3, 1)
@@ -51,8 +51,8 @@ def test_two_branches(micro: int, as_graph: int, as_chain: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_branches_do_not_add_up(length: int) -> None:
-    """Eight equal branches of k stages and their join are k + 1 deep."""
+def test_parallel_branches_do_not_deepen_the_pipeline(length: int) -> None:
+    """Eight equal branches of k stages and their join have depth k + 1."""
     join = 8 * length
     inside = [(b * length + n, b * length + n + 1) for b in range(8) for n in range(length - 1)]
     branches = graph([8] * (join + 1), [*inside, *((b * length + length - 1, join) for b in range(8))])
@@ -67,7 +67,7 @@ def test_branches_do_not_add_up(length: int) -> None:
         ((1, 2, 4), (10, 8, 4)),  # the paper's figure 5
         ((4, 4, 4), (12, 8, 4)),
         ((1, 1, 2), (5, 4, 2)),
-        ((4, 2, 1), (12, 4, 1)),  # sizes that shrink: one micro-batch more than limit_j + lcm, which gives 8
+        ((4, 2, 1), (12, 4, 1)),  # decreasing sizes: one micro-batch more than limit_j + lcm, which gives 8
         ((4, 1, 4), (16, 8, 4)),  # 12
     ],
 )
@@ -80,7 +80,7 @@ def test_limits_of_different_sizes(sizes: tuple[int, ...], examples: tuple[int, 
 
 
 def simulate_without_limits(stages: StageGraph) -> float:
-    """All forwards, then all backwards: no stage waits for memory."""
+    """All forwards, then all backwards, without memory limits."""
     batch = max(stages.micro_per_batch)
     last: dict[str, list[float]] = {"F": [0.0] * stages.num_stages, "B": [0.0] * stages.num_stages}
     done: dict[tuple[int, str, int], float] = {}
@@ -104,7 +104,7 @@ def simulate_without_limits(stages: StageGraph) -> float:
 def stage_graphs(draw: st.DrawFn, *, equal: bool) -> StageGraph:
     num_stages = draw(st.integers(1, 6))
     edges = [(a, b) for b in range(num_stages) for a in range(b) if draw(st.booleans())]
-    names = draw(st.permutations(range(num_stages)))  # edges may lead to lower numbers
+    names = draw(st.permutations(range(num_stages)))  # edges can lead to lower numbers
     counts = [draw(st.integers(1, 9))] * num_stages
     if not equal:
         counts = [draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12])) for _ in range(num_stages)]

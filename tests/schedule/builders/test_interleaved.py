@@ -13,7 +13,7 @@ def test_small_table() -> None:
     ]
 
 
-def test_rounds_are_of_the_ranks_or_longer() -> None:
+def test_rounds_are_at_least_as_long_as_the_ranks() -> None:
     """Megatron-LM's order of chunks: a round through all chunks of the rank, then the next round."""
 
     def chunk_order(micro: int) -> str:

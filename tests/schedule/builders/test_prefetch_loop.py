@@ -53,13 +53,13 @@ def test_exchange_overlaps_with_the_compute_of_the_batches_around_it() -> None:
         step = (span(simulation, f"0F{b}")[0], span(simulation, f"0B{b}")[1])
         for text in (f"0X_PREPULL{b + 1}", f"0X_PUSH_LATE{b - 1}", f"0X_UPDATE_LATE{b - 1}"):
             start, finish = span(simulation, text)
-            assert step[0] - 3 <= start, text  # while the rows of the step are still on their way, at the earliest
+            assert step[0] - 3 <= start, text  # at the earliest while the step's rows are still in transit
             assert finish <= step[1], text
-    # Between two batches' compute: the gradients of the shared rows, their update, and the rows themselves.
+    # Between two batches' compute: gradients of the shared rows, their update, and the transfer of the rows.
     assert span(simulation, "0F4")[0] - span(simulation, "0B3")[1] == 3
 
 
-def test_ranks_that_write_rows_back_are_waited_for_by_all() -> None:
+def test_all_ranks_wait_for_write_backs() -> None:
     loop = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2, direct=True)
     simulation = simulate(loop.unroll(3))
     for b in range(3):

@@ -15,7 +15,7 @@ def test_micro_batches_are_numbered_by_stage_and_op() -> None:
     assert texts(row) == "2F0,2F1,0F0,2B0,2F2,2B1,2F3"
 
 
-def test_nothing_is_added_no_times() -> None:
+def test_zero_repeats_add_nothing() -> None:
     row = Row()
     row.add(0, "F", 0)
     row.add(0, "F", -3)
@@ -33,7 +33,7 @@ def test_a_full_backward_is_both_halves_of_its_micro_batch() -> None:
     assert texts(row).endswith(",0W3")
 
 
-def test_weights_wait_in_line_over_stages() -> None:
+def test_weight_gradients_queue_across_stages() -> None:
     row = Row()
     row.add(3, "II")
     row.add(0, "I")
@@ -43,7 +43,7 @@ def test_weights_wait_in_line_over_stages() -> None:
     assert texts(row) == "3I0,3I1,0I0,3W0,3W1,0W0"
 
 
-def test_an_overlap_takes_the_next_of_both() -> None:
+def test_an_overlap_pairs_the_next_of_both() -> None:
     row = Row()
     row.add(0, "F")
     row.overlap(0, 3)

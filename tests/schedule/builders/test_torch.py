@@ -1,4 +1,4 @@
-"""Our tables against those that PyTorch generates for the same sizes."""
+"""Our tables compared with PyTorch's for the same sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = [(2, 2), (2, 4), (2, 6), (3, 6), (3, 9), (4, 3), (4, 4), (4, 8), (4, 10)
 
 
 def torch_rows(name: str, ranks: int, micro: int, chunks: int) -> list[str]:
-    """Compute actions of every rank; idle steps and gradient reductions left out."""
+    """Compute actions of every rank, without idle steps and gradient reductions."""
     table = get_schedule_ops(name, ranks, micro, chunks, with_comms=False)
     return [",".join(str(cell) for cell in row if cell and "REDUCE_GRAD" not in str(cell)) for row in table]
 
@@ -48,7 +48,7 @@ def test_tables_are_the_same(name: str, ranks: int, micro: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "micro"), [(p, m) for p, m in SIZES if m >= p])
 def test_zb_h1_is_torch_s_interleaved_zero_bubble_on_one_stage_per_rank(ranks: int, micro: int) -> None:
-    """PyTorch runs it on two stages per rank or more only, but its rule knows one."""
+    """PyTorch runs it only on two or more stages per rank, but its rule covers one."""
     sizes = SimpleNamespace(
         pp_group_size=ranks,
         n_local_stages=1,
@@ -62,7 +62,7 @@ def test_zb_h1_is_torch_s_interleaved_zero_bubble_on_one_stage_per_rank(ranks: i
 
 @pytest.mark.parametrize(("ranks", "micro"), [(2, 4), (4, 8)])
 def test_torch_s_own_1f1b_table_is_refused(ranks: int, micro: int) -> None:
-    """Its last rank starts with micro-batch 1 and ends with one that does not exist; only its run-time is right."""
+    """Its last rank starts with micro-batch 1 and ends with one that does not exist; PyTorch's runtime is right."""
     table = torch_rows("1F1B", ranks, micro, 1)
     assert table[:-1] == rows(dense("1f1b", ranks, micro))[:-1]
     lanes = parse_csv("\n".join(table)).values()

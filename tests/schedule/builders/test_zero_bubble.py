@@ -36,7 +36,7 @@ def test_no_rank_of_zb_v_waits(ranks: int, micro: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_zb_v_needs_twice_the_ranks_to_fill(ranks: int) -> None:
-    """With M = P a first micro-batch is not back at rank 0 before its other forwards run out: it must wait."""
+    """With M = P rank 0 runs out of forwards before the first micro-batch returns, and waits."""
     result = run("zb-v", ranks, ranks)
     assert [use.span_idle for use in result.lanes.values()] == [2 * (ranks - 1 - rank) for rank in range(ranks)]
     assert peaks(result) == [ranks + 1 + rank for rank in range(ranks)]

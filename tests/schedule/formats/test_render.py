@@ -52,11 +52,11 @@ def test_grid_draws_time_to_scale() -> None:
     )  # fmt: skip
 
 
-def test_grid_of_nothing() -> None:
+def test_an_empty_grid() -> None:
     assert render.grid(simulate(Program(lanes={"a": (), "b": ()}))) == "a\nb\n"
 
 
-def test_a_wide_grid_is_cut_not_broken() -> None:
+def test_a_wide_grid_is_truncated() -> None:
     lines = render.grid(simulate(PREFETCH, {"B": 1000})).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) < 7100
@@ -113,7 +113,7 @@ def test_directions_look_different() -> None:
     assert len(set.union(*fills.values())) == 4
 
 
-def test_perfetto_tells_messages_and_pipes_apart() -> None:
+def test_perfetto_distinguishes_messages_and_pipes() -> None:
     events = json.loads(render.perfetto(simulate(lowered("chimera", 4, 8))))["traceEvents"]
     categories = {event["cat"] for event in events if event["ph"] == "X"}
     assert categories == {"action", "action,pipe1", "send", "send,pipe1", "recv", "recv,pipe1"}

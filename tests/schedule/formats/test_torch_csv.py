@@ -21,18 +21,18 @@ from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, torch_rows, torch_text, with_torch_reductions
 
-#: Our schedules that are a chain of stages, each on one rank.
+#: Our schedules of a chain of stages, each stage on one rank.
 LINEAR = [name for name, schedule in DENSE_SCHEDULES.items() if schedule.num_pipes == 1]
 
 
 def runtime(num_ranks: int, num_stages: int, micro: int) -> torch_schedules._PipelineScheduleRuntime:
-    """PyTorch's runtime without modules or processes, good for its tables."""
+    """PyTorch's runtime without modules or processes, used for its tables."""
     stage = mock.create_autospec(PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, num_ranks, num_stages, None
     return torch_schedules._PipelineScheduleRuntime([stage, stage], micro)
 
 
-# PyTorch lowers schedules of several stages per rank only.
+# PyTorch lowers only schedules of several stages per rank.
 @pytest.mark.parametrize(("name", "comms"), [(n, comms) for n in TORCH for comms in {False, TORCH[n] > 1}])
 @pytest.mark.parametrize(("ranks", "micro"), TORCH_SIZES)
 def test_all_of_torch_s_tables_round_trip(name: str, ranks: int, micro: int, comms: bool) -> None:
@@ -147,7 +147,7 @@ def test_weight_actions_lose_their_index() -> None:
     check(program)
 
 
-def test_a_table_is_a_schedule_for_stages_that_feed_each_other_otherwise() -> None:
+def test_a_table_can_be_used_for_another_stage_graph() -> None:
     schedule = table_schedule(
         "mine.csv",
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",

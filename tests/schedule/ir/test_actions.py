@@ -30,20 +30,20 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("text", "action"), GOLDEN, ids=[text for text, _ in GOLDEN])
-def test_text_and_action_are_two_forms_of_one_thing(text: str, action: Action) -> None:
+def test_text_and_action_are_equivalent(text: str, action: Action) -> None:
     assert parse(text) == action
     assert action.text == str(action) == text
 
 
-# PyTorch's parser takes the first three as 0F, 0I and 0W without an index, and the fourth as 2B.
+# PyTorch's parser reads the first three as 0F, 0I and 0W without an index, and the fourth as 2B.
 @pytest.mark.parametrize("text", ["0FETCH1", "0INSERT1", "0WRITEBACK1", "2BW0"])
-def test_what_torch_misreads_is_refused(text: str) -> None:
+def test_text_that_torch_misreads_is_refused(text: str) -> None:
     with pytest.raises(ScheduleError, match="expected an action"):
         parse(text)
 
 
-def test_a_version_is_read_not_dropped() -> None:
-    """The fifth text that PyTorch misreads: it takes 0F1@3 for 0F1."""
+def test_versions_are_parsed() -> None:
+    """PyTorch reads 0F1@3 as 0F1."""
     assert parse("0F1@3") != parse("0F1")
     assert not torch_reads(parse("0F1@3"))
 
@@ -119,6 +119,6 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules", reason
 
 @given(ACTIONS)
 def test_torch_agrees_on_what_it_can_read(action: Action) -> None:
-    """PyTorch's own parser, read as the reference for the cells we call compatible."""
+    """PyTorch's own parser is the reference for compatible cells."""
     if torch_reads(action):
         assert str(schedules._Action.from_str(action.text)) == action.text

@@ -76,8 +76,8 @@ def test_a_cycle_is_spelled() -> None:
         graph.order()
 
 
-def test_a_spelt_cycle_is_short() -> None:
-    """Of what lies between two actions of a lane nothing is told: the later one waits for the earlier in any case."""
+def test_a_cycle_error_is_short() -> None:
+    """Actions of a lane between two of the cycle are left out: the later one waits for the earlier anyway."""
     edges = (Edge(src="X_INSERT", dst="X_READ"), Edge(src="X_EVICT", dst="X_FETCH"))
     program = Program(lanes=lanes(a="0X_READ0 0F0 0F1 0F2 0X_EVICT0", b="0X_FETCH0 0F3 0F4 0X_INSERT0"), edges=edges)
     with pytest.raises(ScheduleError) as error:
@@ -99,7 +99,7 @@ def test_crossed_sends_and_receives_deadlock() -> None:
         Graph(program).order()
 
 
-def test_waiting_for_what_nobody_does_is_refused() -> None:
+def test_waiting_for_a_missing_action_is_refused() -> None:
     program = Program(lanes=lanes(a="0X_INSERT0"), edges=(Edge(src="X_FETCH", dst="X_INSERT"),))
     with pytest.raises(ScheduleError, match="0X_INSERT0 waits for 0X_FETCH0, which no lane performs"):
         Graph(program)

@@ -1,4 +1,4 @@
-"""Loops composed of parts that know each other by points only."""
+"""Loops composed of parts that share only named points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def texts(loop: LoopBuilder) -> set[str]:
     return {edge.text for edge in loop.build().loop.edges}
 
 
-def test_a_point_stands_for_whatever_is_provided_last() -> None:
+def test_a_point_is_its_last_provider() -> None:
     loop = reading_and_dense()
     before = loop.so_far(Point.ROWS_READY)
     loop.lane("copy", "X_INSERT")

@@ -17,7 +17,7 @@ def test_extension_names_cannot_be_misread_as_a_torch_op(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_every_op_says_what_it_means_and_provides_known_ops(op: object) -> None:
+def test_every_op_is_described_and_provides_known_ops(op: object) -> None:
     entry = OPS[op.name]  # type: ignore[attr-defined]
     assert entry.meaning
     assert "\n" not in entry.meaning

@@ -26,7 +26,7 @@ def test_a_process_where_a_pipe_begins_embeds_for_it() -> None:
     check(program)
 
 
-def test_the_stages_that_are_fed_can_be_named() -> None:
+def test_embedding_consumers_can_be_given() -> None:
     program = add_embedding(dense("gpipe", 2, 1), HOME, [(1, True)])
     assert {edge.text for edge in program.edges if "X_EMBED" in edge.text} == {
         "1F(b) <- 2X_EMBED(b)",

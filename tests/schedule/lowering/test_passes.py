@@ -15,7 +15,7 @@ from tests.schedule.dense import dense
 
 
 def lower(program: Program, passes: Sequence[str]) -> Program:
-    """The passes with every lane a process, as the command line applies them."""
+    """Apply the passes with one process per lane, as the command line does."""
     home = {lane: process for process, lane in enumerate(program.lanes)}
     home |= {reduce_lane(process): process for process in range(len(home))}
     for name in passes:

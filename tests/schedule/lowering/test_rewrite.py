@@ -32,7 +32,7 @@ def torch_compute(name: str, ranks: int, micro: int) -> dict[int, list[object]]:
 
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize(("ranks", "micro"), TORCH_SIZES)
-def test_passes_do_what_torch_s_do(name: str, ranks: int, micro: int) -> None:
+def test_passes_equal_torchs(name: str, ranks: int, micro: int) -> None:
     program, table = torch_program(name, ranks, micro), torch_compute(name, ranks, micro)
     for ours, theirs in (
         (merge_input_weight(program), lambda row: torch_schedules._merge_bw(row)),
@@ -44,7 +44,7 @@ def test_passes_do_what_torch_s_do(name: str, ranks: int, micro: int) -> None:
         check(ours)
 
 
-# PyTorch lowers schedules of several stages per rank only.
+# PyTorch lowers only schedules of several stages per rank.
 @pytest.mark.parametrize("name", [name for name in TORCH if TORCH[name] > 1])
 def test_all_passes_together_are_torch_s_lowering(name: str) -> None:
     ranks, micro = 4, 8
@@ -53,7 +53,7 @@ def test_all_passes_together_are_torch_s_lowering(name: str) -> None:
     assert rows(lowered) == torch_text(torch_rows(name, ranks, micro, comms=True)).splitlines()
 
 
-def test_merge_keeps_halves_that_are_apart() -> None:
+def test_merge_keeps_separate_halves() -> None:
     program = Program(
         lanes=lanes(a="0F0 0F1 0F2 0I0 0I1 0W0 0I2 0W2 0W1"), stages=(Stage(number=0, micro_per_batch=3),)
     )

@@ -20,7 +20,7 @@ from tests.schedule.tables import TORCH, TORCH_SIZES, lanes, programs, torch_row
 
 
 def homes(program: Program) -> dict[str, int]:
-    """Every lane a process of its own."""
+    """One process per lane."""
     return {lane: number for number, lane in enumerate(program.lanes)}
 
 
@@ -42,7 +42,7 @@ def test_one_process_sends_nothing() -> None:
 
 
 def test_micro_batches_of_different_sizes() -> None:
-    """Three of stage 0 against two of stage 1: the middle one is needed by both, and sent once."""
+    """Three of stage 0 and two of stage 1: both need the middle one, which is sent once."""
     graph = StageGraph(micro_per_batch=(3, 2), edges=((0, 1),))
     table = lanes(rank0="0F0 0F1 0F2 0B0 0B1 0B2", rank1="1F0 1F1 1B0 1B1")
     lowered = add_sends(dense_program(graph, list(table.values())), {"rank0": 0, "rank1": 1})
@@ -188,7 +188,7 @@ def test_lowered_programs_are_valid_and_complete(drawn: tuple[Program, dict[str,
 
 
 def received_before_use(lowered: Program, home: dict[str, int]) -> bool:
-    """Every dependency between processes is met by a message that has come in before, and by one only."""
+    """Assert that exactly one earlier message meets every dependency between processes."""
     graph = Graph(lowered)
     node_of = {action: node for node, action in enumerate(graph.actions)}
     assert len(node_of) == len(graph.actions)
@@ -205,7 +205,7 @@ def received_before_use(lowered: Program, home: dict[str, int]) -> bool:
     return True
 
 
-def test_the_walk_does_not_depend_on_what_a_lane_is_called() -> None:
+def test_lane_names_do_not_change_the_order() -> None:
     program = dense("interleaved", 4, 8)
     renamed = dataclasses.replace(program, lanes={f"z{9 - n}": row for n, row in enumerate(program.lanes.values())})
     assert rows(add_sends(program, homes(program))) == rows(add_sends(renamed, homes(renamed)))

@@ -43,7 +43,7 @@ def test_rows_enter_and_leave_through_the_source() -> None:
     assert edges_of(loop, "X_EMBED_GRAD") == {"4X_EMBED_GRAD(b) <- 0I(b)", "0X_UPDATE(b) <- 4X_EMBED_GRAD(b)"}
 
 
-def test_a_process_without_examples_exchanges_rows_all_the_same() -> None:
+def test_a_process_without_examples_exchanges_rows_too() -> None:
     loop = loop_of("1f1b", ranks=4, process=2)
     assert loop.lanes["compute2"][0].text == "6X_EMBED"
     assert "6X_EMBED(b) <- 0X_PULL(b)" in edges_of(loop, "X_EMBED")

@@ -23,7 +23,7 @@ from typing import Any
 
 from tools import make_browser as tool
 
-#: Puts the pipe's ends where the browser looks for them, then becomes the browser.
+#: Moves the pipe's ends to the descriptors that the browser uses, then execs the browser.
 _LAUNCH = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]  # 3 and 4 may be taken, by each other
@@ -51,8 +51,8 @@ class Browser:
         program: the executable. folder: for its profile.
 
     Attributes:
-        problems: what the console, the page's errors and its policy said.
-        requests: addresses the page asked for, its own file included.
+        problems: console messages, page errors and policy violations.
+        requests: addresses requested by the page, its own file included.
     """
 
     def __init__(self, program: Path, folder: Path, timeout_s: float = 60.0) -> None:
@@ -118,13 +118,13 @@ class Browser:
             self._receive()
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; promises are awaited."""
+        """Value of a JavaScript expression; promises are awaited."""
         answer = self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """A real click, with the pointer, into the middle of the first element that matches."""
+        """A real pointer click in the middle of the first matching element."""
         place = f"document.querySelector({json.dumps(selector)})"
         self.evaluate(f"{place}.scrollIntoView({{block: 'center'}})")
         x, y = self.evaluate(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({place}.getBoundingClientRect())")
@@ -138,7 +138,7 @@ class Browser:
         return base64.b64decode(answer["data"])
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Give one command and wait for its answer."""
+        """Send a command and wait for its answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -153,7 +153,7 @@ class Browser:
                 return answer["result"]
 
     def _receive(self) -> dict[str, Any]:
-        """The next message, noted if it is an event."""
+        """The next message, recorded if it is an event."""
         deadline_s = time.monotonic() + self._timeout_s
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], max(deadline_s - time.monotonic(), 0))

@@ -10,7 +10,7 @@ from data.replay.records import Replay, ReplayRecord, Setting, Span, TableSkew, 
 POLICIES = ("belady-window", "drop-unused", "lru", "lfu", "static-hot", "offline-belady")
 WINDOWED = ("belady-window", "drop-unused")
 
-#: Text from outside that would break out of HTML, a script element, an attribute, a label and a template.
+#: Untrusted text that would break out of HTML, a script element, an attribute, a label and a template.
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp;%{x}\u2028\udcff"
 
 
@@ -109,7 +109,7 @@ STEP = (
 
 BEST = Setting(policy="belady-window", lookahead=32, cache_rows=20_000, batch_size=512, world_size=1)
 
-#: A whole sweep with two batch sizes, four windows, four cache sizes of which one is too small, and trials.
+#: A whole sweep: two batch sizes, four windows, four cache sizes (one is too small), and trials.
 FULL = Replay(
     path="datasets/criteo_day.tsv.gz",
     format="criteo-tsv",
@@ -136,12 +136,12 @@ FULL = Replay(
     ),
 )
 
-#: One record and nothing else.
+#: A single record.
 SINGLE = dataclasses.replace(
     FULL, records=(record("lru", 32, 20_000, 512),), skew=(), recommended=None, reason="", trials=(), machine={}
 )
 
-#: Nothing worked.
+#: All records failed.
 FAILED = dataclasses.replace(
     SINGLE, records=(failed("drop-unused", 1, 10, 512, "too small"), failed("lru", 1, 10, 512, "too small"))
 )

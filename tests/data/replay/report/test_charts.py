@@ -1,4 +1,4 @@
-"""Common parts of the charts: short numbers, axes, looks, escaped names."""
+"""Common parts of the charts: short numbers, axes, layout, escaped names."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_names_are_drawn_letter_for_letter():
     assert plain("x" * 41) == "x" * 39 + "…"
 
 
-def test_what_json_cannot_hold_is_a_gap():
+def test_non_finite_values_are_gaps():
     assert [finite(value) for value in (None, float("nan"), float("inf"), 0.5)] == [None, None, None, 0.5]

@@ -52,7 +52,7 @@ def show(browser: Browser, file: Path, *, width: int = 1280, dark: bool = False)
         ("attack", PHONE, False, {"hit-rate": 2, "traffic": 1, "skew": 1, "trials": 3, "gantt": 1}),
     ],
 )
-def test_reports_draw_in_silence(browser, reports, name, width, dark, traces):
+def test_reports_draw_without_errors(browser, reports, name, width, dark, traces):
     file = reports / f"{name}.html"
     show(browser, file, width=width, dark=dark)
     assert browser.evaluate(TRACES) == traces
@@ -62,7 +62,7 @@ def test_reports_draw_in_silence(browser, reports, name, width, dark, traces):
     assert browser.problems == []
 
 
-def test_the_page_could_not_reach_out(browser, reports):
+def test_the_page_has_no_network_access(browser, reports):
     show(browser, reports / "single.html")
     assert browser.evaluate(TRACES) == {"hit-rate": 1, "traffic": 1}
     assert browser.problems == []
@@ -71,7 +71,7 @@ def test_the_page_could_not_reach_out(browser, reports):
     assert any("Content Security Policy" in problem for problem in browser.problems)
 
 
-def test_points_tell_their_figures_and_the_legend_hides_lines(browser, reports):
+def test_points_have_tooltips_and_the_legend_hides_lines(browser, reports):
     show(browser, reports / "ranks.html")
     browser.evaluate("Plotly.Fx.hover(document.querySelector('#hit-rate .plot'), [{curveNumber: 2, pointNumber: 1}])")
     text = browser.evaluate("document.querySelector('#hit-rate .hovertext').textContent")

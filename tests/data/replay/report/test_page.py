@@ -41,7 +41,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_page_is_whole_and_asks_for_nothing(name):
+def test_the_page_is_complete_and_loads_nothing(name):
     page = Reader(render_page(ALL[name]))
     assert not {"img", "link", "iframe", "object", "base"} & set(page.tags)
     assert not [item for item in page.attributes if item[1] in {"src", "href", "action", "srcset"}]
@@ -62,7 +62,7 @@ def test_data_without_a_file_are_named_by_their_format():
     )
 
 
-def test_the_browser_is_told_to_load_nothing():
+def test_the_page_forbids_loading():
     assert "default-src 'none'" in render_page(FULL)
 
 

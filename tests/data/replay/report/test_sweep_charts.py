@@ -1,4 +1,4 @@
-"""Charts of the sweep: the figures that exist, the contents of each line, failures and the bound."""
+"""Charts of the sweep: existing figures, data of each line, failures and the bound."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_failed_settings_are_red_crosses_with_their_error():
     assert "lfu" not in crosses["customdata"][0][0]
 
 
-def test_nothing_but_failures_is_still_a_chart():
+def test_a_chart_of_failures_only():
     charts = charts_of(FAILED)
     assert set(charts) == {"hit-rate", "traffic"}
     assert [trace["name"] for trace in charts["hit-rate"].figures[0, 0, 0]["data"]] == ["failed"]
