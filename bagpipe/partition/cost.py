@@ -184,11 +184,6 @@ class CostModel:
             units[number] = in_flight_units(layout[number].microbatches, below, whole)
         return [-(n * self.batch_examples // -whole) for n in units]
 
-    def fits_all(self, layout: Sequence[Placed]) -> bool:
-        """Whether every stage of a layout in topological order fits its devices."""
-        in_flight = self.in_flight(layout)
-        return all(self.fits(self.totals(s.mask), s.replicas, n) for s, n in zip(layout, in_flight, strict=True))
-
 
 def in_flight_units(microbatches: int, below: Iterable[tuple[int, int]], whole: int) -> int:
     """Examples of a stage in flight, in units of ``1 / whole`` of a batch.

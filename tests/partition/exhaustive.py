@@ -12,7 +12,7 @@ from bagpipe.partition.bisect import Layout
 from bagpipe.partition.cost import CostModel, Placed
 from bagpipe.partition.operators import OperatorGraph
 
-__all__ = ["MAX_OPERATORS", "best_of_all", "orderings"]
+__all__ = ["MAX_OPERATORS", "best_of_all", "fits_all", "orderings"]
 
 MAX_OPERATORS = 8
 
@@ -30,9 +30,15 @@ def best_of_all(model: CostModel, replicas: Sequence[int], microbatches: Sequenc
     for masks in orderings(model.graph):
         for layout in _choices(masks, choices, model.cluster.devices):
             bottleneck = model.bottleneck(layout)
-            if (best is None or bottleneck < best[0]) and model.fits_all(layout):
+            if (best is None or bottleneck < best[0]) and fits_all(model, layout):
                 best = bottleneck, layout
     return best
+
+
+def fits_all(model: CostModel, layout: Sequence[Placed]) -> bool:
+    """Whether every stage of a layout in topological order fits its devices."""
+    in_flight = model.in_flight(layout)
+    return all(model.fits(model.totals(s.mask), s.replicas, n) for s, n in zip(layout, in_flight, strict=True))
 
 
 def _choices(

@@ -11,6 +11,7 @@ from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.predict import cover
 from bagpipe.schedule.analysis.cover import check_cover
+from tests.partition.exhaustive import fits_all
 
 
 def operator(name: str, seconds: float = 1.0, **facts: float) -> Operator:
@@ -94,4 +95,4 @@ def valid(model: CostModel, layout: Sequence[Placed]) -> bool:
     """Assert that every operator occurs once, stages are in order, and devices and memory suffice."""
     check_cover(cover(model, layout))
     devices = sum(stage.replicas for stage in layout)
-    return all(stage.mask for stage in layout) and devices <= model.cluster.devices and model.fits_all(layout)
+    return all(stage.mask for stage in layout) and devices <= model.cluster.devices and fits_all(model, layout)

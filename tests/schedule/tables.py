@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from typing import Any
 
 from hypothesis import strategies as st
@@ -28,6 +30,15 @@ TORCH_SIZES = [(2, 4), (2, 8), (4, 8), (4, 10)]
 def lanes(**cells: str) -> dict[str, tuple[Action, ...]]:
     """A program from text: one lane per line, cells separated by spaces."""
     return {lane: tuple(parse(cell) for cell in text.split()) for lane, text in cells.items()}
+
+
+def read_csv(text: str) -> dict[str, tuple[Action, ...]]:
+    """Lane by lane, what `render.csv` wrote; without a header the lanes are ``rank0``, …."""
+    rows = list(csv.reader(io.StringIO(text)))
+    names = [f"rank{number}" for number in range(len(rows))]
+    if rows[0][0].startswith("#resource="):
+        names, rows = [rows[0][0].removeprefix("#resource="), *rows[0][1:]], rows[1:]
+    return {name: tuple(parse(cell) for cell in cells if cell) for name, cells in zip(names, rows, strict=True)}
 
 
 def torch_rows(name: str, ranks: int, micro: int, *, comms: bool = False) -> dict[int, list[Any]]:

@@ -8,7 +8,6 @@ edges       stages are connected exactly if operators of theirs are
 produced    a stage produces the tensors on its outgoing edges
 losses      every stage has a path to a loss
 devices     no two stages share a device
-monotone    (of a program) forwards, and backwards, of a stage run in micro-batch order
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from dataclasses import dataclass, field
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.rules import Rule
-from bagpipe.schedule.ir.ops import OPS
-from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
 
-__all__ = ["COVER_RULES", "Cover", "check_cover", "check_monotone"]
+__all__ = ["COVER_RULES", "Cover", "check_cover"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,21 +152,3 @@ def check_cover(cover: Cover) -> None:
     for rule in COVER_RULES:
         for complaint in rule.complaints(cover):
             raise ScheduleError(f"{rule.name}: {complaint}")
-
-
-def check_monotone(program: Program) -> None:
-    """C4: forwards and backwards of a stage run in micro-batch order (not in breadth-first).
-
-    Raises:
-        ScheduleError: the first action out of order.
-    """
-    last: dict[tuple[int, int, str], int] = {}
-    for lane, actions in program.lanes.items():
-        for atom in (atom for action in actions for atom in action.atoms):
-            role = OPS[atom.op].role
-            if role not in ("forward", "backward", "input_grad") or atom.index is None:
-                continue
-            key = (atom.stage, atom.pipe, "F" if role == "forward" else "I")
-            if atom.index <= last.get(key, -1):
-                raise ScheduleError(f"monotone: lane {lane}: {atom.text} comes after micro-batch {last[key]}")
-            last[key] = atom.index

@@ -12,15 +12,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import Simulation
 from bagpipe.schedule.formats.drawing import MESSAGE_FILLS, Drawing, fill_of
 from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
-from bagpipe.schedule.ir.actions import Action, parse, torch_reads
+from bagpipe.schedule.ir.actions import Action, torch_reads
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 
-__all__ = ["csv", "grid", "parse_csv", "perfetto", "spans", "summary", "svg"]
+__all__ = ["csv", "grid", "perfetto", "spans", "summary", "svg"]
 
 _HEADER = "#resource="
 
@@ -35,32 +34,6 @@ def csv(program: Program) -> str:
     for actions in program.lanes.values():
         writer.writerow([action.text for action in actions])
     return out.getvalue()
-
-
-def parse_csv(text: str) -> dict[str, tuple[Action | None, ...]]:
-    """Lane name -> cells; an empty cell, an idle step, is None. Without a header lanes are ``rank0``, ….
-
-    Raises:
-        ScheduleError: a cell is not an action, or the header does not name every row once.
-    """
-    try:
-        rows = list(csv_format.reader(io.StringIO(text)))
-    except csv_format.Error as error:
-        raise ScheduleError(f"not a table: {error}") from None
-    if rows and rows[0] and rows[0][0].startswith(_HEADER):
-        names = [rows[0][0].removeprefix(_HEADER), *rows[0][1:]]
-        rows = rows[1:]
-    else:
-        names = [f"rank{number}" for number in range(len(rows))]
-    if len(names) != len(rows) or len(set(names)) != len(names):
-        raise ScheduleError(f"expected a header naming {len(rows)} different lanes, got {names}")
-    lanes: dict[str, tuple[Action | None, ...]] = {}
-    for number, (name, cells) in enumerate(zip(names, rows, strict=True), start=1):
-        try:
-            lanes[name] = tuple(parse(cell.strip()) if cell.strip() else None for cell in cells)
-        except ScheduleError as error:
-            raise ScheduleError(f"lane {number} ({name}): {error}") from None
-    return lanes
 
 
 #: Columns above which a grid is drawn coarser, with texts cut, instead of wider.

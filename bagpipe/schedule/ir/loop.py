@@ -48,12 +48,6 @@ class Template:
     offset: int = 0
     peer: int | None = None
 
-    @classmethod
-    def of_index(cls, op: str, stage: int, index: int, units: int) -> Template:
-        """The action that turn b of the lane does for unit ``b * units + index``; `index` can lie in another batch."""
-        offset, unit = divmod(index, units)
-        return cls(op=op, stage=stage, unit=unit, offset=offset)
-
     @property
     def key(self) -> OpKey:
         return (self.stage, self.op)

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from bagpipe.errors import ScheduleError
-from bagpipe.schedule.analysis.cover import COVER_RULES, Cover, check_cover, check_monotone
+from bagpipe.schedule.analysis.cover import COVER_RULES, Cover, check_cover
+from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from tests.schedule.dense import dense
@@ -75,6 +76,24 @@ def test_each_rule_names_its_violation(complaint: str, cover: Cover) -> None:
 
 def test_every_rule_is_tested() -> None:
     assert {rule.name for rule in COVER_RULES} == {complaint.partition(":")[0] for complaint in BROKEN}
+
+
+def check_monotone(program: Program) -> None:
+    """C4: forwards and backwards of a stage run in micro-batch order (not in breadth-first).
+
+    Raises:
+        ScheduleError: the first action out of order.
+    """
+    last: dict[tuple[int, int, str], int] = {}
+    for lane, actions in program.lanes.items():
+        for atom in (atom for action in actions for atom in action.atoms):
+            role = OPS[atom.op].role
+            if role not in ("forward", "backward", "input_grad") or atom.index is None:
+                continue
+            key = (atom.stage, atom.pipe, "F" if role == "forward" else "I")
+            if atom.index <= last.get(key, -1):
+                raise ScheduleError(f"monotone: lane {lane}: {atom.text} comes after micro-batch {last[key]}")
+            last[key] = atom.index
 
 
 def test_micro_batches_in_order() -> None:

@@ -26,13 +26,19 @@ def one_f_one_b_without_flush(graph: StageGraph, chunks: int) -> Loop:
             template
             for index in range(micro)
             for template in (
-                Template.of_index("F", stage, index + ahead, micro),
-                Template.of_index("B", stage, index, micro),
+                _template("F", stage, index + ahead, micro),
+                _template("B", stage, index, micro),
             )
         ]
         lanes.append((*turn, Template(op="OPT", stage=stage)))
     updates = [Edge(src="W", src_stage=s, dst="OPT", dst_stage=s) for s in range(graph.num_stages)]
     return dense_loop(graph, lanes, semantics="stash", edges=updates)
+
+
+def _template(op: str, stage: int, index: int, units: int) -> Template:
+    """The action that turn b of the lane does for unit ``b * units + index``; `index` can lie in another batch."""
+    offset, unit = divmod(index, units)
+    return Template(op=op, stage=stage, unit=unit, offset=offset)
 
 
 PIPEDREAM = DenseSchedule(name="pipedream", summary="1F1B without a flush", builder=one_f_one_b_without_flush)

@@ -10,10 +10,10 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, problems
-from bagpipe.schedule.formats.render import parse_csv
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from tests.schedule.dense import dense, rows
+from tests.schedule.tables import read_csv
 
 #: Our name -> PyTorch's, and the stages per rank to compare.
 PEERS = {
@@ -65,8 +65,8 @@ def test_torch_s_own_1f1b_table_is_refused(ranks: int, micro: int) -> None:
     """Its last rank starts with micro-batch 1 and ends with one that does not exist; PyTorch's runtime is right."""
     table = torch_rows("1F1B", ranks, micro, 1)
     assert table[:-1] == rows(dense("1f1b", ranks, micro))[:-1]
-    lanes = parse_csv("\n".join(table)).values()
-    program: Program = dense_program(chain(ranks, micro), [[cell for cell in lane if cell] for lane in lanes])
+    lanes = read_csv("\n".join(table)).values()
+    program: Program = dense_program(chain(ranks, micro), list(lanes))
     assert f"complete: {ranks - 1}F0 is missing; expected {ranks - 1}F0" in " ".join(problems(program))
     with pytest.raises(ScheduleError, match="is missing"):
         check(program)

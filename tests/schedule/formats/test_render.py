@@ -3,17 +3,14 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 
-import pytest
-
-from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.formats import render
-from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.sends import add_sends
 from tests.schedule.dense import dense
+from tests.schedule.tables import read_csv
 
 PREFETCH = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(3)
 
@@ -21,27 +18,13 @@ PREFETCH = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1, microbat
 def test_dense_programs_are_written_as_torch_reads_them() -> None:
     text = render.csv(dense("1f1b", 2, 3))
     assert text == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
-    assert list(render.parse_csv(text)) == ["rank0", "rank1"]
+    assert list(read_csv(text)) == ["rank0", "rank1"]
 
 
 def test_csv_round_trips_with_lane_names() -> None:
-    lanes = render.parse_csv(render.csv(PREFETCH))
+    lanes = read_csv(render.csv(PREFETCH))
     assert lanes == dict(PREFETCH.lanes)
     assert list(lanes) == list(PREFETCH.lanes)
-
-
-def test_idle_cells_are_kept() -> None:
-    assert render.parse_csv("0F0,,0B0\n,1F0,\n") == {
-        "rank0": (parse("0F0"), None, parse("0B0")),
-        "rank1": (None, parse("1F0"), None),
-    }
-
-
-@pytest.mark.parametrize("text", ["0F0,0FETCH1\n", "#resource=a\n0F0\n1F0\n", "#resource=a,a\n0F0\n1F0\n"])
-def test_bad_csv_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(ScheduleError) as error:
-        render.parse_csv(text)
-    assert "\n" not in str(error.value)
 
 
 def test_grid_draws_time_to_scale() -> None:
