@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -112,11 +112,13 @@ class Checkpoints:
     ) -> None:
         if self._publisher is not None:
             self._publisher.close()
-        is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
-        if is_suspect and self._has_claimed and self.resume_point.checkpoint_id:
-            with suppress(StoreError), self._store.ledger() as ledger:
-                ledger.invalidate(invalidated(self.resume_point.checkpoint_id))
-        self._stack.close()
+        with closing(self._stack):
+            if isinstance(error, LostRowError) and self._watch is not None:
+                self._check_owner(error)
+            is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
+            if is_suspect and self._has_claimed and self.resume_point.checkpoint_id:
+                with suppress(StoreError), self._store.ledger() as ledger:
+                    ledger.invalidate(invalidated(self.resume_point.checkpoint_id))
 
     @property
     def first_batch(self) -> int:
@@ -255,6 +257,16 @@ class Checkpoints:
         except StoreError:
             self._is_suspect = True
             raise
+
+    def _check_owner(self, error: LostRowError) -> None:
+        """Raise FencedError instead if another job has taken over the namespace: its recovery deletes rows."""
+        assert self._watch is not None, "claimed before anything is read"
+        try:
+            self._watch.inspect()
+        except FencedError as fenced:
+            raise fenced from error
+        except StoreError:
+            pass  # the lost row stays the job's error
 
     def check_rows(self) -> None:
         """On rank 0, after training: find rows that the store lost after their last use.

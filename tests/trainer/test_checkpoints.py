@@ -10,7 +10,7 @@ import pytest
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import Config
-from bagpipe.errors import RolledBackError
+from bagpipe.errors import FencedError, LostRowError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
 from tests.trainer.test_resume_point import FACTS, ROWS
@@ -58,3 +58,22 @@ def test_rows_missing_at_the_end_are_an_error() -> None:
         store._namespace.owner = ""
         with pytest.raises(RolledBackError, match="has no owner any more"):
             checkpoints.check_rows()
+
+
+@pytest.mark.parametrize(("owner", "kind", "message"), [("", LostRowError, "row 1"), ("other", FencedError, "other")])
+def test_a_lost_row_of_a_namespace_that_was_taken_over_says_so(
+    owner: str, kind: type[StoreError], message: str
+) -> None:
+    """The recovery of the job that takes over deletes rows. After another store error it stays the cause."""
+
+    def lose_a_row() -> None:
+        with (
+            MemoryStore(ROWS, name=uuid.uuid4().hex) as store,
+            Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
+        ):
+            checkpoints.claim()
+            store._namespace.owner = owner
+            raise LostRowError("row 1")
+
+    with pytest.raises(kind, match=message):
+        lose_a_row()
