@@ -27,6 +27,7 @@ from bagpipe.schedule.builders.prefetch_loop import declare_dense
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.types.model_inputs import device_of
 
 __all__ = ["DensePart", "GradientSum", "ModelChunk", "WholeDense"]
 
@@ -169,7 +170,7 @@ class WholeDense(DensePart):
 
     def start(self, run: LoopRun) -> None:
         super().start(run)
-        device = next(self.model.parameters(), torch.empty(0)).device
+        device = device_of(self.model)
         self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=device)
         self._buffers = {}
 

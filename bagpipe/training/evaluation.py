@@ -18,6 +18,7 @@ from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.builders.prefetch_loop import declare_evaluation
 from bagpipe.schedule.ir.loop_builder import LoopBuilder
 from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.types.model_inputs import device_of
 
 __all__ = ["OnScores", "Scoring"]
 
@@ -51,8 +52,7 @@ class Scoring(LoopPart):
 
     def start(self, run: LoopRun) -> None:
         self._run = run
-        device = next(self._model.parameters(), torch.empty(0)).device
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device_of(self._model))
 
     def forward(self, b: int) -> None:
         inputs = self._run.in_flight[b].inputs

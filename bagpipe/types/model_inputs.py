@@ -1,4 +1,4 @@
-"""`ModelInputs`: the tensors of one batch that a model is called with."""
+"""`ModelInputs`: the tensors of one batch that a model is called with; `device_of`: where a model expects them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
+    from torch.nn import Module
 
-__all__ = ["ModelInputs"]
+__all__ = ["ModelInputs", "device_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +25,10 @@ class ModelInputs:
     dense: Tensor
     sparse: Any
     labels: Tensor
+
+
+def device_of(model: Module) -> device:
+    """The device of a model's parameters; the CPU for a model without parameters."""
+    import torch
+
+    return next(model.parameters(), torch.empty(0)).device

@@ -24,6 +24,7 @@ from bagpipe.dense.parallel.broadcast import share_model
 from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, check_gradient, make_buckets
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import JobError
+from bagpipe.types.model_inputs import device_of
 
 __all__ = ["DenseParallel"]
 
@@ -78,7 +79,7 @@ class DenseParallel:
         self._launched = 0
         self._is_bad = False
         self._handles: list[Any] = []
-        device = next(model.parameters(), torch.empty(0)).device
+        device = device_of(model)
         self._stream: Any = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
