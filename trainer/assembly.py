@@ -140,12 +140,13 @@ def build_dense(
     """
     config, model = built.config, built.converted.model
     optimizer = dense_optimizer(model.parameters(), config.optim)
+    skips_nonfinite = config.run.nonfinite == "skip"
     if built.stages is None:
         return WholeDense(
             model=model,
             optimizer=optimizer,
             executor=built.dense,
-            skips=config.run.nonfinite == "skip",
+            skips_nonfinite=skips_nonfinite,
             replicas=replicas,
         )
     pipeline = DensePipeline(
@@ -159,7 +160,9 @@ def build_dense(
         links=links,
         reduce=reduce,
     )
-    return StagedDense(pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision)
+    return StagedDense(
+        pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision, skips_nonfinite=skips_nonfinite
+    )
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
@@ -206,7 +209,6 @@ def build_engine(
             read_ahead=config.cache.read_ahead,
             rows_lr=config.optim.rows_lr,
             eps=config.optim.eps,
-            skips_nonfinite=config.run.nonfinite == "skip",
         ),
         trace=trace,
         peers=peers,

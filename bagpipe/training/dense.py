@@ -75,6 +75,8 @@ class DensePart(LoopPart):
         chunks: by name.
         parameters: all that are trained, on whatever rank, by their names in the whole model.
         gradient_points: where gradients of parameters are complete, for the check that they are finite.
+        skips_nonfinite: a batch whose loss or a gradient is not finite is left out; otherwise it ends the job. Either
+            way it changes nothing that is stored.
         is_staged: the chunks are stages, of which other ranks hold others.
     """
 
@@ -82,10 +84,13 @@ class DensePart(LoopPart):
     gradient_points: tuple[Point, ...]
     is_staged: bool = False
 
-    def __init__(self, *, model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
+    def __init__(
+        self, *, model: nn.Module, optimizer: Optimizer, precision: Precision, skips_nonfinite: bool = False
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
+        self.skips_nonfinite = skips_nonfinite
         self.loss_scale: LossScale = precision.loss_scale
         self.chunks: Mapping[str, ModelChunk] = {}
         self.parameters: Mapping[str, nn.Parameter] = {}
@@ -131,7 +136,7 @@ class WholeDense(DensePart):
         model: called as ``model(dense, sparse)``.
         optimizer: of its parameters.
         executor: computes forward and backward.
-        skips: a batch that is not finite is left out.
+        skips_nonfinite: see `DensePart`.
         replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
     """
 
@@ -143,17 +148,18 @@ class WholeDense(DensePart):
         model: nn.Module,
         optimizer: Optimizer,
         executor: DenseExecutor,
-        skips: bool = False,
+        skips_nonfinite: bool = False,
         replicas: GradientSum | None = None,
     ) -> None:
-        super().__init__(model=model, optimizer=optimizer, precision=executor.precision)
-        if self.loss_scale.growth_interval and not skips:
+        super().__init__(
+            model=model, optimizer=optimizer, precision=executor.precision, skips_nonfinite=skips_nonfinite
+        )
+        if self.loss_scale.growth_interval and not skips_nonfinite:
             raise InputError("a loss scale that grows needs batches that can be left out")
         parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self.parameters = dict(parameters)
         self.chunks = {"model": ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
         self._executor = executor
-        self._skips = skips
         self._replicas = replicas
         self._buffers: dict[str, Tensor] = {}
         self._loss_sum: Tensor
@@ -176,7 +182,7 @@ class WholeDense(DensePart):
 
     def forward(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        if self._skips:
+        if self.skips_nonfinite:
             self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         if batch.inputs is not None:  # few models take an empty batch
             num_examples = batch.rank_batch.num_global_examples
@@ -190,13 +196,13 @@ class WholeDense(DensePart):
             batch.loss = batch.dense_pass.loss.detach()
             batch.dense_pass = None
         self.loss_scale.unscale_rows(batch.groups)
-        if not self._skips:
+        if not self.skips_nonfinite:
             self._count(b)
 
     def step(self, b: int) -> None:
         batch = self._run.in_flight[b]
         if self._replicas is not None:
-            is_bad = self._replicas.reduce(is_bad=batch.is_skipped if self._skips else None)
+            is_bad = self._replicas.reduce(is_bad=batch.is_skipped if self.skips_nonfinite else None)
             batch.is_skipped = batch.is_skipped or is_bad
         if batch.is_skipped:
             with torch.no_grad():
@@ -206,7 +212,7 @@ class WholeDense(DensePart):
             self.loss_scale.unscale_parameters(self.model.parameters())
             self.optimizer.step()
         self._buffers = {}
-        if self._skips and not batch.is_skipped:
+        if self.skips_nonfinite and not batch.is_skipped:
             self._count(b)
         self.optimizer.zero_grad(set_to_none=True)
 

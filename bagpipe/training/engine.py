@@ -63,15 +63,12 @@ class EngineSettings:
         prefetch_depth: batches fetched ahead.
         read_ahead: batches read and not yet trained, at most.
         rows_lr, eps: of the row optimizer.
-        skips_nonfinite: a batch whose loss or a gradient is not finite is left out; otherwise it ends the job. Either
-            way it changes nothing that is stored.
     """
 
     prefetch_depth: int
     read_ahead: int
     rows_lr: float
     eps: float
-    skips_nonfinite: bool = False
 
 
 class Engine:
@@ -172,9 +169,7 @@ class Engine:
         settings, cache, peers = self.settings, self.cache, self.peers
         self.dense.model.train()
         reading = self._reading()
-        guard = NonfiniteGuard(
-            cache.streams, self.dense, rank=None if peers is None else peers.rank, skips=settings.skips_nonfinite
-        )
+        guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
         known = list(self._known)
         update: LoopPart
         if peers is None:

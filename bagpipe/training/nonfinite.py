@@ -72,13 +72,12 @@ class NonfiniteGuard(LoopPart):
 
     Args:
         streams: of the model's device.
-        dense: the dense part whose gradients are examined.
+        dense: the dense part whose gradients are examined. It says whether a bad batch is left out or ends the job.
         rank: of this process, for messages; None: there is only one.
-        skips: a bad batch is left out; otherwise the job ends.
     """
 
-    def __init__(self, streams: Streams, dense: DensePart, *, rank: int | None = None, skips: bool = False) -> None:
-        self.skips = skips
+    def __init__(self, streams: Streams, dense: DensePart, *, rank: int | None = None) -> None:
+        self.skips = dense.skips_nonfinite
         self._streams = streams
         self._dense = dense
         self._hint = dense.precision.loss_scale.hint

@@ -36,6 +36,7 @@ class StagedDense(DensePart):
         pipeline: what this process runs, with its optimizers.
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
+        skips_nonfinite: see `DensePart`.
 
     Raises:
         InputError: the loss scale grows.
@@ -44,8 +45,17 @@ class StagedDense(DensePart):
     gradient_points = (Point.GRADIENTS, Point.STEP)
     is_staged = True
 
-    def __init__(self, *, pipeline: DensePipeline, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-        super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision)
+    def __init__(
+        self,
+        *,
+        pipeline: DensePipeline,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        skips_nonfinite: bool = False,
+    ) -> None:
+        super().__init__(
+            model=pipeline.staged.model, optimizer=optimizer, precision=precision, skips_nonfinite=skips_nonfinite
+        )
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
         self.pipeline = pipeline

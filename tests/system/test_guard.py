@@ -172,7 +172,7 @@ def test_a_total_is_finite_if_and_only_if_all_terms_are(total: Callable[[list[to
 
 def test_empty_groups_are_good() -> None:
     groups: tuple[ActiveTableGroup, ...] = ()
-    guard = guard_of(NullStreams(), rank=2, skips=True)
+    guard = guard_of(NullStreams(), rank=2, skips_nonfinite=True)
     assert not guard.is_bad(0, groups=groups)
     assert not guard.is_bad(0, arrived=[torch.empty(0, 4)])
 

@@ -20,5 +20,5 @@ def small_dense(**more: Any) -> WholeDense:
     return WholeDense(model=model, optimizer=SGD(model.parameters(), lr=0.1), executor=EagerExecutor(model), **more)
 
 
-def guard_of(streams: Streams, **more: Any) -> NonfiniteGuard:
-    return NonfiniteGuard(streams, small_dense(), **more)
+def guard_of(streams: Streams, *, skips_nonfinite: bool = False, **more: Any) -> NonfiniteGuard:
+    return NonfiniteGuard(streams, small_dense(skips_nonfinite=skips_nonfinite), **more)
