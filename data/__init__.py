@@ -11,6 +11,12 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
 
     with LookaheadLoader(open_source(config.data, seed=0), batch_size=1024) as batches:
         for batch in batches: ...
+
+    formats         name -> Source: criteo, avazu, movielens (movielens_genres), parquet (arrow_files), synthetic
+    text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
+    columns         parsed rows; row_order: epochs, permutations, positions; schema_file: the schema TOML
+    synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
+    cli             `python -m data`; testing: the conformance suite of readers
 """
 
 from __future__ import annotations

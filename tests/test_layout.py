@@ -197,10 +197,7 @@ def dotted_name(path: str) -> str:
 @cache
 def dependencies() -> dict[str, frozenset[str]]:
     """Module file -> imported module files of ours, including type-only and local imports."""
-    files = {
-        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): name_of(path)
-        for path in modules()
-    }
+    files = {dotted_name(name_of(path)): name_of(path) for path in modules()}
     found: dict[str, set[str]] = {name: set() for name in files.values()}
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -292,7 +289,7 @@ TORCH_FREE = (
 def test_torch_free_rooms_start_without_torch():
     """Checked in an interpreter, so indirect imports count."""
     names = [
-        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        dotted_name(name_of(path))
         for path in modules()
         if name_of(path) not in FREE
         and rooms()[place_of(name_of(path))].path in TORCH_FREE
@@ -335,6 +332,11 @@ def test_every_module_has_a_docstring():
         if path.name != "__main__.py" and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not without
+
+
+def test_no_folder_holds_a_docstring_alone():
+    contents = {path.parent: {item.name for item in path.parent.iterdir()} for path in modules()}
+    assert not [folder for folder, names in contents.items() if names <= {"__init__.py", "__pycache__"}]
 
 
 def test_entry_points_are_three_lines():

@@ -15,4 +15,10 @@
             full-00000300-000384.npy, …           files of earlier checkpoints that this one builds on, as hard links
 
 The manifest lists every file with its length and XXH3-128 checksum. No file is a pickle.
+
+    recorder, recorded    copies of a rank's state            writer, publisher    files of one rank, one checkpoint
+    journal, row_file     changed rows, sorted on disk        merge                row files, newest record of each row
+    folder, files         generations, links, checksums       manifest, codec      records, as JSON
+    checkpoint_rows       rows of a checkpoint by table       written_rows         rows written recently
+    dense_state           the dense part as tensors           recovery, export     into the store; for other programs
 """

@@ -10,5 +10,5 @@
       Leave                        ──────────────────>   the rank is done; without it the cacher waits for the rank
 
 remote.RemoteBatches <── receiver.Receiver <── link.Link <── gRPC      (codec: RankBatch <-> bytes, no pickle)
-address: where a cacher listens.  agreement: settings that both sides share.  cacher_pb2*: generated.
+address: where a cacher listens.  agreement: settings that both sides share.  cacher_pb2, cacher_pb2_grpc: generated.
 """

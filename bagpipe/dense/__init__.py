@@ -8,4 +8,7 @@
 Configuration and batch size alone decide which executor computes a batch, so a job gives the same bits with and without
 a cache, resumed or not. `bagpipe.training.dense` makes a part of the training loop of an executor; `parallel` sums
 gradients over ranks.
+
+compiler: torch.compile. graphs, cuda_graph: capture and replay. loss_scale: its growth. stage_module: a stage's
+autocast.
 """

@@ -10,4 +10,6 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
             │ eviction.EvictionQueue, lrfu                       v
             └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier (tests)
                                                                      └──> rank_batch.RankBatch: one rank's part
+
+versions: how often each row has been updated, for checks of fetched rows.
 """

@@ -1,6 +1,6 @@
 """Execution of schedules: the runner, its lanes, streams and signal handling.
 
-schedule.loop.Loop, handlers ──compile──> steps ──> runner.Runner.run() ──> report.Report
+schedule.ir.loop.Loop, handlers ──compile──> steps ──> runner.Runner.run() ──> report.Report
                                                       │  one lane.Lane per thread, started and joined inside run()
                                                       ├── board   progress of ops, waiting lanes, end, error
                                                       ├── stream  lane -> stream; events order device lanes
@@ -9,4 +9,6 @@ schedule.loop.Loop, handlers ──compile──> steps ──> runner.Runner.ru
                                                       └── device_times  device times of actions, for the trace
 signals: SIGINT, SIGTERM ──> Runner.request_stop()
 interpret: runs the same handlers sequentially; the reference for the runner
+
+devices: the streams of each device type
 """

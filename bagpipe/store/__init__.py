@@ -1,5 +1,7 @@
 """The embedding store: batched, ids in, row records out.
 
+    interface    Store: read, write, ledger, for every store
+
     URL ──open──> memory.MemoryStore | redis.RedisStore          both pass bagpipe.testing.store_conformance
 
     RedisStore   ids ──keys──> buckets ──routing──> commands per server ──row_codecs──> frames of requests

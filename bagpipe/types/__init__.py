@@ -1,1 +1,1 @@
-"""Records that several rooms share: batches, schemas, model inputs."""
+"""Records that several rooms share: batch, schema, model_inputs."""

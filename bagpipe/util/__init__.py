@@ -1,1 +1,1 @@
-"""Helpers of all rooms: environment check, failpoints, machine facts, output files, and `run_program`."""
+"""Helpers of all rooms: environment check, failpoints, machine facts, outputs (files), and `run_program`."""

@@ -1,7 +1,12 @@
 """The dense part of a model as pipeline stages: measurement and execution.
 
-model ──trace──> FX graph ──split──> staged.StagedModel: an embedding stage, stage modules, the values between them
+model ──trace──> FX graph ──split──> staged_model.StagedModel: embedding stage, stage modules, the values between them
                     └─measure──> partition.OperatorGraph                  │
 StepProgram ──────────────────────────────────────────────────────> runtime.StageRuntime: handlers of F, B, I, W, …
                                                                           │ links: tensors to and from other ranks
+
+dense_pipeline    one rank's stages, optimizers and links; the mesh of ranks
+instance          actions of one stage in one pipe          embedding_stage   one lookup and backward per batch
+channel           tensors between two stages                batches           examples of each micro-batch
+backward          whole, or inputs and weights apart        seeding           random numbers of a forward
 """

@@ -1,1 +1,4 @@
-"""A private Redis-protocol server for one job."""
+"""A private Redis-protocol server for one job.
+
+embedded: `EmbeddedServer`, started and stopped with the job.
+"""
