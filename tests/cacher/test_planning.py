@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_a_plan_from_the_middle_holds_the_same_batches(first_batch: int) -> None
         assert_same(ours.batch, other.batch)
 
 
+@cache
+def reader_states(shuffle: bool) -> dict[int, Mapping[str, Any] | None]:
+    """Reader state of every batch."""
+    job = config(batch_size=10, shuffle=shuffle)
+    data = PlannedData(job.data, job.run.seed)
+    return {item.batch.index: item.batch.reader_state for item in data.batches("train", spec_of(job, data.schema))}
+
+
+@cache
+def planned_without_state(first_batch: int, shuffle: bool) -> list[list[bytes]]:
+    job = config(batch_size=10, shuffle=shuffle)
+    return planned(PlannedData(job.data, job.run.seed), first_batch)
+
+
 @pytest.mark.parametrize("first_batch", [1, 16, 21, 64, 90])
 @pytest.mark.parametrize("distance", [0, 1, 15])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -103,12 +118,11 @@ def test_a_plan_is_the_same_bytes_with_and_without_a_reader_state(
 ) -> None:
     """The state is used in another process than the one that made it. Each batch carries one."""
     job = config(batch_size=10, shuffle=shuffle)
-    data = PlannedData(job.data, job.run.seed)
-    states = {item.batch.index: item.batch.reader_state for item in data.batches("train", spec_of(job, data.schema))}
+    states = reader_states(shuffle)
     state = states[max(first_batch - 1 - distance, 0)]
     assert state is not None
     assert all(known is not None and known["batch"] == index + 1 for index, known in states.items())
-    expected = planned(PlannedData(job.data, job.run.seed), first_batch)
+    expected = planned_without_state(first_batch, shuffle)
     resumed = PlannedData(job.data, job.run.seed)
     loader = resumed._loader("train", first_batch, state)
     assert loader.state() == state

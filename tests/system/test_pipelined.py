@@ -1,7 +1,7 @@
 """Staged dense part on one or more ranks: every schedule gives the numbers of the whole model.
 
-By default every schedule runs with one model at each number of ranks, and every model with four schedules. The full
-product is ``-m slow``.
+By default every schedule runs with one model at each number of ranks, and every model with a schedule of each kind. The
+full product is ``-m slow``.
 """
 
 from __future__ import annotations
@@ -28,18 +28,26 @@ Case = tuple[str, str, str, int]
 ALL: list[Case] = [(*model, schedule, world) for model in MODELS for schedule in DENSE_SCHEDULES for world in WORLDS]
 
 
+#: A chain with one pipe, any graph, two pipes, split backward.
+_KINDS = (
+    ("1f1b", "gpipe", "eager-1f1b", "interleaved", "breadth-first"),
+    ("graph",),
+    ("chimera", "dualpipe-v"),
+    ("zb-h1", "zb-v"),
+)
+
+
 def some() -> list[Case]:
-    """Each schedule with each number of ranks, and each model with a schedule of each kind."""
-    of_schedules = [
+    """Every schedule with every number of ranks, and every model with a schedule of every kind."""
+    cases = [
         (*MODELS[number % len(MODELS)], schedule, world)
         for number, (schedule, world) in enumerate(itertools.product(DENSE_SCHEDULES, WORLDS))
     ]
-    of_models = [
-        (*model, schedule, WORLDS[number % len(WORLDS)])
-        for number, (schedule, model) in enumerate(itertools.product(("1f1b", "graph", "chimera", "zb-h1"), MODELS))
-    ]
-    met = {(model, schedule) for model, _, schedule, _ in of_schedules}
-    return [*of_schedules, *(case for case in of_models if (case[0], case[2]) not in met)]
+    for kind in _KINDS:
+        met = {model for model, _, schedule, _ in cases if schedule in kind}
+        missing = [model for model in MODELS if model[0] not in met]
+        cases += [(*model, kind[0], WORLDS[number % len(WORLDS)]) for number, model in enumerate(missing)]
+    return cases
 
 
 class References:

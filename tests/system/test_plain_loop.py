@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.system.test_exactness import MODELS
 
 #: Rounding of float32 over 26 steps with rows of order 0.1 and gradients of order 1.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5}
+OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +48,30 @@ def assert_same(end: JobOutcome, plain: Trained, config: Config) -> None:
         np.testing.assert_allclose(records, expected, **tolerance, err_msg=table.name)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model))
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_equals_the_plain_loop(
-    model: tuple[str, str], optimizer: str, dtype: str, clicks: Callable[..., Config]
-) -> None:
-    config = change(clicks(model[1], model[0], optimizer), cache__rows=0, run__dtype=dtype)
+Case = tuple[tuple[str, str], str, str]
+
+#: Model with schema, row optimizer, type.
+ALL: list[Case] = list(itertools.product(MODELS, OPTIMIZERS, TOLERANCE))
+#: Every model with every optimizer, and either of them with both types.
+PAIRS = [case for case in ALL if (MODELS.index(case[0]) + OPTIMIZERS.index(case[1]) + (case[2] == "float32")) % 2]
+
+
+def check(clicks: Callable[..., Config], case: Case) -> None:
+    (model, schema), optimizer, dtype = case
+    config = change(clicks(schema, model, optimizer), cache__rows=0, run__dtype=dtype)
     assert_same(run_job(config), plain_job(config), config)
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=lambda case: "-".join([*case[0], *case[1:]]))
+def test_equals_the_plain_loop(case: Case, clicks: Callable[..., Config]) -> None:
+    check(clicks, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_setting_equals_the_plain_loop(clicks: Callable[..., Config]) -> None:
+    for case in ALL:
+        check(clicks, case)
 
 
 @pytest.mark.parametrize("dense", ["sgd", "adam"])

@@ -69,8 +69,12 @@ def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) 
     check(config, tmp_path, crashes, every=rng.choice([1, 2, 5]))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("rows", [0, None])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rows"), [(2, 0), (3, None), pytest.param(3, 0, marks=SLOW), pytest.param(2, None, marks=SLOW)]
+)
 def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | None) -> None:
     config = clicks(optimizer="adam")
     rows = largest_batch(config) if rows is None else rows
@@ -78,8 +82,15 @@ def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | 
     check(config, tmp_path, [5, 7, 4], world_size=world_size, every=4)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "zb-v"])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("schedule", "world_size"),
+    [
+        ("1f1b", 2),
+        ("chimera", 2),
+        ("zb-v", 1),
+        *(pytest.param(*case, marks=SLOW) for case in (("1f1b", 1), ("chimera", 1), ("zb-v", 2))),
+    ],
+)
 def test_stages(clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int) -> None:
     """With dropout, which is seeded by batch number."""
     config = change(
