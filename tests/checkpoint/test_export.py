@@ -138,7 +138,7 @@ def test_torch_reads_the_other_format(saved, tmp_path):
         assert all(torch.equal(target[name][key], tensor) for key, tensor in tensors.items())
 
 
-def test_what_does_not_fit_is_refused(saved, tmp_path):
+def test_incompatible_settings_are_refused(saved, tmp_path):
     tables = [unbounded(table) for table in TABLES]
     with pytest.raises(InputError, match=r"GiB of memory, more than --max-gib .* \(the largest is"):
         collect(saved, tables, DENSE, max_bytes=1000)

@@ -263,7 +263,7 @@ def test_a_listener_that_is_no_cacher(path: Path) -> None:
         server.stop(None).wait()
 
 
-def test_a_cacher_that_says_nothing(path: Path) -> None:
+def test_a_silent_cacher(path: Path) -> None:
     with scripted(path, [start]) as (url, _), pytest.raises(JobError, match=r"did not answer within 0\.4 s"):
         client(url, timeout_s=0.2).__enter__()
 

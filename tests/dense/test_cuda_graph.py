@@ -31,7 +31,7 @@ class Counted(RepeatedCalls):
         return super().record(work)
 
 
-class AsMade(RepeatedCalls):
+class CapturedOutputs(RepeatedCalls):
     """Returns the captured tensors themselves, valid for one replay, as a CUDA graph does."""
 
     def record(self, work: Work) -> Recording:
@@ -110,7 +110,7 @@ class Offset(nn.Module):
 
 def test_gradients_have_separate_memory_and_their_parameters_strides() -> None:
     model = Extended(model_of("dlrm"), Offset())
-    work = recorded(model, graphs=AsMade())
+    work = recorded(model, graphs=CapturedOutputs())
     work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()).backward()
     graded = [p for p in work._parameters if p.grad is not None]
     assert all(p.grad is not None and p.grad.stride() == p.stride() for p in graded)

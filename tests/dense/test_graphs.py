@@ -7,7 +7,7 @@ import torch
 from bagpipe.testing.repeated_calls import RepeatedCalls
 
 
-def test_a_replay_writes_the_same_memory_from_what_the_inputs_hold_then() -> None:
+def test_a_replay_reads_current_inputs_and_writes_the_same_memory() -> None:
     given = torch.ones(3)
     recording = RepeatedCalls().record(lambda: [given * 2, given.sum()])
     double, total = recording.outputs

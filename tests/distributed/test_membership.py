@@ -54,7 +54,7 @@ def test_a_wrong_environment_is_refused(name: str, value: str, words: str) -> No
         Membership.from_environment({**TORCHRUN, name: value})
 
 
-def test_the_interface_on_the_way_to_an_address() -> None:
+def test_the_interface_towards_an_address() -> None:
     assert local_address("127.0.0.1", 1) == "127.0.0.1"
     assert interface_of("127.0.0.1") in {name for _, name in socket.if_nameindex()}
     assert interface_of("192.0.2.1") is None  # reserved for documentation: no interface has it

@@ -13,7 +13,7 @@ from tests.relays import OnReadable, SocketRelay, close_pair
 
 __all__ = ["Relay"]
 
-Bend = Callable[[bytes], bytes]
+Alteration = Callable[[bytes], bytes]
 
 
 class Relay(SocketRelay):
@@ -26,16 +26,16 @@ class Relay(SocketRelay):
 
     def __init__(self, url: str, folder: Path) -> None:
         super().__init__(folder / "relay.sock", Path(unquote(url.removeprefix("unix://"))))
-        self._bend: Bend | None = None
+        self._change: Alteration | None = None
 
     @property
     def url(self) -> str:
         """URL of the relay."""
         return f"unix://{quote(str(self._path))}"
 
-    def bend(self, change: Bend) -> None:
+    def alter(self, change: Alteration) -> None:
         """Replace the next answer by `change(answer)`; an empty result closes the connection."""
-        self._bend = change
+        self._change = change
 
     def _handlers(self, ours: socket.socket, theirs: socket.socket) -> tuple[OnReadable, OnReadable]:
         return (
@@ -48,9 +48,9 @@ class Relay(SocketRelay):
     ) -> None:
         with suppress(OSError):
             data = source.recv(1 << 18)
-            if data and is_answer and self._bend is not None:
-                bend, self._bend = self._bend, None
-                data = bend(data)
+            if data and is_answer and self._change is not None:
+                alter, self._change = self._change, None
+                data = alter(data)
             if data:
                 sink.sendall(data)
                 return

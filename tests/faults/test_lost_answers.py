@@ -15,18 +15,18 @@ from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import SCHEMA, holds, ids_of, new_name, new_token, rows_of, touched_ids, unfenced
 from bagpipe.types.schema import RowSchema
-from tests.harness.proxy import FaultyProxy, Upset, Upsetting
+from tests.harness.proxy import ConnectionFault, ConnectionFaultKind, FaultyProxy
 
 pytestmark = pytest.mark.redis
 
 NUM_BUCKETS = 4
 SPANS = [(0, 30), (10, 40), (20, 50), (0, 60)]
 
-UPSETS = {
-    "an answer is dropped": Upset(how=Upsetting.DROP_ANSWER),
-    "an answer is cut": Upset(how=Upsetting.CUT_ANSWER, num_bytes=3),
-    "a request is cut": Upset(how=Upsetting.CUT_REQUEST, num_bytes=100),
-    "a connection is reset": Upset(how=Upsetting.RESET),
+FAULTS = {
+    "an answer is dropped": ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER),
+    "an answer is cut": ConnectionFault(kind=ConnectionFaultKind.CUT_ANSWER, num_bytes=3),
+    "a request is cut": ConnectionFault(kind=ConnectionFaultKind.CUT_REQUEST, num_bytes=100),
+    "a connection is reset": ConnectionFault(kind=ConnectionFaultKind.RESET),
 }
 
 
@@ -42,12 +42,12 @@ def job(proxy: FaultyProxy, name: str, token: str, log: list[float]) -> None:
                 store.rotate()
 
 
-@pytest.mark.parametrize("name", UPSETS)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_lost_answer_of_every_exchange(name: str, redis_server: EmbeddedServer, tmp_path: Path) -> None:
     def make(schema: RowSchema, namespace: str) -> Store:
         return open_store(redis_server.url, namespace=namespace, schema=schema, buckets=NUM_BUCKETS)
 
-    upset, num_begun = UPSETS[name], 0
+    fault, num_begun = FAULTS[name], 0
     with FaultyProxy(redis_server.url, listen=tmp_path / "proxy.sock") as proxy:
         for at in itertools.count(1):
             namespace, token, log = new_name(), new_token(1), list[float]()
@@ -55,7 +55,7 @@ def test_a_lost_answer_of_every_exchange(name: str, redis_server: EmbeddedServer
                 ledger.acquire(token)
                 ledger.begin("m:0", 1)
                 fired = proxy.num_fired
-                proxy.upset(Upset(how=upset.how, at=at, num_bytes=upset.num_bytes))
+                proxy.inject(ConnectionFault(kind=fault.kind, at=at, num_bytes=fault.num_bytes))
                 # While connecting, the store can be refused.
                 with suppress(StoreError, InputError):
                     job(proxy, namespace, token, log)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bagpipe.config.sections import Config
-from tests.faults.bad_cable import bad_cable, why_no_cable
+from tests.faults.lossy_link import lossy_link, why_no_link
 from tests.system.hosts import serve_store
 from tests.system.jobs import change, run_job
 from tests.system.programs import Program, await_gone
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.redis,
     pytest.mark.multiproc,
-    pytest.mark.skipif(bool(why_no_cable()), reason=why_no_cable() or "it can"),
+    pytest.mark.skipif(bool(why_no_link()), reason=why_no_link() or "it can"),
 ]
 
 MakeConfig = Callable[..., Config]
@@ -37,9 +37,9 @@ def test_a_slow_and_lossy_network_changes_no_bit(clicks: MakeConfig, tmp_path: P
     """A round trip of about 10 ms, and 1 % packet loss."""
     config = change(clicks("mixed", "deepfm"), cache__rows=100)
     result = tmp_path / "out.json"
-    with bad_cable() as cable, serve_store(cable.far, tmp_path) as store:
+    with lossy_link() as link, serve_store(link.far, tmp_path) as store:
         flags = [*far_job(config, store.url), "--result", str(result)]
-        with Program(flags, host=cable.near, forked=tmp_path) as program:
+        with Program(flags, host=link.near, forked=tmp_path) as program:
             done = program.finish()
     assert (done.code, done.err) == (0, "")
     found: dict[str, Any] = json.loads(result.read_text())
@@ -49,13 +49,13 @@ def test_a_slow_and_lossy_network_changes_no_bit(clicks: MakeConfig, tmp_path: P
 def test_a_store_that_vanishes_from_the_network_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
     """No connection is closed: the job ends on its own deadline, not on TCP's of a quarter of an hour."""
     config, namespace = change(clicks(epochs=10_000), cache__rows=0), uuid.uuid4().hex
-    with bad_cable(loss=0.0) as cable, serve_store(cable.far, tmp_path) as store:
+    with lossy_link(loss=0.0) as link, serve_store(link.far, tmp_path) as store:
         flags = flags_of(change(config, store__url=store.url, store__namespace=namespace))
         writes = Writes(store.local_url, namespace)
-        with Program([*flags, "--store.timeout_s=1.5"], host=cable.near, forked=tmp_path) as program:
+        with Program([*flags, "--store.timeout_s=1.5"], host=link.near, forked=tmp_path) as program:
             writes.wait(50)
             writes.close()
-            cable.swallow()
+            link.drop_all()
             begin_s = time.monotonic()
             done = program.finish()
         assert time.monotonic() - begin_s < 30

@@ -25,7 +25,7 @@ IDS = np.arange(8)
 ROWS = np.arange(32, dtype=np.float32).reshape(8, 4) + 1
 OTHERS = IDS + 100
 
-Bend = Callable[[bytes], bytes]
+Alteration = Callable[[bytes], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def relay(redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
         yield relay
 
 
-def answers(relay: Relay, bend: Bend) -> bool:
+def answers(relay: Relay, alteration: Alteration) -> bool:
     """Whether a read with an altered answer returns, with the right rows. Only the next read can fail, too."""
     with open_store(relay.url, namespace="wrong-answers", schema=SCHEMA, buckets=1, timeout_s=0.3) as store:
-        relay.bend(bend)
+        relay.alter(alteration)
         returned = reads(store, IDS, ROWS)
         reads(store, OTHERS, -ROWS)
         return returned
@@ -58,17 +58,17 @@ def reads(store: Store, ids: NDArray[np.int64], rows: Rows) -> bool:
     return True
 
 
-def bulk(number: int, change: Bend) -> Bend:
+def bulk(number: int, change: Alteration) -> Alteration:
     """Alters one row of an answer, with its header."""
 
-    def bend(answer: bytes) -> bytes:
+    def alteration(answer: bytes) -> bytes:
         header = re.match(rb"\*8\r\n(\$(\d+)\r\n)", answer)
         assert header is not None
         size = len(header[1]) + int(header[2]) + 2
         start = 4 + number * size
         return answer[:start] + change(answer[start : start + size]) + answer[start + size :]
 
-    return bend
+    return alteration
 
 
 def rows_exchanged(answer: bytes) -> bytes:
@@ -76,7 +76,7 @@ def rows_exchanged(answer: bytes) -> bytes:
     return answer[:4] + answer[4 + size : 4 + 2 * size] + answer[4 : 4 + size] + answer[4 + 2 * size :]
 
 
-BENDS: dict[str, Bend] = {
+ALTERATIONS: dict[str, Alteration] = {
     "a reply too many": lambda answer: answer * 2,
     "a byte too many": lambda answer: answer + b"\n",
     "a number": lambda answer: b":8\r\n",
@@ -98,9 +98,9 @@ BENDS: dict[str, Bend] = {
 }
 
 
-@pytest.mark.parametrize("name", BENDS)
+@pytest.mark.parametrize("name", ALTERATIONS)
 def test_a_wrong_answer_is_never_taken_for_rows(relay: Relay, name: str) -> None:
-    assert not answers(relay, BENDS[name])
+    assert not answers(relay, ALTERATIONS[name])
 
 
 def test_an_unchanged_answer(relay: Relay) -> None:
@@ -115,7 +115,7 @@ def test_a_connection_that_closes_instead(relay: Relay) -> None:
 def test_an_omitted_row_is_not_found(relay: Relay) -> None:
     """The plan decides whether the row is new or lost."""
     with open_store(relay.url, namespace="wrong-answers", schema=SCHEMA, buckets=1) as store:
-        relay.bend(bulk(3, lambda row: b"$-1\r\n"))
+        relay.alter(bulk(3, lambda row: b"$-1\r\n"))
         assert store.read(0, IDS).found.tolist() == [True] * 3 + [False] + [True] * 4
 
 
@@ -130,6 +130,6 @@ def test_any_bytes_of_an_answer_replaced(relay: Relay, at: int, new: bytes, leng
 )
 def test_a_wrong_acknowledgement_is_an_error(relay: Relay, redis_server: EmbeddedServer, answer: bytes) -> None:
     with open_store(relay.url, namespace="wrong-acks", schema=SCHEMA, buckets=1, timeout_s=0.3) as store:
-        relay.bend(lambda _: answer)
+        relay.alter(lambda _: answer)
         with pytest.raises(StoreError):
             store.write(0, IDS, ROWS)

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 
 
-def sanitized(device: str, *deaf: str) -> subprocess.CompletedProcess[str]:
+def sanitized(device: str, *without_wait: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.gpu.sanitized", device, *deaf],
+        [sys.executable, "-m", "tests.gpu.sanitized", device, *without_wait],
         cwd=ROOT,
         env={**os.environ, "TORCH_CUDA_SANITIZER": "1"},
         capture_output=True,

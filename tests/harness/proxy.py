@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
-__all__ = ["FaultyProxy", "Upset", "Upsetting"]
+__all__ = ["ConnectionFault", "ConnectionFaultKind", "FaultyProxy"]
 
 _CHUNK_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _JOIN_TIMEOUT_S = 20.0
 
 
-class Upsetting(Enum):
+class ConnectionFaultKind(Enum):
     """Kinds of faults."""
 
     #: The answer is dropped, then the connection closed: the commands are executed, but the client cannot know.
@@ -47,17 +47,17 @@ class Upsetting(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upset:
+class ConnectionFault:
     """One fault, injected once.
 
     Attributes:
-        how: see `Upsetting`.
+        kind: see `ConnectionFaultKind`.
         at: number of the answer (request, for CUT_REQUEST), counted from 1 over all connections from now on.
         num_bytes: bytes that a cut lets through.
         delay_s: delay of every answer, for DELAY.
     """
 
-    how: Upsetting
+    kind: ConnectionFaultKind
     at: int = 1
     num_bytes: int = 0
     delay_s: float = 0.0
@@ -77,8 +77,8 @@ class _Pair:
         #: The last byte came from the client, so the next byte of the server begins an answer.
         self.is_asked = False
         #: Pending faults of the answer (request) in transit.
-        self.answer: Upset | None = None
-        self.request: Upset | None = None
+        self.answer: ConnectionFault | None = None
+        self.request: ConnectionFault | None = None
         self.num_pumps = 2
         self.is_reset = False
 
@@ -109,7 +109,7 @@ class FaultyProxy:
         self._path = listen
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
-        self._upsets: list[Upset] = []
+        self._faults: list[ConnectionFault] = []
         self._num_requests = 0
         self._num_answers = 0
         self._num_fired = 0
@@ -167,18 +167,18 @@ class FaultyProxy:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def upset(self, upset: Upset) -> None:
+    def inject(self, fault: ConnectionFault) -> None:
         """Inject the fault at its answer (request), counted from now on."""
         with self._lock:
-            base = self._num_requests if upset.how is Upsetting.CUT_REQUEST else self._num_answers
-            due = Upset(how=upset.how, at=base + upset.at, num_bytes=upset.num_bytes, delay_s=upset.delay_s)
-            self._upsets.append(due)
+            base = self._num_requests if fault.kind is ConnectionFaultKind.CUT_REQUEST else self._num_answers
+            due = ConnectionFault(kind=fault.kind, at=base + fault.at, num_bytes=fault.num_bytes, delay_s=fault.delay_s)
+            self._faults.append(due)
             self._healed.clear()
 
     def heal(self) -> None:
         """Cancel pending faults, end delays, and close silent connections."""
         with self._lock:
-            self._upsets.clear()
+            self._faults.clear()
             self._delay_s = 0.0
             silent = [pair for pair in self._pairs if pair.is_silent.is_set()]
             self._healed.set()
@@ -247,33 +247,33 @@ class FaultyProxy:
                     pair.is_asked = False
                     self._num_answers += 1
                     pair.answer = self._take(self._num_answers, of_requests=False)
-                upset = pair.answer
-                if upset is not None and upset.how is Upsetting.DELAY:
-                    self._delay_s = upset.delay_s
+                fault = pair.answer
+                if fault is not None and fault.kind is ConnectionFaultKind.DELAY:
+                    self._delay_s = fault.delay_s
                 delay_s = self._delay_s
             if delay_s:
                 self._healed.wait(delay_s)
             if pair.is_silent.is_set():
                 continue
-            if upset is None or upset.how is Upsetting.DELAY:
+            if fault is None or fault.kind is ConnectionFaultKind.DELAY:
                 pair.client.sendall(data)
-            elif upset.how is Upsetting.SILENCE:
+            elif fault.kind is ConnectionFaultKind.SILENCE:
                 pair.is_silent.set()
-            elif upset.how is Upsetting.RESET:
+            elif fault.kind is ConnectionFaultKind.RESET:
                 pair.close(reset=True)
                 return
             else:
-                if upset.how is Upsetting.CUT_ANSWER:
-                    pair.client.sendall(data[: upset.num_bytes])
+                if fault.kind is ConnectionFaultKind.CUT_ANSWER:
+                    pair.client.sendall(data[: fault.num_bytes])
                 return
 
-    def _take(self, number: int, *, of_requests: bool) -> Upset | None:
+    def _take(self, number: int, *, of_requests: bool) -> ConnectionFault | None:
         """The fault due at this answer (request). The caller holds the lock."""
-        for upset in self._upsets:
-            if upset.at <= number and (upset.how is Upsetting.CUT_REQUEST) == of_requests:
-                self._upsets.remove(upset)
+        for fault in self._faults:
+            if fault.at <= number and (fault.kind is ConnectionFaultKind.CUT_REQUEST) == of_requests:
+                self._faults.remove(fault)
                 self._num_fired += 1
-                return upset
+                return fault
         return None
 
 

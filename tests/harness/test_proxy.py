@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.harness.proxy import FaultyProxy, Upset, Upsetting
+from tests.harness.proxy import ConnectionFault, ConnectionFaultKind, FaultyProxy
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -104,7 +104,7 @@ def test_the_proxy_forwards_all_bytes(proxy: FaultyProxy, echo: Echo) -> None:
 
 
 def test_a_dropped_answer_was_executed(proxy: FaultyProxy, echo: Echo) -> None:
-    proxy.upset(Upset(how=Upsetting.DROP_ANSWER, at=2))
+    proxy.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER, at=2))
     with connected(proxy) as client:
         assert asked(client, b"one\n") == b"one\n"
         assert asked(client, b"two\n") == b""
@@ -114,14 +114,14 @@ def test_a_dropped_answer_was_executed(proxy: FaultyProxy, echo: Echo) -> None:
 
 
 def test_an_answer_is_cut(proxy: FaultyProxy) -> None:
-    proxy.upset(Upset(how=Upsetting.CUT_ANSWER, num_bytes=2))
+    proxy.inject(ConnectionFault(kind=ConnectionFaultKind.CUT_ANSWER, num_bytes=2))
     with connected(proxy) as client, client.makefile("rb") as file:
         client.sendall(b"one\n")
         assert file.read() == b"on"
 
 
 def test_a_request_is_cut(proxy: FaultyProxy, echo: Echo) -> None:
-    proxy.upset(Upset(how=Upsetting.CUT_REQUEST, at=2, num_bytes=1))
+    proxy.inject(ConnectionFault(kind=ConnectionFaultKind.CUT_REQUEST, at=2, num_bytes=1))
     with connected(proxy) as client:
         assert asked(client, b"one\n") == b"one\n"
         with suppress(ConnectionResetError):  # bytes that the proxy has not read turn the close into a reset
@@ -130,7 +130,7 @@ def test_a_request_is_cut(proxy: FaultyProxy, echo: Echo) -> None:
 
 
 def test_a_reset_reaches_both_sides(proxy: FaultyProxy, echo: Echo) -> None:
-    proxy.upset(Upset(how=Upsetting.RESET))
+    proxy.inject(ConnectionFault(kind=ConnectionFaultKind.RESET))
     with connected(proxy) as client:
         if client.family == socket.AF_UNIX:
             assert asked(client, b"one\n") == b""
@@ -141,7 +141,7 @@ def test_a_reset_reaches_both_sides(proxy: FaultyProxy, echo: Echo) -> None:
 
 
 def test_silence_keeps_the_connection(proxy: FaultyProxy, echo: Echo) -> None:
-    proxy.upset(Upset(how=Upsetting.SILENCE))
+    proxy.inject(ConnectionFault(kind=ConnectionFaultKind.SILENCE))
     with connected(proxy) as client, connected(proxy) as other:
         client.settimeout(0.05)
         with pytest.raises(TimeoutError):
@@ -154,13 +154,13 @@ def test_silence_keeps_the_connection(proxy: FaultyProxy, echo: Echo) -> None:
 
 
 def test_answers_are_delayed_until_it_heals(proxy: FaultyProxy) -> None:
-    proxy.upset(Upset(how=Upsetting.DELAY, delay_s=0.05))
+    proxy.inject(ConnectionFault(kind=ConnectionFaultKind.DELAY, delay_s=0.05))
     with connected(proxy) as client:
         start_s = time.monotonic()
         assert asked(client, b"one\n") == b"one\n"
         assert asked(client, b"two\n") == b"two\n"
         assert time.monotonic() - start_s >= 0.1
-        proxy.upset(Upset(how=Upsetting.DELAY, delay_s=1000.0))
+        proxy.inject(ConnectionFault(kind=ConnectionFaultKind.DELAY, delay_s=1000.0))
         proxy.heal()
         assert asked(client, b"three\n") == b"three\n"
 
@@ -173,6 +173,6 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="expected at >= 1"):
-        Upset(how=Upsetting.RESET, at=0)
+        ConnectionFault(kind=ConnectionFaultKind.RESET, at=0)
     with pytest.raises(ValueError, match="expected unix://PATH"):
         FaultyProxy("redis:///nowhere")

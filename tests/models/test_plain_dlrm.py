@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bagpipe.models.plain_dlrm import PlainDLRM
 
 
-class Given(nn.Module):
+class FixedBags(nn.Module):
     """Bags that return their input ``[n, F, D]``."""
 
     def forward(self, sparse: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def test_it_equals_torchrecs_dlrm() -> None:
     from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 
     torch.manual_seed(1)
-    model = PlainDLRM(Given(), num_dense=3, num_features=4, dim=8, bottom_mlp=(16,), top_mlp=(12, 6)).double()
+    model = PlainDLRM(FixedBags(), num_dense=3, num_features=4, dim=8, bottom_mlp=(16,), top_mlp=(12, 6)).double()
     bottom = DenseArch(3, [16, 8]).double()
     interaction = InteractionArch(4)
     top = OverArch(8 + 10, [12, 6, 1]).double()

@@ -23,7 +23,7 @@ def test_every_batch_fetches_everything_after_everything_was_written() -> None:
     assert second.owners[0].num_slots == 2
 
 
-def test_rows_planned_before_are_not_new_whoever_owned_them() -> None:
+def test_planned_rows_are_not_new_on_any_owner() -> None:
     spec = OracleSpec(
         table_rows=(10,), features=(FeatureRef(feature=0, table=0),), num_slots=0, lookahead=64, world_size=2
     )

@@ -46,7 +46,7 @@ def test_more_ranks_than_a_byte_counts() -> None:
     assert rank_indexes[299].rows.tolist() == sorted({598 % 7, 599 % 7})
 
 
-def test_the_busiest_rank_of_a_row_is_the_lowest_of_equals() -> None:
+def test_ties_for_the_busiest_rank_go_to_the_lowest() -> None:
     spec = spec_of(world_size=3)
     #                       rank 0        rank 1     rank 2
     batch = make_batch(0, [[[1, 2, 2, 5], [1, 1, 2], [5, 9]]])

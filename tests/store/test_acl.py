@@ -150,7 +150,7 @@ def test_a_command_that_is_denied(own_server: EmbeddedServer, command: str) -> N
     assert "secret" not in str(caught.value)
 
 
-def test_a_cluster_that_does_not_tell_its_nodes(redis_cluster: ClusterNodes, namespace: str) -> None:
+def test_a_cluster_that_hides_its_nodes(redis_cluster: ClusterNodes, namespace: str) -> None:
     for node in redis_cluster.masters:
         set_user(node.client, [rule.replace("bagpipe", namespace) for rule in documented(1)], "-cluster|slots")
     try:

@@ -113,7 +113,7 @@ def test_the_check_value_of_the_cluster_specification() -> None:
 @pytest.mark.redis
 @given(st.lists(st.binary(max_size=20) | st.integers(0, 65_535).map(lambda bucket: bucket_key("job", bucket))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-def test_slots_are_what_a_cluster_says(redis_cluster: ClusterNodes, keys: list[bytes]) -> None:
+def test_slots_equal_a_clusters(redis_cluster: ClusterNodes, keys: list[bytes]) -> None:
     with redis_cluster.nodes[0].client.pipeline(transaction=False) as pipeline:
         for key in keys:
             pipeline.execute_command("CLUSTER", "KEYSLOT", key)

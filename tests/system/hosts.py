@@ -64,7 +64,7 @@ class Host:
             _succeed(libc.mount(b"", b"/", None, _MS_SLAVE | _MS_REC, None), "mount /")
             _succeed(libc.mount(str(names).encode(), b"/etc/hosts", None, _MS_BIND, None), "mount /etc/hosts")
 
-    def pull_the_plug(self) -> None:
+    def cut_link(self) -> None:
         """Stop all traffic on the link without closing any connection."""
         run_ip("-n", self.namespace, "link", "set", "cable", "down")
 

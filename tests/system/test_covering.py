@@ -10,7 +10,7 @@ AXES = {"a": (1, 2, 3), "b": ("x", "y"), "c": (True, False), "d": (0, 1, 2, 3)}
 
 
 @pytest.mark.parametrize("strength", [1, 2, 3])
-def test_all_combinations_are_there(strength: int) -> None:
+def test_all_combinations_are_covered(strength: int) -> None:
     rows = covering(AXES, strength=strength)
     for group in itertools.combinations(AXES, strength):
         seen = {tuple(row[name] for name in group) for row in rows}

@@ -136,7 +136,7 @@ def test_a_rank_s_error_ends_the_job_on_both_hosts(
         assert "exitcode  : 2" in done.err
 
 
-def test_a_pulled_plug_ends_the_job_on_both_sides(clicks: MakeConfig, tmp_path: Path) -> None:
+def test_a_cut_link_ends_the_job_on_both_hosts(clicks: MakeConfig, tmp_path: Path) -> None:
     """No connection is closed, packets just stop: each side ends on its own deadline."""
     with two_hosts() as hosts, serve_store(hosts[0], tmp_path) as store:
         namespace = uuid.uuid4().hex
@@ -146,7 +146,7 @@ def test_a_pulled_plug_ends_the_job_on_both_sides(clicks: MakeConfig, tmp_path: 
         with Job(hosts, [*arguments, "--store.timeout_s=1.5", "--cacher.timeout_s=5"], tmp_path) as job:
             writes.wait(100)
             writes.close()
-            hosts[1].pull_the_plug()
+            hosts[1].cut_link()
             await_end([pid for program in job.programs for pid in ranks_of(program)])
             # torchrun on the host without the rendezvous waits for the TCP timeout, a quarter of an hour.
             for program in job.programs:

@@ -178,7 +178,7 @@ def test_bad_stages(case: Case, good_file: Path, redis_server: EmbeddedServer, n
     await_gone(done.mark)
 
 
-def test_the_good_job_is_good(good_file: Path, redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
+def test_the_base_job_is_valid(good_file: Path, redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
     store = ["--store.url", redis_server.url, "--store.namespace", namespace]
     done = run_forked([*SMALL, "--data.path", str(good_file), *store], tmp_path)
     assert (done.code, done.err) == (0, "")

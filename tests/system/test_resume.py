@@ -257,7 +257,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedde
         ([], all_broken, "none of its 2 checkpoints is whole"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_changed(
+def test_an_incompatible_job_is_refused_without_changes(
     arguments: list[str],
     change: Callable[[Resumed], None],
     words: str,

@@ -22,7 +22,7 @@ SCRIPT = Path(make_venv.__file__)
         ("cuda", None, "cuda"),
     ],
 )
-def test_the_device_is_the_users_choice_or_what_is_there(monkeypatch, variable, tool, device):
+def test_the_device_is_given_or_detected(monkeypatch, variable, tool, device):
     monkeypatch.setenv("BAGPIPE_DEVICE", variable)
     monkeypatch.setattr(make_venv.shutil, "which", lambda name: tool)
     assert make_venv.choose_device() == device

@@ -28,12 +28,12 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     return known
 
 
-def test_the_first_interpreter_that_sees_a_device_is_used_as_it_is(probes: dict[str, Finding]) -> None:
+def test_the_first_interpreter_with_a_device_is_used(probes: dict[str, Finding]) -> None:
     probes.update(venv=finding("venv"), base=finding("base", sees_device=True))
     assert run_gpu.choose(["venv", "base"], rehearse=False) == "base"
 
 
-def test_a_rehearsal_takes_the_first_that_has_what_is_needed(probes: dict[str, Finding]) -> None:
+def test_a_rehearsal_takes_the_first_complete_interpreter(probes: dict[str, Finding]) -> None:
     probes.update(bare=finding("bare", missing=("torch",)), base=finding("base"))
     assert run_gpu.choose(["bare", "base"], rehearse=True) == "base"
 

@@ -75,7 +75,7 @@ def test_stages_by_name() -> None:
         (1, {"partition": "dense_arch=1,inter_arch=0"}, "1f1b: every edge must lead to a higher stage number, got 1-0"),
     ],
 )
-def test_what_does_not_fit_is_refused(world_size: int, pipeline: dict[str, Any], line: str) -> None:
+def test_incompatible_settings_are_refused(world_size: int, pipeline: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError, match=line):
         job_of(world_size, **{"schedule": "1f1b", "stages": 2, "microbatches": 2, **pipeline})
 

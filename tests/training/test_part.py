@@ -13,7 +13,7 @@ from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.part import Hook, LoopPart, LoopRun, handlers_of
 
 
-class Notes(LoopPart):
+class RecordingPart(LoopPart):
     """A part that records its calls, with handlers of the given operations and hooks at the given points."""
 
     def __init__(
@@ -49,9 +49,9 @@ def composition(**points: tuple[OpKey, ...]) -> Composition:
 def test_hooks_come_before_and_after_in_the_order_of_the_parts() -> None:
     log: list[str] = []
     parts = [
-        Notes(log, "first", hooks={Point.STEP: "before", Point.LOOKUP: "after"}),
-        Notes(log, "dense", ["F", "0OPT", "1OPT"], {Point.STEP: "after"}),
-        Notes(log, "last", hooks={Point.STEP: "before"}),
+        RecordingPart(log, "first", hooks={Point.STEP: "before", Point.LOOKUP: "after"}),
+        RecordingPart(log, "dense", ["F", "0OPT", "1OPT"], {Point.STEP: "after"}),
+        RecordingPart(log, "last", hooks={Point.STEP: "before"}),
     ]
     handlers = handlers_of(parts, composition(STEP=((0, "OPT"), (1, "OPT")), LOOKUP=((0, "F"),)))
     assert handlers.keys() == {"F", "0OPT", "1OPT"}
@@ -63,17 +63,17 @@ def test_hooks_come_before_and_after_in_the_order_of_the_parts() -> None:
 
 
 def test_two_parts_with_one_operation_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="Notes and Notes both handle F"):
-        handlers_of([Notes([], "a", ["F"]), Notes([], "b", ["F"])], composition())
+    with pytest.raises(ScheduleError, match="RecordingPart and RecordingPart both handle F"):
+        handlers_of([RecordingPart([], "a", ["F"]), RecordingPart([], "b", ["F"])], composition())
 
 
 def test_a_hook_at_a_missing_point_is_refused() -> None:
     with pytest.raises(ScheduleError, match="no part of the loop provides the point 'step'"):
-        handlers_of([Notes([], "a", ["F"], {Point.STEP: "after"})], composition())
+        handlers_of([RecordingPart([], "a", ["F"], {Point.STEP: "after"})], composition())
 
 
 def test_a_run_keeps_the_counters_of_all_parts() -> None:
-    run = LoopRun(batches=iter(()), parts=[Notes([], "a"), Notes([], "b")])
+    run = LoopRun(batches=iter(()), parts=[RecordingPart([], "a"), RecordingPart([], "b")])
     assert run.counters() == {"a": 1, "b": 1}
     assert run.lost() is None
     run.abort(ValueError("nothing runs yet"))

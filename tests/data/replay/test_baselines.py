@@ -50,7 +50,7 @@ def model(log: list[list[int]], num_slots: int, key: Callable[[int, int, int, in
 
 
 @given(logs, slots)
-def test_lru_is_what_a_plain_cache_does(log: list[list[int]], num_slots: int) -> None:
+def test_lru_equals_a_plain_cache(log: list[list[int]], num_slots: int) -> None:
     assert run("lru", log, num_slots) == model(log, num_slots, lambda uses, last, place, row: (last, place))
 
 

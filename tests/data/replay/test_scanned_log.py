@@ -30,7 +30,7 @@ def config_of(path: Path, **values: object) -> Config:
     return Config(data=DataConfig(path=str(path), format="parquet", eval_fraction=0.0, **values))  # type: ignore[arg-type]
 
 
-def test_the_first_pass_finds_what_there_is(tmp_path: Path) -> None:
+def test_the_first_pass_scans_the_log(tmp_path: Path) -> None:
     config = config_of(write_log(tmp_path), batch_size=64)
     with RowBatchFile(tmp_path) as row_batches:
         log = scanned(config, row_batches=row_batches)

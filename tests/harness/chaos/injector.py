@@ -15,7 +15,7 @@ import redis
 from tests.harness.chaos.damage import damage_newest
 from tests.harness.chaos.scene import Scene, Start, Zombies
 from tests.harness.faults import Fault
-from tests.harness.proxy import Upset, Upsetting
+from tests.harness.proxy import ConnectionFault, ConnectionFaultKind
 
 __all__ = ["RESTORE", "Injector"]
 
@@ -30,7 +30,9 @@ _MAX_LEFT_BYTES = 64 << 10
 _MAX_ANSWERS = 40
 _MAX_CUT_BYTES = 3000
 #: Rare, because a silent connection costs the deadline of an exchange.
-_UPSETS = (*(how for how in Upsetting if how is not Upsetting.SILENCE),) * 3 + (Upsetting.SILENCE,)
+_CONNECTION_FAULTS = (*(kind for kind in ConnectionFaultKind if kind is not ConnectionFaultKind.SILENCE),) * 3 + (
+    ConnectionFaultKind.SILENCE,
+)
 
 
 class Injector:
@@ -148,16 +150,16 @@ class Injector:
 
     def _network(self, fault: Fault, start: Start) -> None:
         assert self._scene.proxy is not None
-        how = _UPSETS[int(fault.choice * len(_UPSETS))]
-        rest = fault.choice * len(_UPSETS) % 1.0
-        upset = Upset(
-            how=how,
+        kind = _CONNECTION_FAULTS[int(fault.choice * len(_CONNECTION_FAULTS))]
+        rest = fault.choice * len(_CONNECTION_FAULTS) % 1.0
+        injected = ConnectionFault(
+            kind=kind,
             at=1 + int(rest * _MAX_ANSWERS),
             num_bytes=int(rest * 1e3 % 1.0 * _MAX_CUT_BYTES),
-            delay_s=0.002 if how is Upsetting.DELAY else 0.0,
+            delay_s=0.002 if kind is ConnectionFaultKind.DELAY else 0.0,
         )
-        self.words.append(f"{how.value} at {upset.at}")
-        self._scene.proxy.upset(upset)
+        self.words.append(f"{kind.value} at {injected.at}")
+        self._scene.proxy.inject(injected)
 
     def _pause_rank(self, fault: Fault, start: Start) -> None:
         rank = min(fault.rank, len(start.ranks) - 1)  # a launcher stands for all ranks

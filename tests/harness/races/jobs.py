@@ -13,7 +13,7 @@ from bagpipe.testing.plain_job import PlainSettings
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, Table
 
-__all__ = ["Deaf", "batches", "settings"]
+__all__ = ["MissingWait", "batches", "settings"]
 
 NUM_FEATURES = 3
 NUM_EXAMPLES = 6
@@ -58,7 +58,7 @@ def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
     return made
 
 
-class Deaf:
+class MissingWait:
     """Streams with one missing wait between two lanes. The lane's thread still waits, so the host order is unchanged.
 
     Args:

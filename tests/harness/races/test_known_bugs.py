@@ -32,18 +32,18 @@ from bagpipe.training.evaluation import Scoring
 from bagpipe.training.reading import Reading
 from bagpipe.training.rows import LocalUpdate
 from tests.harness.races.device import ModelledStream
-from tests.harness.races.jobs import Deaf, batches, settings
+from tests.harness.races.jobs import MissingWait, batches, settings
 from tests.harness.races.ranks import run_two_ranks
 from tests.harness.races.watch import Watch, watch
 
 NUM_BATCHES = 5
 
 
-def deaf(lane: str, source: str) -> Callable[[Engine], None]:
+def without_wait(lane: str, source: str) -> Callable[[Engine], None]:
     """Remove a lane's wait for another lane."""
 
     def change(engine: Engine) -> None:
-        engine.cache.streams = Deaf(engine.cache.streams, lane, source)
+        engine.cache.streams = MissingWait(engine.cache.streams, lane, source)
 
     return change
 
@@ -81,8 +81,8 @@ def pairs(found: Watch) -> set[tuple[str, str]]:
 
 def test_eviction_of_rows_in_use() -> None:
     """#1201 and the first bug of PR 1893: a prefetch reuses the slots of rows in use."""
-    assert {("0X_UPDATE", "0X_EVICT"), ("0X_UPDATE", "0X_INSERT")} <= pairs(trained(deaf("copy", "compute")))
-    assert ("0F", "0X_INSERT") in pairs(scored(change=deaf("copy", "compute")))
+    assert {("0X_UPDATE", "0X_EVICT"), ("0X_UPDATE", "0X_INSERT")} <= pairs(trained(without_wait("copy", "compute")))
+    assert ("0F", "0X_INSERT") in pairs(scored(change=without_wait("copy", "compute")))
 
 
 def test_a_plan_that_evicts_rows_in_use_is_rejected() -> None:
@@ -99,7 +99,7 @@ def test_a_plan_that_evicts_rows_in_use_is_rejected() -> None:
 def test_rows_are_read_before_their_transfer_is_done() -> None:
     """The second bug of PR 1893: the compute lane uses rows whose transfer is not finished."""
     assert {("0X_INSERT", "0F"), ("0X_INSERT", "0X_UPDATE"), ("0X_READ", "0F")} <= pairs(
-        trained(deaf("compute", "copy"))
+        trained(without_wait("compute", "copy"))
     )
 
 
@@ -184,7 +184,7 @@ FENCES: Mapping[tuple[str, str], tuple[str, str]] = {
 @pytest.mark.parametrize(("lane", "source"), FENCES)
 def test_a_fence_is_missing(lane: str, source: str) -> None:
     """torchrec PR 4191: no fence between the prefetch and the exchange with other ranks."""
-    assert FENCES[lane, source] in pairs(trained_by_two(deaf(lane, source)))
+    assert FENCES[lane, source] in pairs(trained_by_two(without_wait(lane, source)))
 
 
 # ---- buffers --------------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from torch import Tensor
 from bagpipe.cache.staging import Area, HostCopies, HostCopy, StagingRing
 from bagpipe.pipeline import devices, stream
 from bagpipe.pipeline.cuda_stream import CudaStreams
+from tests.harness.races.communicators import model_communicators
 from tests.harness.races.device import ModelledCuda
 from tests.harness.races.history import History
 from tests.harness.races.lanes import OperatorMode, WatchedStreams
-from tests.harness.races.meetings import model_meetings
 from tests.harness.races.report import Race
 
 __all__ = ["RacesFound", "Watch", "watch"]
@@ -73,7 +73,7 @@ def watch() -> Iterator[Watch]:
         stack.enter_context(patch.object(StagingRing, "take", _take(found)))
         stack.enter_context(patch.object(HostCopy, "get", _get(found)))
         stack.enter_context(patch.object(HostCopies, "get", _get_all(found)))
-        stack.enter_context(model_meetings(found.history, found.cuda))
+        stack.enter_context(model_communicators(found.history, found.cuda))
         stack.enter_context(OperatorMode(found.history))
         yield found
 

@@ -13,7 +13,7 @@ from bagpipe.split.staged_model import StageValue
 
 
 @dataclass
-class Pile:
+class ManualLinks:
     """Links with hand-made messages and a log of every call and wait."""
 
     log: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Pile:
 
 @dataclass
 class Waiting:
-    pile: Pile
+    pile: ManualLinks
     what: str
 
     def wait(self) -> None:
@@ -62,7 +62,7 @@ def tensors(examples: int) -> list[Tensor]:
     return [torch.arange(3.0 * examples).double().view(-1, 3), torch.arange(1.0 * examples).view(-1, 1)]
 
 
-def test_a_whole_micro_batch_passes_as_it_is() -> None:
+def test_a_whole_micro_batch_is_not_copied() -> None:
     edge, given = channel(), tensors(4)
     edge.put(3, given, 1)
     taken = edge.take(2, [MicrobatchSlice(1, 0, 4, True)])
@@ -102,7 +102,7 @@ def test_consumers_of_pooled_values_get_copies() -> None:
 
 
 def test_sends_are_waited_for_only_in_wait_sends() -> None:
-    pile = Pile()
+    pile = ManualLinks()
     edge = channel(link=Link(pile, 2, 5))
     edge.put(0, tensors(4), 1)
     edge.send(0)
@@ -115,7 +115,7 @@ def test_sends_are_waited_for_only_in_wait_sends() -> None:
 
 
 def test_a_receive_is_waited_for_where_its_value_is_taken() -> None:
-    pile = Pile()
+    pile = ManualLinks()
     edge = channel(link=Link(pile, 2, 5))
     edge.receive(0, 4, 1)
     assert pile.log == ["receive [4, 3] from 2, tag 5", "receive [4, 1] from 2, tag 5"]
@@ -126,7 +126,7 @@ def test_a_receive_is_waited_for_where_its_value_is_taken() -> None:
 
 
 def test_a_value_of_another_shape_than_announced_is_not_sent() -> None:
-    edge = channel(link=Link(Pile(), 2, 5))
+    edge = channel(link=Link(ManualLinks(), 2, 5))
     edge.put(0, [torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, 1)], 1)
     with pytest.raises(JobError, match=r"expected a as torch.float64 \[3\] per example, got torch.float64 \[2\]"):
         edge.send(0)

@@ -80,7 +80,7 @@ class Bench:
         )
 
 
-def test_stages_get_their_share_of_what_they_take() -> None:
+def test_stages_get_their_share_of_pooled_values() -> None:
     bench = Bench()
     bench.runner.embed(4)
     assert bench.inputs is not None

@@ -12,7 +12,7 @@ from bagpipe.pipeline.stage.channel import Channel, Link, MicrobatchSlice
 from bagpipe.pipeline.stage.instance import StageRunner, Wiring
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule, StageValue
-from tests.pipeline.stage.test_channel import Pile
+from tests.pipeline.stage.test_channel import ManualLinks
 from tests.split.models import WIDTH, Node
 
 MICRO = 2
@@ -27,7 +27,7 @@ class Bench:
     def __init__(
         self, *, dropout: float = 0.0, keeps_inputs_only: bool = False, size: int = SIZE, seed: int = 0
     ) -> None:
-        self.pile = Pile()
+        self.pile = ManualLinks()
         torch.manual_seed(1)
         self.module = Node(2 * WIDTH, 1, dropout).double()
         self.inputs = [self.channel(0, sender, 1, value) for value, sender in ((0, 0), (1, 3))]

@@ -118,7 +118,7 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules", reason
 
 
 @given(ACTIONS)
-def test_torch_agrees_on_what_it_can_read(action: Action) -> None:
+def test_torch_parses_compatible_cells_equally(action: Action) -> None:
     """PyTorch's own parser is the reference for compatible cells."""
     if torch_reads(action):
         assert str(schedules._Action.from_str(action.text)) == action.text

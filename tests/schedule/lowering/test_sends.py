@@ -117,7 +117,7 @@ def test_torch_names_are_for_neighbours_only() -> None:
         ),
     ],
 )
-def test_what_cannot_be_sent_is_refused(program: Program, complaint: str) -> None:
+def test_invalid_sends_are_refused(program: Program, complaint: str) -> None:
     with pytest.raises(ScheduleError, match=complaint):
         add_sends(program, {"a": 0, "b": 1, "rank0": 0, "rank1": 1})
 

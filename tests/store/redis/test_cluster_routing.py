@@ -74,7 +74,7 @@ def test_a_slot_that_moved() -> None:
         ("MASTERDOWN Link with MASTER is down", RedirectKind.WAIT, None),
     ],
 )
-def test_what_to_do_with_a_command_that_was_not_served(line: str, kind: RedirectKind, address: Address | None) -> None:
+def test_actions_for_unserved_commands(line: str, kind: RedirectKind, address: Address | None) -> None:
     assert parse_redirect(line, ASKED) == Redirect(kind=kind, address=address, line=line)
 
 

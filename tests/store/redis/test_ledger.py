@@ -32,7 +32,7 @@ IDS = ids_of((0, 200))
 NUM_BUCKETS = 4
 
 
-class Playground:
+class LedgerJob:
     """A job on a private server."""
 
     def __init__(self, server: EmbeddedServer, client: redis.Redis, stack: ExitStack, num_buckets: int) -> None:
@@ -55,15 +55,15 @@ class Playground:
 
 
 @contextmanager
-def playing(folder: Path, *, durability: str = "memory", num_buckets: int = NUM_BUCKETS) -> Iterator[Playground]:
+def playing(folder: Path, *, durability: str = "memory", num_buckets: int = NUM_BUCKETS) -> Iterator[LedgerJob]:
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(folder, durability=durability))
         client = stack.enter_context(client_of(server.url))
-        yield Playground(server, client, stack, num_buckets)
+        yield LedgerJob(server, client, stack, num_buckets)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Playground]:
+def job(tmp_path: Path) -> Iterator[LedgerJob]:
     with playing(tmp_path / "store") as playground:
         yield playground
 
@@ -74,19 +74,19 @@ def inspected(ledger: Ledger, said: str, kind: type[StoreError] = StoreError) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_healthy_server_passes(job: Playground) -> None:
+def test_a_healthy_server_passes(job: LedgerJob) -> None:
     for _ in range(3):
         job.ledger.inspect()
 
 
-def test_a_policy_that_drops_rows(job: Playground) -> None:
+def test_a_policy_that_drops_rows(job: LedgerJob) -> None:
     job.client.config_set("maxmemory", "100mb")
     job.ledger.inspect()
     job.client.config_set("maxmemory-policy", "allkeys-lru")
     inspected(job.ledger, "drops rows when full: maxmemory 104857600 with maxmemory-policy allkeys-lru")
 
 
-def test_rows_evicted_for_lack_of_memory(job: Playground) -> None:
+def test_rows_evicted_for_lack_of_memory(job: LedgerJob) -> None:
     """Also after the policy was restored."""
     for name in "ab":
         job.client.set(name, bytes(8 << 20))
@@ -107,7 +107,7 @@ def test_a_server_that_syncs_less_often_than_it_did(tmp_path: Path) -> None:
         inspected(ledger, "appendfsync is now no, but store.durability is always")
 
 
-def test_flushall_is_seen(job: Playground) -> None:
+def test_flushall_is_seen(job: LedgerJob) -> None:
     job.client.flushall()
     inspected(job.ledger, "has forgotten its owner, expected '1-.*rows may be lost", RolledBackError)
     for change in (lambda: job.ledger.commit("m:1", 1), lambda: job.ledger.invalidate("x")):
@@ -158,7 +158,7 @@ def lengths_of_aof(folder: Path) -> dict[Path, int]:
 
 
 @contextmanager
-def lose_power(job: Playground, folder: Path, lengths: dict[Path, int]) -> Iterator[None]:
+def lose_power(job: LedgerJob, folder: Path, lengths: dict[Path, int]) -> Iterator[None]:
     """The server dies, and another process at its address continues with older data."""
     socket_path = Path(job.server.url.removeprefix("unix://"))
     os.kill(job.server.process_id, signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_commit_at_a_server_that_forgot_groups(tmp_path: Path) -> None:
             assert {state.checkpoint_id for state in job.ledger.state()} == {"m:0"}
 
 
-def test_a_recovery_at_a_server_that_forgot_what_was_recovered(tmp_path: Path) -> None:
+def test_a_recovery_detects_lost_recovered_rows(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with playing(folder, durability="always") as job:
         token = new_token(2)
@@ -220,7 +220,7 @@ def test_a_server_that_does_not_come_back(tmp_path: Path) -> None:
                 ledger.state()
 
 
-def test_a_server_that_became_a_replica(job: Playground) -> None:
+def test_a_server_that_became_a_replica(job: LedgerJob) -> None:
     job.client.replicaof("127.0.0.1", 1)
     inspected(job.ledger, "changed its role from master to slave")
 
@@ -236,7 +236,7 @@ def expire_something(client: redis.Redis, key: bytes) -> None:
     await_true(is_gone, "a key to expire")
 
 
-def test_others_may_let_their_keys_expire(job: Playground) -> None:
+def test_others_may_let_their_keys_expire(job: LedgerJob) -> None:
     job.client.set("another", "user's")
     expire_something(job.client, b"another")
     job.ledger.inspect()
@@ -245,7 +245,7 @@ def test_others_may_let_their_keys_expire(job: Playground) -> None:
 @pytest.mark.parametrize(
     "kind", [lambda key: key, owner_key, checkpoint_id_key, logs_key], ids=["rows", "owner", "checkpoint_id", "logs"]
 )
-def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
+def test_our_keys_must_not_expire(job: LedgerJob, kind: type) -> None:
     key: bytes = kind(job.keys[2])
     with job.told() as ledger:
         job.client.pexpire(key, 1_000_000)
@@ -258,7 +258,7 @@ def test_our_keys_must_not_expire(job: Playground, kind: type) -> None:
         inspected(ledger, f"the key {key.decode()} has expired; rows must not expire".replace("{", r"\{"))
 
 
-def test_a_missing_log_invalidates_the_checkpoint_id(job: Playground) -> None:
+def test_a_missing_log_invalidates_the_checkpoint_id(job: LedgerJob) -> None:
     """The rows in the missing log are unknown."""
     fence = Fence(token=job.token, writer=0, epoch=1)
     job.client.delete(log_key(job.keys[1], fence))
@@ -271,7 +271,7 @@ def test_a_missing_log_invalidates_the_checkpoint_id(job: Playground) -> None:
     assert {state.checkpoint_id for state in job.ledger.state()} == {"m:1"}
 
 
-def test_the_list_of_logs_is_gone(job: Playground) -> None:
+def test_the_list_of_logs_is_gone(job: LedgerJob) -> None:
     """Without logs it is unknown which rows differ from the checkpoint."""
     job.client.delete(logs_key(job.keys[1]))
     with pytest.raises(RolledBackError, match=r"job:.1.: the store has lost the log of this job"):
@@ -281,7 +281,7 @@ def test_the_list_of_logs_is_gone(job: Playground) -> None:
         assert [state.checkpoint_id for state in job.ledger.state()] == ["m:0", invalidated("m:0"), "m:0", "m:0"]
 
 
-def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_cut_while_it_is_read(job: LedgerJob, monkeypatch: pytest.MonkeyPatch) -> None:
     fence = Fence(token=job.token, writer=0, epoch=1)
     ask = job.ledger._run  # type: ignore[attr-defined]
 
@@ -296,20 +296,20 @@ def test_a_log_that_is_cut_while_it_is_read(job: Playground, monkeypatch: pytest
         job.ledger.touched(1)
 
 
-def test_a_log_that_somebody_wrote_into(job: Playground) -> None:
+def test_a_log_with_foreign_entries(job: LedgerJob) -> None:
     job.client.rpush(log_key(job.keys[1], Fence(token=job.token, writer=0, epoch=1)), "strange")
     with pytest.raises(StoreError, match=r"the log .* of bucket 1 is damaged"):
         job.ledger.touched(1)
 
 
-def test_a_bucket_that_is_no_hash(job: Playground) -> None:
+def test_a_bucket_that_is_no_hash(job: LedgerJob) -> None:
     job.client.delete(job.keys[1])
     job.client.set(job.keys[1], "strange")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         job.ledger.state()
 
 
-def test_more_rows_than_are_read_at_once(job: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_are_read_at_once(job: LedgerJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bagpipe.store.redis.ledger._LOG_GROUPS", 3)
     monkeypatch.setattr("bagpipe.store.redis.ledger._FOLD_ROWS", 50)
     expected = [IDS]
@@ -321,7 +321,7 @@ def test_more_rows_than_are_read_at_once(job: Playground, monkeypatch: pytest.Mo
     assert (touched_ids(job.ledger) == np.unique(np.concatenate(expected))).all()
 
 
-def test_fields_of_the_logs_are_those_of_the_rows(job: Playground) -> None:
+def test_fields_of_the_logs_are_those_of_the_rows(job: LedgerJob) -> None:
     for bucket, key in enumerate(job.keys):
         fields = job.ledger.touched(bucket)
         assert fields.dtype == FIELD_DTYPE

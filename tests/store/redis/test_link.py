@@ -53,7 +53,7 @@ def test_small_pieces_share_a_record(authority: Authority) -> None:
         assert link.bytes_sent == 48
 
 
-def test_a_large_piece_goes_as_it_is(authority: Authority) -> None:
+def test_a_large_piece_is_not_copied(authority: Authority) -> None:
     data = bytes(range(256)) * 4096
     with tls_pair(authority) as (ours, theirs):
         link, received = Link(ours, "there", ours.close), bytearray()

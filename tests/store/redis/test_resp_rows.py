@@ -182,7 +182,7 @@ def plain_command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def test_requests_are_what_a_plain_encoder_makes() -> None:
+def test_requests_equal_a_plain_encoders() -> None:
     tables, ids = np.array([0, 2, 7], np.uint32), np.array([-1, 5, 2**40], np.int64)
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     order = np.array([2, 0, 1])

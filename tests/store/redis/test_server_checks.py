@@ -116,7 +116,7 @@ def test_a_server_that_keeps_rows() -> None:
 # Durability
 
 
-def test_the_configuration_knows_the_same_words() -> None:
+def test_the_configuration_has_the_same_values() -> None:
     assert get_args(Durability) == DURABILITIES
 
 
@@ -251,7 +251,7 @@ def test_statistics_may_be_reset() -> None:
         monitor.check([("there", HEALTHY | {"evicted_keys": 2})])
 
 
-def test_expired_keys_are_told_once() -> None:
+def test_expired_keys_are_reported_once() -> None:
     monitor = ServerMonitor([("there", HEALTHY)], "memory")
     later = [("there", HEALTHY | {"expired_keys": 6})]
     assert [monitor.check(later), monitor.check(later)] == [True, False]

@@ -18,7 +18,7 @@ from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.types.schema import RowSchema, RowTable
-from tests.harness.proxy import FaultyProxy, Upset, Upsetting
+from tests.harness.proxy import ConnectionFault, ConnectionFaultKind, FaultyProxy
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 
@@ -71,17 +71,17 @@ def proxies(redis_servers: tuple[str, ...]) -> Iterator[tuple[FaultyProxy, Fault
 
 
 @pytest.mark.parametrize(
-    ("how", "num_bytes"),
+    ("kind", "num_bytes"),
     [
-        (Upsetting.DROP_ANSWER, 0),
-        (Upsetting.CUT_ANSWER, 7),
-        (Upsetting.CUT_REQUEST, 30),
-        (Upsetting.CUT_REQUEST, 50_000),
-        (Upsetting.RESET, 0),
+        (ConnectionFaultKind.DROP_ANSWER, 0),
+        (ConnectionFaultKind.CUT_ANSWER, 7),
+        (ConnectionFaultKind.CUT_REQUEST, 30),
+        (ConnectionFaultKind.CUT_REQUEST, 50_000),
+        (ConnectionFaultKind.RESET, 0),
     ],
 )
 def test_one_effect_whichever_answer_is_lost(
-    proxies: tuple[FaultyProxy, FaultyProxy], namespace: str, how: Upsetting, num_bytes: int
+    proxies: tuple[FaultyProxy, FaultyProxy], namespace: str, kind: ConnectionFaultKind, num_bytes: int
 ) -> None:
     first, second = proxies
     with opened(f"{first.url},{second.url}", namespace) as store:
@@ -92,7 +92,7 @@ def test_one_effect_whichever_answer_is_lost(
         while True:
             number += 1
             fired = first.num_fired
-            first.upset(Upset(how=how, at=number, num_bytes=num_bytes))
+            first.inject(ConnectionFault(kind=kind, at=number, num_bytes=num_bytes))
             work.run()
             if first.num_fired == fired:
                 break
@@ -107,7 +107,7 @@ def test_a_silent_connection_is_given_up_for_another(proxies: tuple[FaultyProxy,
         work = Workload(store)
         work.run()
         for number in (1, 3):
-            first.upset(Upset(how=Upsetting.SILENCE, at=number))
+            first.inject(ConnectionFault(kind=ConnectionFaultKind.SILENCE, at=number))
             work.run()
         assert first.num_fired == 2
         first.heal()
@@ -118,12 +118,12 @@ def test_without_a_fence_the_first_loss_ends_it(proxies: tuple[FaultyProxy, Faul
     first, second = proxies
     with opened(f"{first.url},{second.url}", namespace) as store:
         store.write(0, IDS, rows_of(1))
-        first.upset(Upset(how=Upsetting.DROP_ANSWER))
+        first.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER))
         with pytest.raises(StoreError, match=r"closed the connection|Broken pipe|reset"):
             store.write(0, IDS, rows_of(2))
         with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):  # the first reason, repeated
             store.write(0, IDS, rows_of(2))
-        first.upset(Upset(how=Upsetting.DROP_ANSWER))
+        first.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER))
         assert store.read(0, IDS).found.all(), "reading does no harm"
 
 
@@ -179,7 +179,7 @@ def test_a_zombie_that_retries_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy
         job.write(0, IDS, rows_of(3))
         fired = first.num_fired + second.num_fired
         for proxy in proxies:  # in any order
-            proxy.upset(Upset(how=Upsetting.DROP_ANSWER))
+            proxy.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER))
         for _ in range(2):
             with pytest.raises(FencedError, match="generation 2, this one is 1"):
                 zombie.write(0, IDS, rows_of(4))

@@ -115,7 +115,7 @@ def test_another_protocol(greeting: bytes) -> None:
         thread.join()
 
 
-def test_a_server_that_says_nothing(tmp_path: Path) -> None:
+def test_a_silent_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         refused(f"redis://127.0.0.1:{listener.getsockname()[1]}", "no answer within", "0.1 s", timeout_s=0.1)
 

@@ -49,7 +49,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
             os.kill(server.process_id, signal.SIGKILL)
 
 
-def test_it_can_be_entered_again(tmp_path: Path) -> None:
+def test_the_server_can_be_entered_again(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path)
     for _ in range(2):
         with server:
@@ -80,7 +80,7 @@ def test_a_server_that_does_not_start(tmp_path: Path, script: str, reason: str) 
             pass
 
 
-def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
+def test_the_server_dies_with_a_killed_parent(tmp_path: Path) -> None:
     program = (
         "import sys, signal; from bagpipe.store.server.embedded import EmbeddedServer\n"
         "with EmbeddedServer(sys.argv[1]) as server:\n"

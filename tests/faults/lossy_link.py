@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 
 from tests.system.hosts import Host, run_ip, why_no_hosts
 
-__all__ = ["BadCable", "bad_cable", "why_no_cable"]
+__all__ = ["LossyLink", "lossy_link", "why_no_link"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _DEADLINE_S = 30.0
@@ -47,21 +47,21 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadCable:
+class LossyLink:
     """The link and the hosts at its ends."""
 
     near: Host
     far: Host
     pipe: Connection = field(repr=False)
 
-    def swallow(self) -> None:
+    def drop_all(self) -> None:
         """Drop every packet from now on, without closing any connection."""
-        self.pipe.send("swallow")
+        self.pipe.send("drop_all")
         assert self.pipe.poll(_DEADLINE_S)
         self.pipe.recv()
 
 
-def why_no_cable() -> str:
+def why_no_link() -> str:
     """Why this machine cannot create the link; empty if it can."""
     if reason := why_no_hosts():
         return reason
@@ -69,9 +69,9 @@ def why_no_cable() -> str:
 
 
 @contextmanager
-def bad_cable(
+def lossy_link(
     *, delay_s: float = 0.005, jitter_s: float = 0.002, loss: float = 0.01, seed: int = 1
-) -> Iterator[BadCable]:
+) -> Iterator[LossyLink]:
     """Create the link. The caller ends the programs at its ends."""
     run = uuid.uuid4().hex[:8]
     hosts = [
@@ -93,9 +93,9 @@ def bad_cable(
         stack.callback(process.join, _DEADLINE_S)
         theirs.close()
         stack.callback(pipe.close)
-        assert pipe.poll(_DEADLINE_S), "the cable was not laid"
+        assert pipe.poll(_DEADLINE_S), "the link was not created"
         pipe.recv()
-        yield BadCable(near=hosts[0], far=hosts[1], pipe=pipe)
+        yield LossyLink(near=hosts[0], far=hosts[1], pipe=pipe)
 
 
 def _carry(pipe: Connection, namespaces: list[str], quality: Quality) -> None:
@@ -105,7 +105,7 @@ def _carry(pipe: Connection, namespaces: list[str], quality: Quality) -> None:
     chance = random.Random(quality.seed)
     due: list[tuple[float, int, int, bytes]] = []
     numbers = itertools.count()
-    swallows = False
+    drops_all = False
     pipe.send("done")
     while True:
         now_s = time.monotonic()
@@ -119,11 +119,11 @@ def _carry(pipe: Connection, namespaces: list[str], quality: Quality) -> None:
                     pipe.recv()
                 except EOFError:
                     return
-                swallows = True
+                drops_all = True
                 pipe.send("done")
                 continue
             packet = os.read(ready, _PACKET_BYTES)
-            if swallows or chance.random() < quality.loss:
+            if drops_all or chance.random() < quality.loss:
                 continue
             sink = ends[1 - ends.index(ready)]
             at_s = time.monotonic() + quality.delay_s + chance.random() * quality.jitter_s

@@ -18,19 +18,19 @@ from bagpipe.testing import local_links, local_peers
 from tests.harness.races.device import ModelledCuda, ModelledEvent
 from tests.harness.races.history import History
 
-__all__ = ["model_meetings"]
+__all__ = ["model_communicators"]
 
 
 @contextmanager
-def model_meetings(history: History, cuda: ModelledCuda) -> Iterator[None]:
+def model_communicators(history: History, cuda: ModelledCuda) -> Iterator[None]:
     """Model the ordering of device communicators for ranks in threads while the context is active."""
     with ExitStack() as stack:
-        for change in (_meetings(history, cuda), *_transfers(cuda)):
+        for change in (_rendezvous_ordering(history, cuda), *_transfers(cuda)):
             stack.enter_context(change)
         yield
 
 
-def _meetings(history: History, cuda: ModelledCuda) -> AbstractContextManager[object]:
+def _rendezvous_ordering(history: History, cuda: ModelledCuda) -> AbstractContextManager[object]:
     original = local_peers._Rendezvous.meet
 
     def point(tensors: bool) -> ModelledEvent:
