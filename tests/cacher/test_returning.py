@@ -49,15 +49,15 @@ def rank_through(url: str, rank: int) -> Iterator[None]:
     )
     with Link(parse_address(url), Credentials()) as link, remote(url, JOB, job_id="schema") as other:
         link.put(hello=hello)
-        heard = link.messages()
-        assert next(heard).WhichOneof("kind") == "welcome"
+        received = link.messages()
+        assert next(received).WhichOneof("kind") == "welcome"
         spec = json.dumps(dataclasses.asdict(spec_of(JOB, other.schema, 2)))
         for _ in range(2):  # its stream can break more than once
             start = pb.Start(run=0, phase="train", spec=spec, next_batch=18, watermark=18, ended=True)
             link.put(start=start)
         # Messages are processed in order: an answer to this one means that the earlier ones were processed.
         link.put(start=pb.Start(run=1, phase="eval", spec=spec))
-        assert next(heard).rank_batch.run == 1
+        assert next(received).rank_batch.run == 1
         yield
         link.put(leave=pb.Leave())
         link.finish()

@@ -77,17 +77,17 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path, number: signal.Signals) -> 
 
 @pytest.mark.multiproc
 def test_a_drain_lets_jobs_finish_and_takes_no_new_ones(tmp_path: Path) -> None:
-    draining, told = threading.Event(), threading.Event()
+    draining, reported = threading.Event(), threading.Event()
 
     def take(rank: int, rank_batches: Iterator[RankBatch]) -> list[RankBatch]:
         first = next(rank_batches)
-        told.set()
+        reported.set()
         assert draining.wait(30)
         return [first, *rank_batches]
 
     with Daemon(JOB, f"unix:{tmp_path}/c.sock") as daemon, ThreadPoolExecutor(1) as pool:
         running = pool.submit(all_batches, daemon.url, JOB, take=take)
-        assert told.wait(30)
+        assert reported.wait(30)
         daemon.process.send_signal(signal.SIGTERM)
         while health(daemon.url) == health_pb2.HealthCheckResponse.SERVING:
             pass

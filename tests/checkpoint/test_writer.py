@@ -108,7 +108,7 @@ def test_an_error_in_mid_run_is_never_the_users_input(error: Exception, words: s
     with pytest.raises(JobError, match=words):
         writer.wait_for(lambda: False, lambda: None)
     writer.close()
-    assert [type(told) for told in ends.errors] == [JobError]
+    assert [type(error) for error in ends.errors] == [JobError]
 
 
 def test_finishing_after_an_error_raises_it() -> None:

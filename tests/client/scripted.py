@@ -45,12 +45,12 @@ class _Servicer(CacherServicer):  # type: ignore[misc] # generated
         self.requests: list[list[pb.TrainerMessage]] = []
 
     def Train(self, requests: Iterator[pb.TrainerMessage], context: grpc.ServicerContext) -> Iterator[pb.CacherMessage]:
-        heard = [next(requests)]
-        self.requests.append(heard)
+        received = [next(requests)]
+        self.requests.append(received)
         for line in next(self._scripts, ()):
             if callable(line):
-                heard.append(next(requests))
-                line(heard[-1])
+                received.append(next(requests))
+                line(received[-1])
             else:
                 yield line
 

@@ -42,14 +42,14 @@ def indices(rank_batches: Iterator[RankBatch]) -> list[int]:
     return [rank_batch.batch.index for rank_batch in rank_batches]
 
 
-def heard(path: Path, *scripts: Script, **options: float) -> list[int]:
+def received(path: Path, *scripts: Script, **options: float) -> list[int]:
     with scripted(path, *scripts) as (url, _), client(url, **options) as source:  # type: ignore[arg-type]
         return indices(source.batches("train", SPEC))
 
 
 def test_repeated_batches_are_dropped(path: Path) -> None:
     script = [welcome(), start, batch(0), batch(0), batch(1), batch(0), batch(1), batch(2), end(3), end(3)]
-    assert heard(path, script, credits=3) == [0, 1, 2]
+    assert received(path, script, credits=3) == [0, 1, 2]
 
 
 def test_a_missing_batch_is_requested_on_a_new_stream(path: Path) -> None:
@@ -68,14 +68,14 @@ def test_a_cacher_that_always_skips_a_batch_is_broken(path: Path) -> None:
     first: Script = [welcome(), start, batch(0), batch(2)]
     others: Script = [welcome(), start, batch(2)]
     with pytest.raises(JobError, match=r"^the cacher sent batch 2, expected 1$"):
-        heard(path, first, others, others, others, timeout_s=30)
+        received(path, first, others, others, others, timeout_s=30)
 
 
 def test_an_end_before_the_last_batch_is_ignored(path: Path) -> None:
     """Lost batches must not be missing from training."""
     first: Script = [welcome(), start, batch(0), end(3)]
     second: Script = [welcome(), start, batch(1), batch(2), end(3)]
-    assert heard(path, first, second) == [0, 1, 2]
+    assert received(path, first, second) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("next_batch", [0, 1, 3])
@@ -83,7 +83,7 @@ def test_a_cacher_that_never_gets_to_the_end_it_names_is_broken(path: Path, next
     first: Script = [welcome(), start, batch(0), batch(1), end(next_batch)]
     others: Script = [welcome(), start, end(next_batch)]
     with pytest.raises(JobError, match=rf"^the cacher ended the run before batch {next_batch}, expected 2$"):
-        heard(path, first, others, others, others, timeout_s=30)
+        received(path, first, others, others, others, timeout_s=30)
 
 
 def test_a_cacher_that_only_welcomes_is_given_up(path: Path) -> None:
@@ -105,7 +105,10 @@ def test_a_cacher_with_a_defect_is_not_asked_again(path: Path) -> None:
 
 
 def test_a_stream_that_ends_early_is_lost(path: Path) -> None:
-    assert heard(path, [], [welcome()], [welcome(), start, batch(0)], [welcome(), start, batch(1), end(2)]) == [0, 1]
+    assert received(path, [], [welcome()], [welcome(), start, batch(0)], [welcome(), start, batch(1), end(2)]) == [
+        0,
+        1,
+    ]
 
 
 def test_batches_of_a_phase_left_early_are_dropped(path: Path) -> None:
@@ -128,11 +131,11 @@ def test_batches_of_a_phase_left_early_are_dropped(path: Path) -> None:
 
 def test_a_new_stream_reports_a_run_that_has_ended(path: Path) -> None:
     """The stream breaks while the run's batches are still to be taken: the new stream gets no Ack."""
-    told = threading.Event()
+    reported = threading.Event()
 
     def ended(message: pb.TrainerMessage) -> None:
         assert (message.start.run, message.start.ended, message.start.next_batch) == (0, True, 2)
-        told.set()
+        reported.set()
 
     def second_run(message: pb.TrainerMessage) -> None:
         assert (message.start.run, message.start.ended) == (1, False)
@@ -141,10 +144,10 @@ def test_a_new_stream_reports_a_run_that_has_ended(path: Path) -> None:
     second: Script = [welcome(), ended, second_run, batch(0, run=1), end(1, run=1)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
         batches = source.batches("train", SPEC)
-        assert told.wait(30)
+        assert reported.wait(30)
         assert indices(batches) == [0, 1]
         assert indices(source.batches("eval", SPEC)) == [0]
-        assert [heard[0].hello.identity for heard in requests[:2]] == ["", "{}"]
+        assert [messages[0].hello.identity for messages in requests[:2]] == ["", "{}"]
 
 
 def test_every_batch_taken_is_acknowledged(path: Path) -> None:
@@ -154,7 +157,11 @@ def test_every_batch_taken_is_acknowledged(path: Path) -> None:
         ack(message)
         watermarks.append(message.ack.watermark)
 
-    assert heard(path, [welcome(), start, batch(0), batch(1), noted, noted, batch(2), noted, end(3)]) == [0, 1, 2]
+    assert received(path, [welcome(), start, batch(0), batch(1), noted, noted, batch(2), noted, end(3)]) == [
+        0,
+        1,
+        2,
+    ]
     assert watermarks == [1, 2, 3]
 
 
@@ -222,12 +229,12 @@ def test_a_refusal_is_raised_when_entering(path: Path) -> None:
 def test_a_refusal_after_a_welcome_is_a_job_error(path: Path) -> None:
     """Ranks can see the refusal at different batches, so it ends the job immediately."""
     with pytest.raises(JobError, match=r"^another schema$"):
-        heard(path, [welcome(), start, batch(0)], [error("InputError", "another schema")])
+        received(path, [welcome(), start, batch(0)], [error("InputError", "another schema")])
 
 
 def test_an_error_of_unknown_class_is_a_job_error(path: Path) -> None:
     with pytest.raises(JobError, match="gone"):
-        heard(path, [error("SystemExit", "gone")])
+        received(path, [error("SystemExit", "gone")])
 
 
 @pytest.mark.parametrize(
@@ -240,13 +247,13 @@ def test_an_error_of_unknown_class_is_a_job_error(path: Path) -> None:
 )
 def test_invalid_messages_in_the_middle_of_a_run(path: Path, line: pb.CacherMessage, message: str) -> None:
     with pytest.raises(JobError, match=message):
-        heard(path, [welcome(), start, line])
+        received(path, [welcome(), start, line])
 
 
 @pytest.mark.parametrize("schema", ["[]", "{", "{}", '{"label": 1}'])
 def test_a_schema_that_cannot_be_read(path: Path, schema: str) -> None:
     with pytest.raises(JobError, match="a schema that cannot be read"):
-        heard(path, [welcome(schema)])
+        received(path, [welcome(schema)])
 
 
 def test_a_listener_that_is_no_cacher(path: Path) -> None:

@@ -45,17 +45,17 @@ def test_a_failure_ends_the_wait() -> None:
 
 def test_every_rank_gets_every_value() -> None:
     _, words = two_ranks(silence_s=60)
-    heard: list[Any] = [None, None]
+    received: list[Any] = [None, None]
 
     def speak(rank: int) -> None:
-        heard[rank] = [words[rank].gather({"rank": rank}), words[rank].share(rank), words[rank].gather([None, "ü"])]
+        received[rank] = [words[rank].gather({"rank": rank}), words[rank].share(rank), words[rank].gather([None, "ü"])]
 
     threads = [threading.Thread(target=speak, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert heard == [[[{"rank": 0}, {"rank": 1}], 0, [[None, "ü"]] * 2]] * 2
+    assert received == [[[{"rank": 0}, {"rank": 1}], 0, [[None, "ü"]] * 2]] * 2
 
 
 def test_a_silent_rank_is_named() -> None:

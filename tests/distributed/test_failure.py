@@ -55,7 +55,7 @@ def test_the_first_error_wins() -> None:
     first.report(StoreError("the store went away, since rank 1 had started it"))
     for other in (first, third):
         assert other.poll() == Failure(rank=1, exit_code=2, message="bad column")
-    assert second.poll() is None, "a rank is not told of its own error"
+    assert second.poll() is None, "a rank does not receive its own error"
     assert second.known is None
     assert str(second.end()) == "this rank has failed, so it waits for no other"
     assert str(third.end()) == "rank 1: bad column"
@@ -103,18 +103,18 @@ def test_a_rank_that_left_is_named() -> None:
 
 def test_the_watcher_reports_a_failure_once(quick: None) -> None:
     first, second = ranks(2)
-    heard: queue.Queue[BaseException] = queue.Queue()
-    with Watcher(first, heard.put):
+    reported: queue.Queue[BaseException] = queue.Queue()
+    with Watcher(first, reported.put):
         second.report(StoreError("no answer"))
-        assert str(heard.get(timeout=10 * HEARTBEAT_S)) == "rank 1: no answer"
-    assert heard.empty()
+        assert str(reported.get(timeout=10 * HEARTBEAT_S)) == "rank 1: no answer"
+    assert reported.empty()
 
 
 def test_the_watcher_reports_what_its_own_check_finds(quick: None) -> None:
     (only,) = ranks(1)
-    heard: queue.Queue[BaseException] = queue.Queue()
-    with Watcher(only, heard.put, lambda: PeerError("the device hangs")):
-        assert str(heard.get(timeout=10 * HEARTBEAT_S)) == "the device hangs"
+    reported: queue.Queue[BaseException] = queue.Queue()
+    with Watcher(only, reported.put, lambda: PeerError("the device hangs")):
+        assert str(reported.get(timeout=10 * HEARTBEAT_S)) == "the device hangs"
 
 
 class _GoneStore:
@@ -130,10 +130,10 @@ class _GoneStore:
 def test_a_lost_keystore_is_a_separate_error() -> None:
     failures = Failures(_GoneStore(), 0, 2)
     assert "lost the job's key-value store" in str(failures.explain("closed"))
-    heard: queue.Queue[BaseException] = queue.Queue()
-    with Watcher(failures, heard.put):
-        assert "lost the job's key-value store" in str(heard.get(timeout=10 * HEARTBEAT_S))
-    failures.report(JobError("nobody to be told"))
+    reported: queue.Queue[BaseException] = queue.Queue()
+    with Watcher(failures, reported.put):
+        assert "lost the job's key-value store" in str(reported.get(timeout=10 * HEARTBEAT_S))
+    failures.report(JobError("no other rank"))
     failures.leave()
     failures.await_leavers(10.0)
 

@@ -181,10 +181,10 @@ def test_threads_end_together() -> None:
 def fail_beside_a_wait(peers: TorchPeers) -> str:
     """Rank 0 reports its own failure from another thread than the one that waits for rank 1."""
     links = peers.open_links(2)
-    told = threading.Event()
-    peers.listen(lambda error: told.set())
+    reported = threading.Event()
+    peers.listen(lambda error: reported.set())
     if peers.rank == 1:
-        assert told.wait(DEADLINE_S)
+        assert reported.wait(DEADLINE_S)
         return ""
     timer = threading.Timer(0.1, peers.report, (InputError("bad column"),))
     timer.start()

@@ -162,18 +162,18 @@ def test_gather_waits_only_for_living_ranks(how: str) -> None:
 
 def fail_while_others_wait(peers: TorchPeers) -> Any:
     """Rank 0 waits in no collective with a dead connection, so it must receive the error."""
-    told: list[BaseException] = []
-    heard = threading.Event()
+    reported: list[BaseException] = []
+    was_reported = threading.Event()
 
     def listen(error: BaseException) -> None:
-        told.append(error)
-        heard.set()
+        reported.append(error)
+        was_reported.set()
 
     peers.listen(listen)
     if peers.rank == 1:
         raise InputError("bad column")
-    assert heard.wait(DEADLINE_S)
-    raise StoreError("a consequence, such as the store that rank 1 had started") from told[0]
+    assert was_reported.wait(DEADLINE_S)
+    raise StoreError("a consequence, such as the store that rank 1 had started") from reported[0]
 
 
 def test_a_waiting_rank_gets_the_first_error() -> None:
@@ -221,9 +221,9 @@ def fail_beside_a_wait(peers: TorchPeers) -> list[str]:
 def only_rank_0_waits(peers: TorchPeers) -> list[str]:
     if peers.rank == 0:
         return fail_beside_a_wait(peers)
-    told = threading.Event()
-    peers.listen(lambda error: told.set())
-    assert told.wait(DEADLINE_S)
+    reported = threading.Event()
+    peers.listen(lambda error: reported.set())
+    assert reported.wait(DEADLINE_S)
     return []
 
 

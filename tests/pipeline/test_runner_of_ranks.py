@@ -66,16 +66,16 @@ def test_an_error_from_outside_ends_the_run() -> None:
 
 def test_an_error_is_reported_immediately_and_once() -> None:
     """The error is reported while another lane is still in a handler that waits for a peer."""
-    told: list[tuple[str, str]] = []
-    inside, heard = threading.Event(), threading.Event()
+    reported: list[tuple[str, str]] = []
+    inside, was_reported = threading.Event(), threading.Event()
 
     def tell(error: BaseException) -> None:
-        told.append((str(error), threading.current_thread().name))
-        heard.set()
+        reported.append((str(error), threading.current_thread().name))
+        was_reported.set()
 
     def forward(index: int) -> None:
         inside.set()
-        assert heard.wait(30)
+        assert was_reported.wait(30)
         raise JobError("a consequence")
 
     def get(batch: int) -> None:
@@ -85,16 +85,16 @@ def test_an_error_is_reported_immediately_and_once() -> None:
 
     with pytest.raises(JobError, match="no answer"):
         Runner(LOOP, handlers(None, F=forward, X_FETCH=get), HAZARDS, on_error=tell).run()
-    assert told == [("no answer", "bagpipe-net-in")]
+    assert reported == [("no answer", "bagpipe-net-in")]
 
 
 def test_an_error_from_outside_is_known_already() -> None:
-    told: list[BaseException] = []
+    reported: list[BaseException] = []
 
     def read(batch: int) -> None:
         runner.abort(JobError("rank 1: its error"))
 
-    runner = Runner(LOOP, handlers(None, X_READ=read), HAZARDS, on_error=told.append)
+    runner = Runner(LOOP, handlers(None, X_READ=read), HAZARDS, on_error=reported.append)
     with pytest.raises(JobError, match="rank 1: its error"):
         runner.run()
-    assert told == []
+    assert reported == []

@@ -141,12 +141,12 @@ def test_device_waits_are_detected(streams: LaggingStreams) -> None:
     with job_of("one-hot", streams) as job:
         update = job.engine.cache.update
 
-        def spoilt(*args: Any) -> None:
+        def update_and_wait(*args: Any) -> None:
             for call in calls:
                 call(torch.ones(1))
             update(*args)
 
-        job.engine.cache.update = spoilt  # type: ignore[method-assign]
+        job.engine.cache.update = update_and_wait  # type: ignore[method-assign]
         job.train(batches_of("one-hot"))
     assert all("name='compute'" in line for line in streams.found)
     for name in ("item", "aten::nonzero", "__bool__", "cpu", "aten::_unique2"):

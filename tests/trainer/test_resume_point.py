@@ -29,7 +29,7 @@ FACTS = JobFacts(
 
 
 class Rank(Ranks):
-    """A rank that is told what rank 0 said, or remembers what it says."""
+    """A fake rank: rank 0 records what it shares, the others receive given values."""
 
     def __init__(self, rank: int = 0, said: Any = None) -> None:
         super().__init__()

@@ -47,10 +47,10 @@ def stages_of(model: nn.Sequential) -> list[HeldStage]:
     ]
 
 
-def train_stage(model: nn.Sequential, optimizer: torch.optim.Optimizer, stage: int, *, spoilt: bool) -> None:
+def train_stage(model: nn.Sequential, optimizer: torch.optim.Optimizer, stage: int, *, differs: bool) -> None:
     """Train one stage alone. The last stage's bias gets no gradient, and one state is unusual."""
-    generator = torch.Generator().manual_seed(stage + 100 * spoilt)
-    for _ in range(1 + spoilt):
+    generator = torch.Generator().manual_seed(stage + 100 * differs)
+    for _ in range(1 + differs):
         loss = model[stage](torch.randn(6, 4, generator=generator)).sigmoid().square().mean()
         loss.backward()
         if stage == len(HOLDERS) - 1:
@@ -58,7 +58,7 @@ def train_stage(model: nn.Sequential, optimizer: torch.optim.Optimizer, stage: i
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if stage == 0:
-        optimizer.state[model[0][0].bias].update({"count": 3 + spoilt, "nothing": None, "rate": 0.1})
+        optimizer.state[model[0][0].bias].update({"count": 3 + differs, "nothing": None, "rate": 0.1})
 
 
 def train_alone(kind: str) -> tuple[str, list[int]]:
@@ -66,7 +66,7 @@ def train_alone(kind: str) -> tuple[str, list[int]]:
     model = make_model(0)
     optimizer = OPTIMIZERS[kind](list(model.parameters()))
     for stage in range(len(HOLDERS)):
-        train_stage(model, optimizer, stage, spoilt=False)
+        train_stage(model, optimizer, stage, differs=False)
     return dense_digest(model, optimizer), sorted(optimizer.state_dict()["state"])
 
 
@@ -77,7 +77,7 @@ def train(peers: Any, kind: str) -> list[tuple[str, list[int]]]:
     optimizer = OPTIMIZERS[kind](list(model.parameters()))
     for stage, holders in enumerate(HOLDERS):
         if peers.rank in holders:
-            train_stage(model, optimizer, stage, spoilt=peers.rank != holders[0])
+            train_stage(model, optimizer, stage, differs=peers.rank != holders[0])
     share_stages(stages_of(model), optimizer, peers.dense, peers.gather)
     return [(dense_digest(model, optimizer), sorted(optimizer.state_dict()["state"])), train_alone(kind)]
 

@@ -50,12 +50,12 @@ def without_wait(lane: str, source: str) -> Callable[[Engine], None]:
 
 def trained(
     change: Callable[[Engine], None] = lambda engine: None,
-    spoil: Callable[[Iterator[RankBatch]], Iterator[RankBatch]] = lambda steps: steps,
+    change_batches: Callable[[Iterator[RankBatch]], Iterator[RankBatch]] = lambda steps: steps,
     **values: object,
 ) -> Watch:
     with watch() as found, PlainJob(settings(**values)) as job:
         change(job.engine)
-        job.engine.train(spoil(plan_rank_batches(batches(NUM_BATCHES), job.spec)))
+        job.engine.train(change_batches(plan_rank_batches(batches(NUM_BATCHES), job.spec)))
     return found
 
 
@@ -91,7 +91,7 @@ def test_a_plan_that_evicts_rows_in_use_is_rejected() -> None:
             yield dataclasses.replace(step, owner=dataclasses.replace(step.owner, evict_after=-1))
 
     try:
-        assert trained(spoil=hasty).races
+        assert trained(change_batches=hasty).races
     except JobError as error:  # the slot table detects it if the other lane is faster
         assert "slot" in str(error)  # noqa: PT017 either is right
 

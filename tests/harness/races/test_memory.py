@@ -47,7 +47,7 @@ def test_reuse_of_memory_in_use_is_a_race() -> None:
     streams, tensor = used_by_both()
     del tensor
     assert streams.allocate()[1] == [Conflict(THEIRS, 1, False, is_reuse=True)]
-    assert streams.allocate()[1] == [], "told once"
+    assert streams.allocate()[1] == [], "reported once"
 
 
 def test_reuse_after_a_wait_is_no_race() -> None:

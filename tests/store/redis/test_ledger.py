@@ -49,7 +49,7 @@ class LedgerJob:
         self.store.write(0, IDS, rows_of(0, IDS, 1.0))
         self.keys = [bucket_key("job", bucket) for bucket in range(num_buckets)]
 
-    def told(self) -> Ledger:
+    def other_ledger(self) -> Ledger:
         """Another ledger of the same job, opened after the change."""
         return self.store.ledger()
 
@@ -247,13 +247,13 @@ def test_others_may_let_their_keys_expire(job: LedgerJob) -> None:
 )
 def test_our_keys_must_not_expire(job: LedgerJob, kind: type) -> None:
     key: bytes = kind(job.keys[2])
-    with job.told() as ledger:
+    with job.other_ledger() as ledger:
         job.client.pexpire(key, 1_000_000)
         job.client.set("another", "user's")
         ledger.inspect()  # no key has expired yet
         expire_something(job.client, b"another")
         inspected(ledger, f"the key {key.decode()} expires in .* s; rows must not expire".replace("{", r"\{"))
-    with job.told() as ledger:
+    with job.other_ledger() as ledger:
         expire_something(job.client, key)
         inspected(ledger, f"the key {key.decode()} has expired; rows must not expire".replace("{", r"\{"))
 
