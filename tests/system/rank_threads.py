@@ -110,14 +110,14 @@ def run_ranks(
     config: Config,
     world_size: int,
     *,
-    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches,
+    change_batches: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches,
 ) -> RanksOutcome:
     """Train, and evaluate if the configuration holds examples out.
 
     Args:
         config: the job.
         world_size: ranks.
-        spoil: replaces a rank's training batches.
+        change_batches: replaces a rank's training batches.
     """
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
@@ -139,7 +139,7 @@ def run_ranks(
             _, engine, built = jobs[peer.rank]
             try:
                 with closing(batches_of_rank(config, built.spec, "train", peer.rank)) as batches:  # type: ignore[type-var]
-                    results[peer.rank] = engine.train(spoil(peer.rank, batches))
+                    results[peer.rank] = engine.train(change_batches(peer.rank, batches))
                 if built.stages is not None:
                     held = held_stages(built.stages.staged, built.stages.mesh)
                     share_stages(held, engine.dense.optimizer, peer.dense, peer.gather)

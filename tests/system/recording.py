@@ -75,7 +75,7 @@ class Recorded:
         world_size: ranks.
         rows_only: no files: checkpoints only close logs.
         prepare: called with every engine before it trains; can return an `on_batch` (see `Engine.train`).
-        spoil: replaces a rank's batches.
+        change_batches: replaces a rank's batches.
         on_folder: called with a checkpoint's step before its folder is created.
     """
 
@@ -86,7 +86,7 @@ class Recorded:
     world_size: int = 1
     rows_only: bool = False
     prepare: Callable[[Engine], OnBatch | None] = lambda engine: None
-    spoil: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches
+    change_batches: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches
     on_folder: Callable[[int], None] = lambda step: None
     stores: list[MemoryStore] = field(default_factory=list)
 
@@ -214,8 +214,8 @@ class Recorded:
             stack.enter_context(rank.recorder)
             stack.callback(rank.publisher.close)
             batches = stack.enter_context(closing(self._batches(rank, first_batch)))
-            spoilt = self.spoil(rank.peer.rank, batches)
-            result = rank.engine.train(spoilt, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
+            changed = self.change_batches(rank.peer.rank, batches)
+            result = rank.engine.train(changed, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
         if rank.built.stages is not None and self.world_size > 1:
             held = held_stages(rank.built.stages.staged, rank.built.stages.mesh)
             share_stages(held, rank.engine.dense.optimizer, rank.peer.dense, rank.peer.gather)

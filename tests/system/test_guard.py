@@ -37,7 +37,7 @@ MakeConfig = Callable[..., Config]
 BAD = 7
 
 
-def spoilt(batches: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
+def with_bad_batch(batches: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
     """The batches, with a non-finite dense column in one example of batch `at`."""
     for rank_batch in batches:
         if rank_batch.batch.index == at and rank_batch.batch.num_examples:
@@ -75,7 +75,7 @@ def test_a_bad_batch_ends_the_job(clicks: MakeConfig, value: float, rows: int) -
     job = Small(change(clicks(), cache__rows=rows))
     with job.store:
         with pytest.raises(JobError, match=rf"batch {BAD}: the loss is not finite.*run.nonfinite"):
-            job.engine.train(spoilt(job.batches(), value))
+            job.engine.train(with_bad_batch(job.batches(), value))
         assert job.is_finite()
 
 
@@ -86,7 +86,7 @@ def test_a_skipped_batch_leaves_no_trace(clicks: MakeConfig, rows: int) -> None:
     config = change(config, optim__dense="sgd", run__nonfinite="skip")
     job = Small(config)
     with job.store:
-        result = job.engine.train(spoilt(job.batches(), float("nan")))
+        result = job.engine.train(with_bad_batch(job.batches(), float("nan")))
         assert (result.progress.steps, result.progress.skipped_batches) == (26, 1)
         assert job.is_finite()
         assert np.isfinite(float(result.progress.loss_sum))
@@ -106,8 +106,7 @@ def test_all_ranks_skip_the_same_batches(clicks: MakeConfig, rows: int) -> None:
     """If one rank finds a bad batch, all ranks skip it, for any cache size."""
     config = change(clicks(), cache__rows=rows, run__nonfinite="skip")
     ends = [
-        run_ranks(change(config, cache__rows=rows), 3, spoil=lambda rank, batches: spoil_of(rank, batches))
-        for rows in (0, rows or 10_000)
+        run_ranks(change(config, cache__rows=rows), 3, change_batches=bad_on_rank_1) for rows in (0, rows or 10_000)
     ]
     assert ends[0].digests == ends[1].digests
     for end in ends:
@@ -116,13 +115,13 @@ def test_all_ranks_skip_the_same_batches(clicks: MakeConfig, rows: int) -> None:
         assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
 
 
-def spoil_of(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
-    return spoilt(batches, float("nan")) if rank == 1 else batches
+def bad_on_rank_1(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    return with_bad_batch(batches, float("nan")) if rank == 1 else batches
 
 
 def test_the_error_names_the_rank(clicks: MakeConfig) -> None:
     with pytest.raises(JobError, match=rf"batch {BAD} of rank 1: the loss is not finite"):
-        run_ranks(change(clicks(), cache__rows=100), 2, spoil=spoil_of)
+        run_ranks(change(clicks(), cache__rows=100), 2, change_batches=bad_on_rank_1)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
@@ -130,7 +129,7 @@ def test_stages_stop(clicks: MakeConfig, schedule: str) -> None:
     job = Small(staged(change(clicks(), cache__rows=200), schedule, 2))
     with job.store:
         with pytest.raises(JobError, match=rf"batch {BAD}: .* is not finite"):
-            job.engine.train(spoilt(job.batches(), float("nan")))
+            job.engine.train(with_bad_batch(job.batches(), float("nan")))
         assert job.is_finite()
 
 
@@ -139,7 +138,11 @@ def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> No
     config = change(clicks(), cache__rows=0, run__nonfinite="skip")
     name = uuid.uuid4().hex
     job = Recorded(
-        config=config, root=tmp_path, name=name, every=3, spoil=lambda rank, batches: spoilt(batches, np.inf, at=0)
+        config=config,
+        root=tmp_path,
+        name=name,
+        every=3,
+        change_batches=lambda rank, batches: with_bad_batch(batches, np.inf, at=0),
     )
     end = job.run()
     assert end.results[0].progress.skipped_batches == 1
@@ -196,6 +199,6 @@ def test_the_receiver_checks_gradients_of_rows(clicks: MakeConfig, monkeypatch: 
     with pytest.raises(
         JobError, match=rf"batch {BAD} of rank [01]: a gradient of rows that a rank has sent is not fin"
     ):
-        run_ranks(change(clicks(), cache__rows=0), 2, spoil=spoil_of)
+        run_ranks(change(clicks(), cache__rows=0), 2, change_batches=bad_on_rank_1)
     assert written
     assert all(written)

@@ -85,7 +85,7 @@ def test_locality_sends_fewer_rows(clicks: MakeConfig) -> None:
 def test_bad_input_on_one_rank_ends_all_ranks_at_that_batch(clicks: MakeConfig) -> None:
     """Batches before the bad input are trained and written back, and every rank reports the error."""
 
-    def spoil(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    def change_batches(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
         if rank != 1:
             return batches
 
@@ -96,19 +96,19 @@ def test_bad_input_on_one_rank_ends_all_ranks_at_that_batch(clicks: MakeConfig) 
         return some()
 
     config = change(clicks(), cache__rows=100)
-    spoiled = run_ranks(config, 3, spoil=spoil)
-    assert spoiled.digests == run_ranks(change(config, data__limit=60), 3).digests
-    errors = [str(result.input_error) for result in spoiled.results]
+    outcome = run_ranks(config, 3, change_batches=change_batches)
+    assert outcome.digests == run_ranks(change(config, data__limit=60), 3).digests
+    errors = [str(result.input_error) for result in outcome.results]
     assert errors == ["rank 1: " + errors[1], "day_0:77: expected 40 columns, got 3", "rank 1: " + errors[1]]
-    assert [result.progress.steps for result in spoiled.results] == [5, 5, 5]
-    assert not any(result.report.stopped for result in spoiled.results)
+    assert [result.progress.steps for result in outcome.results] == [5, 5, 5]
+    assert not any(result.report.stopped for result in outcome.results)
 
 
 def test_data_that_ends_early_on_one_rank_is_an_error(clicks: MakeConfig) -> None:
     """All ranks stop at that batch with an error, since they trained only part of the data."""
 
-    def spoil(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    def change_batches(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
         return itertools.islice(batches, 5) if rank == 1 else batches
 
     with pytest.raises(JobError, match=r"^the data ended at batch 5, but ranks \[0, 2\] have more$"):
-        run_ranks(change(clicks(), cache__rows=100), 3, spoil=spoil)
+        run_ranks(change(clicks(), cache__rows=100), 3, change_batches=change_batches)

@@ -164,7 +164,7 @@ def test_a_full_disk_ends_the_job(clicks: MakeConfig, tmp_path: Path) -> None:
 def test_a_full_disk_of_one_rank_is_reported_immediately(clicks: MakeConfig, tmp_path: Path) -> None:
     """The publisher thread reports the error, since the rank's lanes can be waiting for the other ranks."""
     job = recorded(change(clicks(), cache__rows=200), tmp_path, world_size=2)
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     is_full = itertools.chain([True], itertools.repeat(False))
 
     def refuse(step: int) -> None:
@@ -175,17 +175,17 @@ def test_a_full_disk_of_one_rank_is_reported_immediately(clicks: MakeConfig, tmp
         assert engine.peers is not None
         report = engine.peers.report
 
-        def heard(error: BaseException) -> BaseException:
-            told.append((threading.current_thread().name, str(error)))
+        def record_and_report(error: BaseException) -> BaseException:
+            reported.append((threading.current_thread().name, str(error)))
             return report(error)
 
-        engine.peers.report = heard  # type: ignore[method-assign]
+        engine.peers.report = record_and_report  # type: ignore[method-assign]
 
     job.on_folder, job.prepare = refuse, listen
     with pytest.raises(JobError):
         job.run()
-    assert told[0][0] == "bagpipe-publisher"
-    assert "No space left on device" in told[0][1]
+    assert reported[0][0] == "bagpipe-publisher"
+    assert "No space left on device" in reported[0][1]
 
 
 def test_a_second_request_to_stop_does_not_wait_for_the_last_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_a_lost_row_is_named(clicks: MakeConfig, tmp_path: Path, resumes: bool) 
     job = recorded(change(config, cache__rows=0), tmp_path)
     if resumes:
         # Ended, not killed: the last checkpoint is complete, however slow the publisher.
-        job.spoil = lambda rank, batches: itertools.islice(batches, 9)
+        job.change_batches = lambda rank, batches: itertools.islice(batches, 9)
         job.run()
-        job.spoil = lambda rank, batches: batches
+        job.change_batches = lambda rank, batches: batches
     before = {"batch": -1}
 
     def lose(engine: Engine) -> OnBatch:

@@ -39,7 +39,7 @@ MakeConfig = Callable[..., Config]
 BAD_BATCH = 7
 
 
-def written_rows(config: Config, num_batches: int, spoil: Callable[[Engine], None]) -> set[tuple[int, int, bytes]]:
+def written_rows(config: Config, num_batches: int, alter: Callable[[Engine], None]) -> set[tuple[int, int, bytes]]:
     """All versions of all rows that a job writes until its data or a bad batch ends it."""
     data = PlannedData(config.data, config.run.seed)
     built = build_training_model(config, data.schema)
@@ -55,7 +55,7 @@ def written_rows(config: Config, num_batches: int, spoil: Callable[[Engine], Non
 
         store.write_many = noted  # type: ignore[method-assign]
         engine = build_engine(built, store)
-        spoil(engine)
+        alter(engine)
         with suppress(JobError):
             engine.train(itertools.islice(data.batches("train", built.spec), num_batches))
     return written
@@ -73,7 +73,7 @@ def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatc
             blocked.wait(0.3)  # gives other lanes time for a wrong write
         examine(guard, point, key, b)
 
-    def spoil(engine: Engine) -> None:
+    def alter(engine: Engine) -> None:
         _, parameter = engine.dense.chunks["0"].parameters[0]
         units = engine.dense.pipeline.step.program.micro_per_batch[0]  # type: ignore[attr-defined]
         gradients = itertools.count(1)
@@ -86,7 +86,7 @@ def test_a_bad_gradient_of_a_stage_changes_no_row(clicks: MakeConfig, monkeypatc
         parameter.register_post_accumulate_grad_hook(poison)
 
     monkeypatch.setattr(NonfiniteGuard, "_examine", slow)
-    assert not written_rows(config, 26, spoil) - good
+    assert not written_rows(config, 26, alter) - good
 
 
 @pytest.mark.parametrize("order", ["0,1,2,3", "1,0,3,2"])
@@ -116,9 +116,9 @@ def test_averages_with_a_parameter_that_no_stage_uses(clicks: MakeConfig, tmp_pa
     factory = "tests.system.staged_models:spare"
     config = change(clicks(), model__factory=factory, optim__ema_decay=0.9, **stages)
     job = recorded(config, tmp_path, every=3, world_size=world_size)
-    job.spoil = lambda rank, batches: itertools.islice(batches, 8)
+    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
     job.run()
-    job.spoil = lambda rank, batches: batches
+    job.change_batches = lambda rank, batches: batches
     assert job.run().first_batch == 8
 
 

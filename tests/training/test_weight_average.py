@@ -74,9 +74,9 @@ def test_a_resumed_job_continues_its_averages(
     engines.clear()
     job = recorded(config, tmp_path, every=3, world_size=world_size, prepare=engines.append)
     # Ended, not killed: the last checkpoint is complete, however slow the publisher.
-    job.spoil = lambda rank, batches: itertools.islice(batches, 8)
+    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
     job.run()
-    job.spoil = lambda rank, batches: batches
+    job.change_batches = lambda rank, batches: batches
     engines.clear()
     again = job.run()
     assert again.first_batch == 8
