@@ -43,12 +43,34 @@ class CapacityError(InputError):
     """A batch needs more unique rows than the cache has slots."""
 
     @classmethod
-    def of_batch(cls, batch_index: int, num_unique: int, *, num_slots: int, world_size: int) -> CapacityError:
-        """The error of one batch; `num_slots` counts the slots of all ranks."""
+    def of_batch(
+        cls,
+        batch_index: int,
+        num_unique: int,
+        *,
+        num_slots: int,
+        world_size: int,
+        largest: int = 0,
+        last_batch: int | None = None,
+    ) -> CapacityError:
+        """The error of one batch.
+
+        Args:
+            batch_index: number of the batch.
+            num_unique: its unique rows.
+            num_slots: slots of all ranks.
+            world_size: ranks.
+            largest: unique rows of the largest batch from `batch_index` to `last_batch`.
+            last_batch: last batch that was examined; None: only `batch_index`.
+        """
         each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
+        known = ""
+        if last_batch is not None:
+            known = f", the largest need up to batch {last_batch} (`python -m data replay` finds the whole log's)"
         return cls(
             f"batch {batch_index} needs {num_unique} unique rows but cache.rows is {num_slots // world_size}{each}: "
-            f"raise cache.rows to at least {-(-num_unique // world_size)}, or lower data.batch_size"
+            f"raise cache.rows to at least {-(-max(largest, num_unique) // world_size)}{known}, "
+            "or lower data.batch_size"
         )
 
 

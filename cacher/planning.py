@@ -167,8 +167,29 @@ class PlannedPhase:
         except CapacityError:
             if self._max_steps and batch.index >= self._max_steps:
                 return False
-            raise
+            raise self._capacity_error(batch) from None
         return True
+
+    def _capacity_error(self, batch: Batch) -> CapacityError:
+        """The error of a batch that does not fit. Names the largest need of a window that begins there."""
+        assert isinstance(self._planner, Planner), "direct mode has no capacity"
+        num_unique = largest = self._planner.num_unique(batch)
+        last_batch = batch.index
+        with suppress(InputError):  # bad data further on is another run's error
+            while last_batch + 1 < batch.index + self.spec.lookahead and not self._is_stopped:
+                following = next(self._loader, None)
+                if following is None or (self._max_steps and following.index >= self._max_steps):
+                    break
+                last_batch = following.index
+                largest = max(largest, self._planner.num_unique(following))
+        return CapacityError.of_batch(
+            batch.index,
+            num_unique,
+            num_slots=self.spec.num_slots * self.spec.world_size,
+            world_size=self.spec.world_size,
+            largest=largest,
+            last_batch=last_batch,
+        )
 
     def _is_done(self) -> bool:
         return self._is_stopped or self._has_enough()

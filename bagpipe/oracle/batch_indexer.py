@@ -47,6 +47,14 @@ class BatchIndexer:
         """The split depends on previous batches: a plan that begins in the middle must index those too."""
         return self._assigner is not None and self._assigner.learns
 
+    def num_unique(self, batch: Batch) -> int:
+        """Unique rows of a batch. Learns nothing from it.
+
+        Raises:
+            InputError: an id outside its table.
+        """
+        return len(self._indexer.index(batch).unique)
+
     def index(self, batch: Batch) -> IndexedBatch:
         """Index and split a batch.
 

@@ -93,7 +93,9 @@ class Planner:
             InputError: an id outside its table.
         """
         indexed = self._indexer.index(batch)
-        _check_capacity(self.spec, batch.index, len(indexed.unique))
+        num_unique, num_slots = len(indexed.unique), self.spec.num_slots * self.spec.world_size
+        if num_unique > num_slots:
+            raise CapacityError.of_batch(batch.index, num_unique, num_slots=num_slots, world_size=self.spec.world_size)
         handles = self._handles.lookup_or_add(indexed.unique)
         if self._handles.num_handles > self._slot_of_handle.shape[0]:
             self._grow(self._handles.num_handles)
@@ -109,6 +111,14 @@ class Planner:
             InputError: an id outside its table.
         """
         self._indexer.index(batch)
+
+    def num_unique(self, batch: Batch) -> int:
+        """Unique rows of a batch that is not added: the slots it needs.
+
+        Raises:
+            InputError: an id outside its table.
+        """
+        return self._indexer.num_unique(batch)
 
     def plan(self) -> CachePlan:
         """Remove the oldest batch from the window and plan it. IndexError if the window is empty."""
@@ -299,12 +309,6 @@ def plans_of(planner: Planner | DirectPlanner, batches: Iterable[Batch]) -> Iter
             yield planner.plan()
     for _ in range(waiting):
         yield planner.plan()
-
-
-def _check_capacity(spec: OracleSpec, batch_index: int, num_unique: int) -> None:
-    num_slots = spec.num_slots * spec.world_size
-    if num_unique > num_slots:
-        raise CapacityError.of_batch(batch_index, num_unique, num_slots=num_slots, world_size=spec.world_size)
 
 
 def _grown(array: NDArray[np.int32], size: int, fill: int) -> NDArray[np.int32]:

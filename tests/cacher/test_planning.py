@@ -175,6 +175,24 @@ def test_a_batch_that_is_too_large_matters_only_if_requested(tmp_path: Path, loo
         list(data.batches("train", spec, max_steps=3))
 
 
+@pytest.mark.parametrize(
+    ("lookahead", "max_steps", "needed", "last_batch"),
+    [(1, 0, 130, 2), (2, 0, 182, 3), (3, 0, 260, 4), (64, 0, 260, 5), (64, 4, 182, 3)],
+)
+def test_a_refusal_names_the_largest_need_of_the_window(
+    tmp_path: Path, lookahead: int, max_steps: int, needed: int, last_batch: int
+) -> None:
+    """Batch 2 is the first that does not fit; 3 and 4 need more, 5 less. Each distinct line has 26 ids of its own."""
+    numbers = [0] * 20 + [*range(5)] * 2 + [*range(7), 0, 0, 0] + [*range(10)] + [0] * 10
+    path = tmp_path / "day"
+    path.write_text("".join(GOOD_LINE.replace("\taf", f"\t{number:x}") for number in numbers))
+    data = PlannedData(DataConfig(format="criteo-tsv", path=str(path), batch_size=10, eval_fraction=0.0, workers=0), 0)
+    spec = spec_of(config(lookahead=lookahead, rows=100), data.schema)
+    match = f"batch 2 needs 130 .* to at least {needed}, the largest need up to batch {last_batch} "
+    with pytest.raises(CapacityError, match=match):
+        list(data.batches("train", spec, max_steps=max_steps))
+
+
 def test_bad_data_comes_after_every_good_batch(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_text(GOOD_LINE * 100)
     (tmp_path / "day_1").write_text(GOOD_LINE + "bad\n")
