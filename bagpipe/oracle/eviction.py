@@ -1,15 +1,15 @@
-"""Eviction order: a bucket queue over slots, and the policies that rank them.
+"""Eviction order: a bucket queue over slots, and the policies that order them.
 
-Every evictable slot has a *rank*; the highest rank is evicted first. The rank of a row with a next use in the window is
-that batch index; the rank of an idle row (no use in the window) follows from its LRFU score. The queue keeps slots in
-buckets by rank, in push order within a bucket, and drops stale entries when it meets them:
+Every evictable slot has a *priority*; the highest is evicted first. The priority of a row with a next use in the window
+is that batch index; the priority of an idle row (no use in the window) follows from its LRFU score. The queue keeps
+slots in buckets by priority, in push order within a bucket, and drops stale entries when it meets them:
 
-    push(slots, ranks) ──> bucket[rank] = [chunk, chunk, …]      push_of_slot[slot] = number of this push
+    push(slots, priorities) ──> bucket[priority] = [chunk, chunk, …]      push_of_slot[slot] = number of this push
     pop(k)             ──> highest bucket first; an entry is stale if its slot was pushed again since
 
-Rows that were used once share a rank, so a bucket can hold much of the cache: a pop takes entries off its front and
+Rows that were used once share a priority, so a bucket can hold much of the cache: a pop takes entries off its front and
 leaves the others in place. Both operations are O(entries pushed or met) in numpy. Python loops run over the distinct
-ranks of a batch and over chunks, never over slots.
+priorities of a batch and over chunks, never over slots.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.lrfu import TICKS
 
-__all__ = ["NEVER", "NEVER_RANK", "POLICIES", "EvictionQueue", "Policy", "idle_rank"]
+__all__ = ["NEVER", "NEVER_PRIORITY", "POLICIES", "EvictionQueue", "Policy", "idle_priority"]
 
 #: Next use of an idle row: no use in the window.
 NEVER = np.iinfo(np.int32).max
-#: Ranks at or above this belong to idle rows. Batch indices stay below it.
-NEVER_RANK = 1 << 30
-_OLDEST_RANK = (1 << 31) - 1
+#: Priorities at or above this belong to idle rows. Batch indices stay below it.
+NEVER_PRIORITY = 1 << 30
+_OLDEST_PRIORITY = (1 << 31) - 1
 _NOT_QUEUED = -1
 _NOT_PUSHED = 0
 #: A pop takes at least this many entries of a chunk, so that few passes suffice when most entries are stale.
@@ -43,7 +43,7 @@ class Policy:
 
     Attributes:
         drop_idle: evict idle rows immediately, even while there is room; else only when room is needed, lowest score
-            first (`idle_rank`).
+            first (`idle_priority`).
     """
 
     drop_idle: bool = False
@@ -54,27 +54,27 @@ POLICIES: Mapping[str, Policy] = {
     "drop-unused": Policy(drop_idle=True),
 }
 
-#: Score ticks that share a rank: a sixteenth of a half-life, less than 5 % of a row's weight.
-_TICKS_OF_RANK = TICKS // 16
+#: Score ticks that share a priority: a sixteenth of a half-life, less than 5 % of a row's weight.
+_TICKS_OF_PRIORITY = TICKS // 16
 
 
-def idle_rank(scores: NDArray[np.int32]) -> NDArray[np.int32]:
-    """int32: ranks of idle rows with these LRFU scores, at least `NEVER_RANK`."""
-    ranks: NDArray[np.int32] = np.int32(_OLDEST_RANK) - scores // np.int32(_TICKS_OF_RANK)
-    return ranks
+def idle_priority(scores: NDArray[np.int32]) -> NDArray[np.int32]:
+    """int32: priorities of idle rows with these LRFU scores, at least `NEVER_PRIORITY`."""
+    priorities: NDArray[np.int32] = np.int32(_OLDEST_PRIORITY) - scores // np.int32(_TICKS_OF_PRIORITY)
+    return priorities
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """Entries of one rank from one push.
+    """Entries of one priority from one push.
 
     Attributes:
-        rank: of these entries.
+        priority: of these entries.
         push: number of the push.
         slots: int64, distinct.
     """
 
-    rank: int
+    priority: int
     push: int
     slots: NDArray[np.int64]
 
@@ -87,18 +87,18 @@ class _Chunk:
         whole = self.slots if self.slots.base is None else self.slots.base
         if 2 * rest.nbytes < whole.nbytes:
             rest = rest.copy()
-        return _Chunk(self.rank, self.push, self.slots[:count]), _Chunk(self.rank, self.push, rest)
+        return _Chunk(self.priority, self.push, self.slots[:count]), _Chunk(self.priority, self.push, rest)
 
 
 class EvictionQueue:
-    """Slots by rank. Stale entries are skipped when met, and swept when entries outnumber slots 4 to 1.
+    """Slots by priority. Stale entries are skipped when met, and swept when entries outnumber slots 4 to 1.
 
-    Ranks below `NEVER_RANK` are batch indices. Those up to the batch being planned have passed: their slots count as
-    not queued, so using a row needs no removal.
+    Priorities below `NEVER_PRIORITY` are batch indices. Those up to the batch being planned have passed: their slots
+    count as not queued, so using a row needs no removal.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._rank_of_slot = np.full(num_slots, _NOT_QUEUED, dtype=np.int32)
+        self._priority_of_slot = np.full(num_slots, _NOT_QUEUED, dtype=np.int32)
         self._push_of_slot = np.full(num_slots, _NOT_PUSHED, dtype=np.int32)
         self._is_marked = np.zeros(num_slots, dtype=np.bool_)
         self._buckets: dict[int, deque[_Chunk]] = {}
@@ -113,40 +113,42 @@ class EvictionQueue:
         return self._num_entries
 
     def advance(self, batch_index: int) -> None:
-        """Planning reaches this batch: ranks up to it have passed."""
+        """Planning reaches this batch: priorities up to it have passed."""
         self._now = batch_index
 
-    def push(self, slots: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
-        """Make distinct slots evictable, or change their ranks. Fastest if the ranks of a call lie close together."""
+    def push(self, slots: NDArray[np.int64], priorities: NDArray[np.int32]) -> None:
+        """Make distinct slots evictable, or change their priorities. Fastest if those of a call lie close together."""
         if not slots.shape[0]:
             return
         self._num_pushes += 1
-        self._rank_of_slot[slots] = ranks
+        self._priority_of_slot[slots] = priorities
         self._push_of_slot[slots] = self._num_pushes
-        lowest = int(ranks.min())
-        span = int(ranks.max()) - lowest
-        # A 16-bit key lets numpy's stable sort be a radix sort; ranks of a batch span at most the window.
-        keys = (ranks - lowest).astype(np.uint16) if span < 1 << 16 else ranks
-        by_rank = np.argsort(keys, kind="stable")
-        sorted_slots, ranks = slots.take(by_rank), ranks.take(by_rank)
-        starts = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist()]
-        for start, stop, rank in zip(starts, [*starts[1:], slots.shape[0]], ranks[starts].tolist(), strict=True):
+        lowest = int(priorities.min())
+        span = int(priorities.max()) - lowest
+        # A 16-bit key lets numpy's stable sort be a radix sort; priorities of a batch span at most the window.
+        keys = (priorities - lowest).astype(np.uint16) if span < 1 << 16 else priorities
+        by_priority = np.argsort(keys, kind="stable")
+        sorted_slots, priorities = slots.take(by_priority), priorities.take(by_priority)
+        starts = [0, *(np.flatnonzero(priorities[1:] != priorities[:-1]) + 1).tolist()]
+        for start, stop, priority in zip(
+            starts, [*starts[1:], slots.shape[0]], priorities[starts].tolist(), strict=True
+        ):
             # A copy: a view would keep the whole push in memory for a few entries.
-            self._bucket(rank).append(_Chunk(rank, self._num_pushes, sorted_slots[start:stop].copy()))
+            self._bucket(priority).append(_Chunk(priority, self._num_pushes, sorted_slots[start:stop].copy()))
         self._num_entries += slots.shape[0]
-        if self._num_entries > 4 * self._rank_of_slot.shape[0] + slots.shape[0]:
+        if self._num_entries > 4 * self._priority_of_slot.shape[0] + slots.shape[0]:
             self._sweep()
 
     def is_queued(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        queued: NDArray[np.bool_] = self._rank_of_slot.take(slots) > self._now
+        queued: NDArray[np.bool_] = self._priority_of_slot.take(slots) > self._now
         return queued
 
-    def pop(self, count: int, min_rank: int = 0) -> NDArray[np.int64]:
-        """Up to `count` slots of the highest ranks, none below `min_rank`; they are no longer queued."""
-        min_rank = max(min_rank, self._now + 1)
+    def pop(self, count: int, min_priority: int = 0) -> NDArray[np.int64]:
+        """Up to `count` slots of the highest priorities, none below `min_priority`; they are no longer queued."""
+        min_priority = max(min_priority, self._now + 1)
         popped: list[NDArray[np.int64]] = []
-        while count > 0 and self._heap and -self._heap[0] >= min_rank:
-            chunks = self._take(count, min_rank)
+        while count > 0 and self._heap and -self._heap[0] >= min_priority:
+            chunks = self._take(count, min_priority)
             slots, is_current = self._current(chunks)
             current = np.flatnonzero(is_current)
             if current.shape[0] > count:
@@ -156,7 +158,7 @@ class EvictionQueue:
                 self._put_back(last.cut(num_met)[1])
                 current = current[:count]
             slots = slots.take(current)
-            self._rank_of_slot[slots] = _NOT_QUEUED
+            self._priority_of_slot[slots] = _NOT_QUEUED
             self._push_of_slot[slots] = _NOT_PUSHED
             popped.append(slots)
             count -= slots.shape[0]
@@ -164,7 +166,7 @@ class EvictionQueue:
 
     def pop_idle(self) -> NDArray[np.int64]:
         """All slots of idle rows; they are no longer queued."""
-        return self.pop(self._rank_of_slot.shape[0], min_rank=NEVER_RANK)
+        return self.pop(self._priority_of_slot.shape[0], min_priority=NEVER_PRIORITY)
 
     def any_in_both(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
         """Whether the two arrays share a slot."""
@@ -173,21 +175,21 @@ class EvictionQueue:
         self._is_marked[first] = False
         return found
 
-    def _bucket(self, rank: int) -> deque[_Chunk]:
-        """The bucket of this rank; created if missing."""
-        bucket = self._buckets.get(rank)
+    def _bucket(self, priority: int) -> deque[_Chunk]:
+        """The bucket of this priority; created if missing."""
+        bucket = self._buckets.get(priority)
         if bucket is None:
-            bucket = self._buckets[rank] = deque()
-            heapq.heappush(self._heap, -rank)
+            bucket = self._buckets[priority] = deque()
+            heapq.heappush(self._heap, -priority)
         return bucket
 
-    def _take(self, count: int, min_rank: int) -> list[_Chunk]:
+    def _take(self, count: int, min_priority: int) -> list[_Chunk]:
         """Take chunks off the fronts of the highest buckets. Without the last they hold fewer than `count` entries.
 
-        There must be a bucket of at least `min_rank`. Emptied buckets are removed.
+        There must be a bucket of at least `min_priority`. Emptied buckets are removed.
         """
         chunks: list[_Chunk] = []
-        while count > 0 and self._heap and -self._heap[0] >= min_rank:
+        while count > 0 and self._heap and -self._heap[0] >= min_priority:
             bucket = self._buckets[-self._heap[0]]
             chunk = bucket.popleft()
             if chunk.slots.shape[0] > max(count, _MIN_TAKEN):
@@ -201,7 +203,7 @@ class EvictionQueue:
         return chunks
 
     def _put_back(self, chunk: _Chunk) -> None:
-        self._bucket(chunk.rank).appendleft(chunk)
+        self._bucket(chunk.priority).appendleft(chunk)
         self._num_entries += chunk.slots.shape[0]
 
     def _current(self, chunks: Sequence[_Chunk]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -215,10 +217,10 @@ class EvictionQueue:
         """Drop stale and passed entries. The others keep their order, so plans do not change."""
         buckets, self._buckets, self._heap, self._num_entries = self._buckets, {}, [], 0
         self._num_pushes += 1
-        for rank, bucket in buckets.items():
+        for priority, bucket in buckets.items():
             slots, is_current = self._current(bucket)
             slots = slots[is_current]
-            if rank > self._now and slots.shape[0]:
-                self._bucket(rank).append(_Chunk(rank, self._num_pushes, slots))
+            if priority > self._now and slots.shape[0]:
+                self._bucket(priority).append(_Chunk(priority, self._num_pushes, slots))
                 self._push_of_slot[slots] = self._num_pushes
                 self._num_entries += slots.shape[0]

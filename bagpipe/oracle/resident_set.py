@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_rank
+from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_priority
 from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec
 
@@ -107,7 +107,7 @@ class ResidentSet:
         if not is_spared:
             previous = self._enqueue_previous(now, beyond=now + self._horizon)
         if short > 0:
-            victims.append(self._queue.pop(short, min_rank=now + self._horizon))
+            victims.append(self._queue.pop(short, min_priority=now + self._horizon))
             short -= victims[-1].shape[0]
         if short > 0:
             mine = used[(used >= 0) & (used < self._free.shape[0])]
@@ -151,7 +151,7 @@ class ResidentSet:
         next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER
         idle = slots[is_idle]
-        self._queue.push(idle, idle_rank(self._state.lrfu_score.take(idle)))
+        self._queue.push(idle, idle_priority(self._state.lrfu_score.take(idle)))
         later = ~is_idle & (next_use != now)
         self._queue.push(slots[later], next_use[later])
         return slots

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.oracle.eviction import NEVER, NEVER_RANK, EvictionQueue, idle_rank
+from bagpipe.oracle.eviction import NEVER, NEVER_PRIORITY, EvictionQueue, idle_priority
 from bagpipe.oracle.lrfu import NO_SCORE, TICKS
 
 operations = st.lists(
@@ -21,22 +21,22 @@ operations = st.lists(
 
 
 @given(operations)
-def test_pops_the_highest_ranks_in_push_order(operations: list[tuple[str, object]]) -> None:
+def test_pops_the_highest_priorities_in_push_order(operations: list[tuple[str, object]]) -> None:
     # Some sequences are long enough for a sweep.
     queue = EvictionQueue(8)
-    ranks: dict[int, int] = {}  # in the order of each slot's last push
+    priorities: dict[int, int] = {}  # in the order of each slot's last push
     for verb, argument in operations:
         if isinstance(argument, dict):
             queue.push(np.array(list(argument), dtype=np.int64), np.array(list(argument.values()), dtype=np.int32))
-            ranks = {slot: rank for slot, rank in ranks.items() if slot not in argument} | argument
+            priorities = {slot: priority for slot, priority in priorities.items() if slot not in argument} | argument
         else:
             assert isinstance(argument, int), verb
-            expected = sorted(ranks, key=lambda slot: -ranks[slot])[:argument]
+            expected = sorted(priorities, key=lambda slot: -priorities[slot])[:argument]
             assert queue.pop(argument).tolist() == expected
             for slot in expected:
-                del ranks[slot]
+                del priorities[slot]
         assert queue.num_entries <= 4 * 8 + 8
-        assert queue.is_queued(np.arange(8)).tolist() == [slot in ranks for slot in range(8)]
+        assert queue.is_queued(np.arange(8)).tolist() == [slot in priorities for slot in range(8)]
 
 
 @pytest.mark.parametrize("moved", [[], range(0, 10_000, 3), range(9_990), range(10_000)])
@@ -55,24 +55,24 @@ def test_a_sweep_changes_nothing_but_the_number_of_entries() -> None:
     queue.push(np.array([3, 1, 2]), np.full(3, 7, dtype=np.int32))
     queue.push(np.array([0]), np.array([7], dtype=np.int32))
     counts = []
-    for rank in [5, 6] * 10:
-        queue.push(np.array([4]), np.array([rank], dtype=np.int32))
+    for priority in [5, 6] * 10:
+        queue.push(np.array([4]), np.array([priority], dtype=np.int32))
         counts.append(queue.num_entries)
     assert min(counts[1:]) == 5 < max(counts) == 4 * 5 + 1
     assert queue.pop(5).tolist() == [3, 1, 2, 0, 4]
 
 
-@pytest.mark.parametrize("one_rank", [True, False])
-def test_few_entries_that_stay_keep_little_memory(one_rank: bool) -> None:
-    """The last entry of each push stays: at the end of a chunk of its own rank, or as one of a lower rank."""
+@pytest.mark.parametrize("one_priority", [True, False])
+def test_few_entries_that_stay_keep_little_memory(one_priority: bool) -> None:
+    """The last entry of each push stays: at the end of a chunk of its own priority, or as one of a lower priority."""
     queue = EvictionQueue(20_000)
     tracemalloc.start()
     try:
         for push in range(100):
             slots = np.arange(1_000) + push
-            ranks = np.full(1_000, 9 + push, dtype=np.int32)
-            ranks[-1] -= 0 if one_rank else 6 + push
-            queue.push(slots, ranks)
+            priorities = np.full(1_000, 9 + push, dtype=np.int32)
+            priorities[-1] -= 0 if one_priority else 6 + push
+            queue.push(slots, priorities)
             assert queue.pop(999).tolist() == slots[:-1].tolist()
         assert queue.num_entries == 100
         assert tracemalloc.get_traced_memory()[0] < 300_000
@@ -80,7 +80,7 @@ def test_few_entries_that_stay_keep_little_memory(one_rank: bool) -> None:
         tracemalloc.stop()
 
 
-def test_ranks_up_to_the_current_batch_are_over() -> None:
+def test_priorities_up_to_the_current_batch_are_over() -> None:
     queue = EvictionQueue(3)
     queue.push(np.arange(3), np.array([4, 5, 6], dtype=np.int32))
     queue.advance(5)
@@ -88,10 +88,10 @@ def test_ranks_up_to_the_current_batch_are_over() -> None:
     assert queue.pop(3).tolist() == [2]
 
 
-def test_pop_respects_the_lowest_rank_asked_for() -> None:
+def test_pop_respects_the_lowest_priority_asked_for() -> None:
     queue = EvictionQueue(4)
-    queue.push(np.arange(4), np.array([2, 9, 7, NEVER_RANK], dtype=np.int32))
-    assert queue.pop(4, min_rank=7).tolist() == [3, 1, 2]
+    queue.push(np.arange(4), np.array([2, 9, 7, NEVER_PRIORITY], dtype=np.int32))
+    assert queue.pop(4, min_priority=7).tolist() == [3, 1, 2]
     assert queue.pop_idle().tolist() == []
     assert queue.pop(4).tolist() == [0]
 
@@ -104,8 +104,8 @@ def test_slots_in_both_sets_are_found() -> None:
             assert queue.any_in_both(first, second) == bool(set(first.tolist()) & set(second.tolist()))
 
 
-def test_idle_rows_rank_above_all_others_lower_scores_higher() -> None:
-    ranks = idle_rank(np.array([NO_SCORE, 4 * TICKS, 5 * TICKS, 1 << 30], dtype=np.int32)).tolist()
-    assert ranks == sorted(ranks, reverse=True)
-    assert len(set(ranks)) == 4
-    assert NEVER_RANK <= min(ranks) <= max(ranks) <= NEVER
+def test_idle_rows_priority_above_all_others_lower_scores_higher() -> None:
+    priorities = idle_priority(np.array([NO_SCORE, 4 * TICKS, 5 * TICKS, 1 << 30], dtype=np.int32)).tolist()
+    assert priorities == sorted(priorities, reverse=True)
+    assert len(set(priorities)) == 4
+    assert NEVER_PRIORITY <= min(priorities) <= max(priorities) <= NEVER
