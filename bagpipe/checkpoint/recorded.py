@@ -54,7 +54,7 @@ class RecordedRun(Protocol):
     def abort(self, error: BaseException) -> None:
         """End the run with this error. Thread-safe."""
 
-    def lost(self) -> BaseException | None:
+    def first_error(self) -> BaseException | None:
         """The run's first error, or None."""
         ...
 

@@ -247,10 +247,10 @@ class Recorder:
         self._after_drain()
 
     def _after_drain(self) -> None:
-        capture = self._cache.snapshot
+        snapshot = self._cache.snapshot
         with self._lock:
-            pending = self._pending.get(capture.epoch - 1)
-            if pending is not None and "rows" in pending.missing and not capture.num_left:
+            pending = self._pending.get(snapshot.epoch - 1)
+            if pending is not None and "rows" in pending.missing and not snapshot.num_left:
                 self._complete(pending, "rows")
 
     # ---- lane net-out --------------------------------------------------------------------------------------------
@@ -294,10 +294,10 @@ class Recorder:
 
     def drain(self) -> None:
         """Copy the remaining rows of the snapshot; called before the final flush."""
-        capture = self._cache.snapshot
-        while capture.num_left:
+        snapshot = self._cache.snapshot
+        while snapshot.num_left:
             self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
-            capture.drain(max(self._drain_slots, 1))
+            snapshot.drain(max(self._drain_slots, 1))
             self._after_drain()
 
     def finish(self, step: int) -> None:
@@ -340,7 +340,7 @@ class Recorder:
                 self._writer.complete(pending)
 
     def _wait_for(self, test: Callable[[], bool]) -> None:
-        self._writer.wait_for(test, self._run.lost)
+        self._writer.wait_for(test, self._run.first_error)
 
     def _take_part(self, step: int, epoch: int, part: Any) -> None:
         self._on_part(step, epoch, part)

@@ -139,7 +139,7 @@ class Runner:
         """Whether a stop was requested here or agreed on by all ranks."""
         return self._agreed_to_stop or not self._stop_requests.empty()
 
-    def lost(self) -> BaseException | None:
+    def first_error(self) -> BaseException | None:
         """The first error, if any. For a handler that waits, and for a caller that continues after `run`.
 
         Includes a second stop request that arrives after the lanes have ended.
@@ -171,7 +171,7 @@ class Runner:
         origin = self._streams.origin() if self._trace is not None else None
         self._lanes = [self._make_lane(number, plan, rings, origin) for number, plan in enumerate(self._compiled.lanes)]
         threads = [threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True) for lane in self._lanes]
-        self._live(threads)
+        self._run_threads(threads)
         self._end_ns = time.monotonic_ns()
         if self._board.error is not None:
             raise self._board.error
@@ -214,7 +214,7 @@ class Runner:
             left=self._inbox.put,
         )
 
-    def _live(self, threads: list[threading.Thread]) -> None:
+    def _run_threads(self, threads: list[threading.Thread]) -> None:
         """Start the threads and wait for them. After an error, wait at most `grace_s`."""
         inside: set[int] = set()
         try:

@@ -95,9 +95,9 @@ class LoopRun:
         if self.runner is not None:
             self.runner.abort(error)
 
-    def lost(self) -> BaseException | None:
+    def first_error(self) -> BaseException | None:
         """The run's first error."""
-        return None if self.runner is None else self.runner.lost()
+        return None if self.runner is None else self.runner.first_error()
 
     def counters(self) -> Mapping[str, Any]:
         """The counters of all parts."""

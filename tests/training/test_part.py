@@ -75,5 +75,5 @@ def test_a_hook_at_a_missing_point_is_refused() -> None:
 def test_a_run_keeps_the_counters_of_all_parts() -> None:
     run = LoopRun(batches=iter(()), parts=[RecordingPart([], "a"), RecordingPart([], "b")])
     assert run.counters() == {"a": 1, "b": 1}
-    assert run.lost() is None
+    assert run.first_error() is None
     run.abort(ValueError("nothing runs yet"))
