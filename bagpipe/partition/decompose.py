@@ -61,11 +61,6 @@ class _Decomposer:
     def __init__(self, graph: OperatorGraph) -> None:
         self.graph = graph
         self.neighbours = [p | c for p, c in zip(graph.producers, graph.consumers, strict=True)]
-        related = list(graph.descendants)
-        for operator in range(graph.size):
-            for later in members(graph.descendants[operator]):
-                related[later] |= 1 << operator
-        self.related = related
 
     def tree(self, mask: int) -> SPTree:
         if mask & (mask - 1) == 0:

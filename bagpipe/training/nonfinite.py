@@ -33,9 +33,7 @@ from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import DensePart
 from bagpipe.training.part import Hook, LoopPart, LoopRun
 
-__all__ = ["NonFinite", "NonfiniteGuard"]
-
-NonFinite = Literal["stop", "skip"]
+__all__ = ["NonfiniteGuard"]
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
