@@ -3,7 +3,7 @@
 membership.Membership            rank and world size, from the launcher's environment
 interface.Peers                  operations the engine needs: exchange rows, vote on a batch, acknowledge a write-back
 process_groups.TorchPeers        `Peers` over torch.distributed: one process group with deadlines per lane
-lane_group.LaneGroup             one lane's process group
+collectives.LaneGroup            one lane's process group
 links.TorchLinks                 point-to-point transfers between pipeline stages
 control_channel.ControlChannel   control messages between phases, without a deadline
 failure.Failures                 failure reports and heartbeats in the job's key-value store

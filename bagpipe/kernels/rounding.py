@@ -11,10 +11,9 @@ the sign.
 Special values follow torch's conversion: NaN stays NaN, and infinity is the neighbour of the largest finite number.
 Weights do not saturate there, so that a table that leaves the range of float16 shows in the loss.
 
-bfloat16   drops 16 bits. Its exponent range is that of float32, so the carry covers all cases, subnormals included.
-float16    drops 13 bits from 2**-14 on. Below, its numbers are multiples of 2**-24: the weight is scaled to these
-units,
-           exactly, and 24 bits of the fraction decide (the rest of a weight is below 2**-48).
+    bfloat16   drops 16 bits. Its exponent range is that of float32, so the carry covers all cases, subnormals too.
+    float16    drops 13 bits from 2**-14 on. Below, its numbers are multiples of 2**-24: the weight is scaled to these
+               units, exactly, and 24 bits of the fraction decide (the rest of a weight is below 2**-48).
 
 Source: stochastic rounding of Gupta et al. 2015 ("Deep learning with limited numerical precision").
 """

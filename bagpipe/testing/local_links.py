@@ -1,7 +1,7 @@
 """`Mail`: tensor transfers between ranks in threads. As in gloo, a transfer completes when both sides have started it.
 
-send    ─> waiting receive? filled : queued      by (sender, receiver, tag), in the order of the calls receive ─> queued
-tensor?   taken  : queued      the later side makes the copy
+send    ─> waiting receive? filled : queued      by (sender, receiver, tag), in the order of the calls
+receive ─> queued tensor?   taken  : queued      the later side makes the copy
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ LookaheadLoader ─batches─> RowCounter: numbers rows, counts accesses ─rows
         │                                                                                       │
         └─> Planner, one per setting ─CachePlan─> counts          baselines: LRU, LFU, offline Belady, static hot
                                  └──────────────> ReplayRecord <────────────────────────────────┘
-records, skew, trials ─> out.json, out.html
+records (with skew), trials ─> out.json, out.html
 
 cli, options: the program and its Sweep. scanned_log, log_tables: the log, its rows and tables. sweep: every setting.
 plan_counts: counts from plans. recommendation: the setting to use.

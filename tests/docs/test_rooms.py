@@ -24,6 +24,19 @@ def test_every_room_names_its_modules() -> None:
     assert not missing
 
 
+def test_names_in_the_docstring_of_a_room_are_right() -> None:
+    """``module.Name``: there is such a module or folder, and the name is public there."""
+    wrong = []
+    for package in ("bagpipe", "cacher", "data", "trainer"):
+        files = sorted((ROOT / package).rglob("*.py"))
+        for room in (path for path in files if path.name == "__init__.py"):
+            for module, name in re.findall(r"(\w+)\.([A-Z]\w+)", docstring_of(room)):
+                homes = [path for path in files if module in (path.stem, path.parent.name)]
+                if not any(name in public_names(path) for path in homes):
+                    wrong.append(f"{room.relative_to(ROOT)}: {module}.{name}")
+    assert not wrong
+
+
 def docstring_of(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 

@@ -1,8 +1,11 @@
 """A toy trainer and a toy daemon for the harness's own tests. ``--model.factory`` selects exactness or a defect.
 
-exact         verified checkpoints and fenced rows: the same end under all faults forgets       resumes one step too
-late unchecked     accepts any checkpoint, and does not check that its rows exist unfenced      writes without owning
-the store babbles       ends with a traceback when the store is gone sticks        hangs after an error
+exact         verified checkpoints and fenced rows: the same end under all faults
+forgets       resumes one step too late
+unchecked     accepts any checkpoint, and does not check that its rows exist
+unfenced      writes without owning the store
+babbles       ends with a traceback when the store is gone
+sticks        hangs after an error
 """
 
 TRAINER = '''
