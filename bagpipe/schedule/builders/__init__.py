@@ -1,7 +1,7 @@
 """Builders of schedules, one file per family. Pure functions; the registry names them.
 
 StageGraph, chunks ──builder──> Row per rank ──dense_program──> Program of one batch           synchronous
-                                Template per lane ──dense_loop──> Loop, a steady state         asynchronous; no builder yet
+                                Template per lane ──dense_loop──> Loop, a steady state         asynchronous (none yet)
 depths, StepProgram ──prefetch_loop──> Loop around the dense part: read, fetch, evict, insert, write back
 
 gpipe, one_f_one_b, interleaved, breadth_first, zero_bubble, dualpipe_v, chimera, graphpipe: the families; row: one lane
