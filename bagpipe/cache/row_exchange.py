@@ -1,6 +1,6 @@
 """`RowExchange`: exchanges rows and row gradients with the other ranks, batch by batch.
 
-    lane pull     early(b) ─> rows unused by the previous batch      pull(b) ─> the others, after their update
+    lane pull     prepull(b) ─> rows unused by the previous batch      pull(b) ─> the others, after their update
     lane compute  begin(b) ─> forward, backward                      update(b) ─> rows with gradients from `push`
     lane push     push(b) ─> gradients the next batch waits for      push_late(b), update_late(b) ─> the rest
 
@@ -27,7 +27,7 @@ from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["RowExchange"]
 
-#: Batches whose rows are held at a time: the batch being computed, and the early rows of the next one.
+#: Batches whose rows are held at a time: the batch being computed, and the rows pulled ahead for the next one.
 _BATCHES_HELD = 2
 _NOW, _LATE = 0, 1  # parts of `GroupContext.backward`
 
@@ -50,7 +50,7 @@ class RowExchange:
 
     # ---- lane pull -----------------------------------------------------------------------------------------------
 
-    def early(self, context: BatchContext) -> None:
+    def prepull(self, context: BatchContext) -> None:
         """Exchange rows that the previous batch does not use.
 
         Raises:
@@ -60,7 +60,7 @@ class RowExchange:
         for group in context.groups:
             exchange = _exchange(group)
             self._cache.slots.check(exchange.owned.rows, exchange.owned.slots)
-            self._exchange_rows(context, group, exchange.early)
+            self._exchange_rows(context, group, exchange.prepull)
 
     def pull(self, context: BatchContext) -> None:
         """Exchange rows that the previous batch updated.
@@ -180,4 +180,4 @@ def _exchange(group: GroupContext) -> GroupExchange:
 
 def _part(group: GroupContext, which: int) -> PushPart:
     exchange = _exchange(group)
-    return exchange.late if which else exchange.push
+    return exchange.push_late if which else exchange.push

@@ -71,15 +71,15 @@ class GroupExchange:
     """The exchange of one table group.
 
     Attributes:
-        early, pull: rows that the previous batch does not use, and rows that it does.
-        push, late: gradients of rows that the next batch uses, and the others.
+        prepull, pull: rows that the previous batch does not use, and rows that it does.
+        push, push_late: gradients of rows that the next batch uses, and the others.
         owned: all rows of the group that this rank owns and any rank uses.
     """
 
-    early: PullPart
+    prepull: PullPart
     pull: PullPart
     push: PushPart
-    late: PushPart
+    push_late: PushPart
     owned: SlotRows
 
 
@@ -111,12 +111,12 @@ def prepare_exchange(
     """
     used = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     num_ranks = len(exchange.serve_offsets) - 1
-    owners, pull_now, sync_now = consumer.owners[used], exchange.pull_now[used], consumer.sync_now[used]
+    owners, pull_now, push_now = consumer.owners[used], exchange.pull_now[used], consumer.push_now[used]
     owned = rows_of_tables(exchange.owned, group.first_table, group.end_table)
     early_rows, early_recv = _by_owner(owners, ~pull_now, num_ranks)
     now_rows, now_recv = _by_owner(owners, pull_now, num_ranks)
-    push_rows, push_send = _by_owner(owners, sync_now, num_ranks)
-    late_rows, late_send = _by_owner(owners, ~sync_now, num_ranks)
+    push_rows, push_send = _by_owner(owners, push_now, num_ranks)
+    late_rows, late_send = _by_owner(owners, ~push_now, num_ranks)
     arrival = np.empty(len(owners), dtype=np.int32)
     arrival[early_rows] = np.arange(len(early_rows), dtype=np.int32)
     arrival[now_rows] = np.arange(len(early_rows), len(owners), dtype=np.int32)
@@ -125,10 +125,10 @@ def prepare_exchange(
     in_group[owned] = True
     return _PreparedExchange(
         exchange=GroupExchange(
-            early=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_recv, 0, upload),
+            prepull=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_recv, 0, upload),
             pull=_pull_part(exchange, in_group & exchange.owned_pull_now, now_recv, len(early_rows), upload),
-            push=_push_part(exchange, in_group & exchange.owned_sync_now, push_send, upload),
-            late=_push_part(exchange, in_group & ~exchange.owned_sync_now, late_send, upload),
+            push=_push_part(exchange, in_group & exchange.owned_push_now, push_send, upload),
+            push_late=_push_part(exchange, in_group & ~exchange.owned_push_now, late_send, upload),
             owned=_slot_rows(exchange, in_group, upload),
         ),
         arrival=arrival,

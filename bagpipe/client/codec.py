@@ -95,7 +95,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "order": _Array("<i4"),
         "slots": _Array("<i4"),
         "owners": _Array("<u2"),
-        "sync_now": _Array("|b1"),
+        "push_now": _Array("|b1"),
     },
     OwnerPlan: {
         "fetch": RowList,
@@ -112,7 +112,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "owned": RowList,
         "owned_slots": _Array("<i4"),
         "owned_pull_now": _Array("|b1"),
-        "owned_sync_now": _Array("|b1"),
+        "owned_push_now": _Array("|b1"),
         "serve_offsets": _Array("<i4"),
         "serve_rows": _Array("<i4"),
     },

@@ -28,14 +28,14 @@ class GlobalRows:
     Attributes:
         owners: uint16 ``[U]``.
         slots: int32 ``[U]``, in the owner's cache.
-        sync_now: bool ``[U]``, the next batch uses the row.
+        push_now: bool ``[U]``, the next batch uses the row.
         pull_now: bool ``[U]``, the previous batch used the row.
         owned: int64 by rank, ascending positions of the rows it owns.
     """
 
     owners: NDArray[np.uint16]
     slots: NDArray[np.int32]
-    sync_now: NDArray[np.bool_]
+    push_now: NDArray[np.bool_]
     pull_now: NDArray[np.bool_]
     owned: tuple[NDArray[np.int64], ...]
 
@@ -66,7 +66,7 @@ def assemble(batch: IndexedBatch, rows: GlobalRows, owners: tuple[OwnerPlan, ...
             order=batch.whole.order,
             slots=rows.slots,
             owners=rows.owners,
-            sync_now=rows.sync_now,
+            push_now=rows.push_now,
         )
         return CachePlan(batch_index=batch.batch_index, consumers=(sole,), owners=owners)
     return CachePlan(
@@ -87,7 +87,7 @@ def _consumer(rank_index: RankIndex, unique: RowList, rows: GlobalRows) -> Consu
         order=rank_index.order,
         slots=rows.slots.take(used),
         owners=rows.owners.take(used),
-        sync_now=rows.sync_now.take(used),
+        push_now=rows.push_now.take(used),
     )
 
 
@@ -112,7 +112,7 @@ def _exchanges(unique: RowList, rows: GlobalRows, rank_indexes: Sequence[RankInd
             owned=select_rows(unique, owned),
             owned_slots=rows.slots.take(owned),
             owned_pull_now=rows.pull_now.take(owned),
-            owned_sync_now=rows.sync_now.take(owned),
+            owned_push_now=rows.push_now.take(owned),
             serve_offsets=offsets,
             serve_rows=serve_rows,
         )

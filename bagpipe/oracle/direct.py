@@ -76,7 +76,7 @@ class DirectPlanner:
         rows = GlobalRows(
             owners=owners,
             slots=slots,
-            sync_now=np.ones(num_unique, dtype=np.bool_),
+            push_now=np.ones(num_unique, dtype=np.bool_),
             pull_now=np.zeros(num_unique, dtype=np.bool_),
             owned=owned,
         )

@@ -81,7 +81,7 @@ class ConsumerPlan:
         order: int32 ``[num_occurrences]``, occurrence numbers grouped by unique row, ascending within a row.
         slots: int32 ``[U]``, slot of each unique row in its owner's cache.
         owners: uint16 ``[U]``, rank whose cache holds the row.
-        sync_now: bool ``[U]``, the next batch (of any rank) uses the row, so its update must land first.
+        push_now: bool ``[U]``, the next batch (of any rank) uses the row, so its update must land first.
     """
 
     unique: RowList
@@ -90,7 +90,7 @@ class ConsumerPlan:
     order: NDArray[np.int32]
     slots: NDArray[np.int32]
     owners: NDArray[np.uint16]
-    sync_now: NDArray[np.bool_]
+    push_now: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +134,7 @@ class ExchangePlan:
         owned: rows of the batch that this rank owns, grouped by table; M of them.
         owned_slots: int32 ``[M]``, slot of each in this rank's cache.
         owned_pull_now: bool ``[M]``, as `pull_now`.
-        owned_sync_now: bool ``[M]``, as `ConsumerPlan.sync_now`.
+        owned_push_now: bool ``[M]``, as `ConsumerPlan.push_now`.
         serve_offsets: int32 ``[world_size + 1]``; rows served to rank c are
             ``serve_rows[serve_offsets[c]:serve_offsets[c + 1]]``. A rank serves itself too.
         serve_rows: int32 ``[S]``, positions among `owned`, ascending for each consumer.
@@ -144,7 +144,7 @@ class ExchangePlan:
     owned: RowList
     owned_slots: NDArray[np.int32]
     owned_pull_now: NDArray[np.bool_]
-    owned_sync_now: NDArray[np.bool_]
+    owned_push_now: NDArray[np.bool_]
     serve_offsets: NDArray[np.int32]
     serve_rows: NDArray[np.int32]
 

@@ -233,11 +233,11 @@ class Planner:
         """The records of the unique rows. Also tells each rank which of its slots the batch uses."""
         # With a window of one batch the next batch is unknown, so any row can be in it.
         blind = self.spec.lookahead == 1
-        sync_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
+        push_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
         if self.spec.world_size == 1:
             self._resident_sets[0].use(slots, next_use)
             owners, none = np.zeros(slots.shape[0], dtype=np.uint16), np.empty(0, dtype=np.bool_)
-            return GlobalRows(owners=owners, slots=slots.astype(np.int32), sync_now=sync_now, pull_now=none, owned=())
+            return GlobalRows(owners=owners, slots=slots.astype(np.int32), push_now=push_now, pull_now=none, owned=())
         owners = (slots // self.spec.num_slots).astype(np.uint16)
         local = slots - owners * np.int64(self.spec.num_slots)
         owned = positions_by_rank(owners, self.spec.world_size)
@@ -249,7 +249,7 @@ class Planner:
         self._is_used[slots] = True
         self._used_slots = slots
         return GlobalRows(
-            owners=owners, slots=local.astype(np.int32), sync_now=sync_now, pull_now=pull_now, owned=owned
+            owners=owners, slots=local.astype(np.int32), push_now=push_now, pull_now=pull_now, owned=owned
         )
 
     def _grow(self, num_handles: int) -> None:

@@ -27,15 +27,15 @@ Home = tuple[int, int]  # (rank, slot)
 _DTYPES: dict[str, str] = {
     **dict.fromkeys(("inverse", "offsets", "order", "slots", "fetch_slots", "evict_slots"), "int32"),
     **dict.fromkeys(("owned_slots", "serve_offsets", "serve_rows"), "int32"),
-    **dict.fromkeys(("sync_now", "fetch_new", "pull_now", "owned_pull_now", "owned_sync_now"), "bool"),
+    **dict.fromkeys(("push_now", "fetch_new", "pull_now", "owned_pull_now", "owned_push_now"), "bool"),
     "owners": "uint16",
 }
 
 #: Per record: fields as long as a list of rows.
 _PER_ROW: dict[type, tuple[tuple[str, str], ...]] = {
-    ConsumerPlan: (("unique", "slots"), ("unique", "owners"), ("unique", "sync_now")),
+    ConsumerPlan: (("unique", "slots"), ("unique", "owners"), ("unique", "push_now")),
     OwnerPlan: (("fetch", "fetch_slots"), ("fetch", "fetch_new"), ("evict", "evict_slots")),
-    ExchangePlan: (("owned", "owned_slots"), ("owned", "owned_pull_now"), ("owned", "owned_sync_now")),
+    ExchangePlan: (("owned", "owned_slots"), ("owned", "owned_pull_now"), ("owned", "owned_push_now")),
 }
 
 
@@ -145,8 +145,8 @@ class Verifier:
                     self._fail(f"row {row} of the previous batch is marked sync now but not needed")
 
     def _check_marks_now(self, plan: CachePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
-        marks = [(rows, consumer.sync_now) for rows, consumer in zip(rows_of_ranks, plan.consumers, strict=True)]
-        marks += [(_rows_of(exchange.owned), exchange.owned_sync_now) for exchange in plan.exchanges]
+        marks = [(rows, consumer.push_now) for rows, consumer in zip(rows_of_ranks, plan.consumers, strict=True)]
+        marks += [(_rows_of(exchange.owned), exchange.owned_push_now) for exchange in plan.exchanges]
         self._previous_marks = [dict(zip(rows, flags.tolist(), strict=True)) for rows, flags in marks]
         if self._is_blind and not all(all(marks.values()) for marks in self._previous_marks):
             self._fail("a row is not marked sync now, but the next batch is unknown")
@@ -249,7 +249,7 @@ class Verifier:
         """Train the batch: each of its rows is updated once, now or late."""
         marks = {row: now for marks in self._previous_marks for row, now in marks.items()}
         for row in rows:
-            self._versions.update(row, self._batch_index, sync_now=marks[row])
+            self._versions.update(row, self._batch_index, push_now=marks[row])
             self._last_use[row] = self._batch_index
         self._previous_rows = rows
 

@@ -33,7 +33,7 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class _Update:
     batch: int
-    sync_now: bool
+    push_now: bool
 
 
 @dataclass(slots=True)
@@ -61,16 +61,16 @@ class Versions:
         self._resident: dict[Hashable, _Resident] = {}
         self._stored: dict[Hashable, list[tuple[int, int]]] = {}
 
-    def update(self, row: Hashable, batch: int, *, sync_now: bool) -> None:
+    def update(self, row: Hashable, batch: int, *, push_now: bool) -> None:
         """The batch used the row; its update follows now or late."""
-        self._resident[row].updates.append(_Update(batch, sync_now))
+        self._resident[row].updates.append(_Update(batch, push_now))
         self._wanted[row] += 1
 
     def pull(self, row: Hashable, batch: int, *, now: bool) -> Seen:
         """A consumer reads the row for a batch."""
         in_time = batch - 1 if now else batch - 2
         found = self._resident[row].landed(
-            lambda update: update.batch <= batch - 2 or (update.batch <= in_time and update.sync_now)
+            lambda update: update.batch <= batch - 2 or (update.batch <= in_time and update.push_now)
         )
         return Seen(found, self._wanted[row])
 

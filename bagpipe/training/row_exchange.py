@@ -58,7 +58,7 @@ class EvaluationExchange(LoopPart):
 
     def pull_all(self, b: int) -> None:
         context = self._run.in_flight[b].context
-        self._exchange.early(context)
+        self._exchange.prepull(context)
         self._exchange.pull(context)
 
     def _begin(self, key: OpKey, b: int) -> None:
@@ -90,7 +90,7 @@ class ExchangedRows(EvaluationExchange):
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
-            "X_PREPULL": lambda b: self._exchange.early(self._run.in_flight[b].context),
+            "X_PREPULL": lambda b: self._exchange.prepull(self._run.in_flight[b].context),
             "X_PULL": lambda b: self._exchange.pull(self._run.in_flight[b].context),
             "X_PUSH": self.push,
             "X_UPDATE": self.update,

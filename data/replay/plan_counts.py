@@ -52,7 +52,7 @@ class ExchangeCounts:
             pulls[:, rank] = now, len(sent) - now
         for rank, consumer in enumerate(plan.consumers):
             is_remote = consumer.owners != rank
-            now = int(consumer.sync_now[is_remote].sum())
+            now = int(consumer.push_now[is_remote].sum())
             pushes[:, rank] = now, int(is_remote.sum()) - now
         fetched = [len(owner.fetch) for owner in plan.owners]
         return cls(
@@ -121,7 +121,7 @@ def exchanged_now(plan: CachePlan) -> tuple[NDArray[np.int64], NDArray[np.int64]
     for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=False)):
         sent = _sent(plan, rank)
         rows += _by_table(exchange.owned, sent[exchange.owned_pull_now[sent]])
-        gradients += _by_table(consumer.unique, np.flatnonzero((consumer.owners != rank) & consumer.sync_now))
+        gradients += _by_table(consumer.unique, np.flatnonzero((consumer.owners != rank) & consumer.push_now))
     return rows, gradients
 
 

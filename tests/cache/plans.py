@@ -78,7 +78,7 @@ def consumer_plan(
         order=np.argsort(inverse, kind="stable").astype(np.int32),
         slots=slots(num_unique),
         owners=np.zeros(num_unique, dtype=np.uint16),
-        sync_now=np.ones(num_unique, dtype=np.bool_),
+        push_now=np.ones(num_unique, dtype=np.bool_),
     )
 
 

@@ -34,7 +34,7 @@ class Home:
     owner: int
     slot: int
     pull_now: bool
-    sync_now: bool
+    push_now: bool
 
 
 def examples_of(batch: Batch, chosen: Sequence[int]) -> Batch:
@@ -71,7 +71,7 @@ def rank_plans(
             owner=int(rng.integers(world_size)),
             slot=int(slot),
             pull_now=bool(rng.integers(2)),
-            sync_now=bool(rng.integers(2)),
+            push_now=bool(rng.integers(2)),
         )
         for row, slot in zip(rows, slots, strict=True)
     }
@@ -80,7 +80,7 @@ def rank_plans(
             plan,
             slots=np.array([homes[row].slot for row in rows_of(plan)], np.int32),
             owners=np.array([homes[row].owner for row in rows_of(plan)], np.uint16),
-            sync_now=np.array([homes[row].sync_now for row in rows_of(plan)], np.bool_),
+            push_now=np.array([homes[row].push_now for row in rows_of(plan)], np.bool_),
         )
         for plan in plans
     ]
@@ -107,7 +107,7 @@ def exchange_plan(
         owned=row_list([np.array([i for t, i in owned if t == table], np.int64) for table in range(num_tables)]),
         owned_slots=np.array([homes[row].slot for row in owned], np.int32),
         owned_pull_now=marks(owned, "pull_now"),
-        owned_sync_now=marks(owned, "sync_now"),
+        owned_push_now=marks(owned, "push_now"),
         serve_offsets=np.cumsum([0, *map(len, served)]).astype(np.int32),
         serve_rows=np.array([position for rows in served for position in rows], np.int32),
     )

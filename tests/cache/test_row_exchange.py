@@ -1,4 +1,4 @@
-"""Exchange of rows and gradients: random assignment of examples, random owners, random split into now and late."""
+"""Exchange of rows and gradients: random examples, owners, and split into rows pushed now and late."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
 
     def work(rank: int) -> None:
         exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
-        exchange.early(context)
+        exchange.prepull(context)
         exchange.pull(context)
         exchange.begin(context)
         current = caches[rank].current
@@ -139,7 +139,7 @@ def test_a_group_that_the_loss_ignores_is_an_error_on_its_rank() -> None:
 
     def work(rank: int) -> None:
         exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
-        exchange.early(context)
+        exchange.prepull(context)
         exchange.pull(context)
         exchange.begin(context)
         current = caches[rank].current
@@ -160,6 +160,6 @@ def test_plans_of_one_rank_are_refused() -> None:
     (plan,) = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=1)
     context = prepare_batch(LAYOUT, plan.batch, plan.consumer, upload=Uploader(CPU, torch.float64))
     with pytest.raises(JobError, match="was planned for one rank, there are several"):
-        RowExchange(cache_of(plan, 40), local_peers(1)[0]).early(context)
+        RowExchange(cache_of(plan, 40), local_peers(1)[0]).prepull(context)
     with pytest.raises(JobError, match="was planned for several ranks, but has no exchanged rows"):
         cache_of(plan, 40).begin(context_of(plan))

@@ -37,17 +37,19 @@ def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: 
         groups = [context.groups[number] for context in contexts]
         exchanges = [group.exchange for group in groups if group.exchange is not None]
         assert len(exchanges) == world_size
-        for name in ("early", "pull", "push", "late"):
+        for name in ("prepull", "pull", "push", "push_late"):
             given_rows = np.array([getattr(exchange, name).send_counts for exchange in exchanges])
             taken_rows = np.array([getattr(exchange, name).recv_counts for exchange in exchanges])
             assert (given_rows == taken_rows.T).all(), name
         for group, exchange in zip(groups, exchanges, strict=True):
-            assert exchange.early.first == 0
-            assert exchange.early.end == exchange.pull.first
+            assert exchange.prepull.first == 0
+            assert exchange.prepull.end == exchange.pull.first
             assert (
-                exchange.pull.end == group.num_rows == sum(exchange.push.send_counts) + sum(exchange.late.send_counts)
+                exchange.pull.end
+                == group.num_rows
+                == sum(exchange.push.send_counts) + sum(exchange.push_late.send_counts)
             )
-            for part, segment_sum in zip((exchange.push, exchange.late), group.backward, strict=True):
+            for part, segment_sum in zip((exchange.push, exchange.push_late), group.backward, strict=True):
                 assert len(segment_sum) == sum(part.send_counts)
                 assert len(part.segment_sum) == len(part.owned.rows)
                 assert sorted(part.segment_sum.sources.tolist()) == list(range(sum(part.recv_counts)))
@@ -64,16 +66,16 @@ def test_golden() -> None:
     base = random_batch(rng, num_examples=2, num_ids=(1,), max_length=2, min_length=2)
     batches = [dataclasses.replace(base, values=np.array(ids)) for ids in ([5, 7, 9, 5], [9, 9, 7, 5])]
     homes = {
-        (0, 5): Home(owner=0, slot=3, pull_now=False, sync_now=True),
-        (0, 7): Home(owner=1, slot=8, pull_now=False, sync_now=False),
-        (0, 9): Home(owner=0, slot=1, pull_now=True, sync_now=True),
+        (0, 5): Home(owner=0, slot=3, pull_now=False, push_now=True),
+        (0, 7): Home(owner=1, slot=8, pull_now=False, push_now=False),
+        (0, 9): Home(owner=0, slot=1, pull_now=True, push_now=True),
     }
     consumers = []
     for batch in batches:
         plan = consumer_plan(batch, FEATURES[:1], 1, lambda n: np.zeros(n, np.int32))
         owners = np.array([homes[row].owner for row in rows_of(plan)], np.uint16)
-        sync_now = np.array([homes[row].sync_now for row in rows_of(plan)], np.bool_)
-        consumers.append(dataclasses.replace(plan, owners=owners, sync_now=sync_now))
+        push_now = np.array([homes[row].push_now for row in rows_of(plan)], np.bool_)
+        consumers.append(dataclasses.replace(plan, owners=owners, push_now=push_now))
     exchange = exchange_plan(0, consumers, homes, 1)
     context = prepare_batch(
         layout, batches[0], consumers[0], exchange, upload=Uploader(torch.device("cpu"), torch.float32)
@@ -81,8 +83,8 @@ def test_golden() -> None:
     group = context.groups[0]
     parts = group.exchange
     assert isinstance(parts, GroupExchange)
-    assert parts.early.slot_index.tolist() == [3, 3]  # row 5 for itself and for rank 1
-    assert (parts.early.send_counts, parts.early.recv_counts) == (
+    assert parts.prepull.slot_index.tolist() == [3, 3]  # row 5 for itself and for rank 1
+    assert (parts.prepull.send_counts, parts.prepull.recv_counts) == (
         (1, 1),
         (1, 1),
     )  # it takes 5 from itself, 7 from rank 1
@@ -92,6 +94,6 @@ def test_golden() -> None:
     assert (parts.push.send_counts, parts.push.recv_counts) == ((2, 0), (2, 2))
     assert parts.push.owned.slots.tolist() == [3, 1]
     assert parts.push.segment_sum.sources.tolist() == [0, 2, 1, 3]  # 5: from rank 0, from rank 1; then 9
-    assert (parts.late.send_counts, parts.late.recv_counts) == ((0, 1), (0, 0))
+    assert (parts.push_late.send_counts, parts.push_late.recv_counts) == ((0, 1), (0, 0))
     assert [segment_sum.row_starts.tolist() for segment_sum in group.backward] == [[0, 2, 3], [0, 1]]
     assert [segment_sum.sources.tolist() for segment_sum in group.backward] == [[0, 1, 1], [0]]  # bags of 5, of 9; of 7

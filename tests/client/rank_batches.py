@@ -55,7 +55,7 @@ def rank_batches() -> st.SearchStrategy[RankBatch]:
             order=_array("<i4"),
             slots=_array("<i4"),
             owners=_array("<u2"),
-            sync_now=_array("|b1"),
+            push_now=_array("|b1"),
         ),
         owner=st.builds(
             OwnerPlan,
@@ -77,7 +77,7 @@ def rank_batches() -> st.SearchStrategy[RankBatch]:
             owned=_ROWS,
             owned_slots=_array("<i4"),
             owned_pull_now=_array("|b1"),
-            owned_sync_now=_array("|b1"),
+            owned_push_now=_array("|b1"),
             serve_offsets=_array("<i4"),
             serve_rows=_array("<i4"),
         ),
@@ -105,7 +105,7 @@ def example_rank_batch(index: int = 0, num_examples: int = 3) -> RankBatch:
             order=numbers,
             slots=numbers,
             owners=np.zeros(num_examples, np.uint16),
-            sync_now=np.ones(num_examples, np.bool_),
+            push_now=np.ones(num_examples, np.bool_),
         ),
         owner=OwnerPlan(
             fetch=rows,

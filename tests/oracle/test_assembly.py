@@ -38,7 +38,7 @@ def test_both_sides_list_shared_rows_in_the_consumers_order() -> None:
     rows = GlobalRows(
         owners=owners,
         slots=np.array([5, 6, 7, 8], dtype=np.int32),
-        sync_now=np.array([True, False, True, False]),
+        push_now=np.array([True, False, True, False]),
         pull_now=np.array([False, False, True, True]),
         owned=positions_by_rank(owners, 2),
     )
@@ -50,10 +50,10 @@ def test_both_sides_list_shared_rows_in_the_consumers_order() -> None:
         [1, 0, 1],
         [5, 6, 8],
     )
-    assert second.sync_now.tolist() == [True, False]
+    assert second.push_now.tolist() == [True, False]
     assert plan.exchanges[0].pull_now.tolist() == [False, False, True]
     owner = plan.exchanges[1]
     assert (owner.owned.ids.tolist(), owner.owned_slots.tolist()) == ([10, 30, 40], [5, 7, 8])
-    assert (owner.owned_pull_now.tolist(), owner.owned_sync_now.tolist()) == ([False, True, True], [True, True, False])
+    assert (owner.owned_pull_now.tolist(), owner.owned_push_now.tolist()) == ([False, True, True], [True, True, False])
     assert (owner.serve_offsets.tolist(), owner.serve_rows.tolist()) == ([0, 2, 4], [0, 2, 1, 2])
     assert [examples.tolist() for examples in plan.examples] == [[0], [0]]

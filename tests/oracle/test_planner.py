@@ -214,7 +214,7 @@ def test_pulls_and_pushes_of_a_small_example() -> None:
         [[True, False], [True]],
         [[False], [True]],
     ]
-    assert [[c.sync_now.tolist() for c in plan.consumers] for plan in plans] == [
+    assert [[c.push_now.tolist() for c in plan.consumers] for plan in plans] == [
         [[True], [False]],
         [[False, True], [False]],
         [[False], [False]],

@@ -4,12 +4,12 @@ from bagpipe.oracle.plan import NO_BATCH
 from bagpipe.oracle.versions import Seen, Versions
 
 
-def used_at(*batches: int, sync_now: bool = False) -> Versions:
+def used_at(*batches: int, push_now: bool = False) -> Versions:
     """One row, fetched as new and used by these batches."""
     versions = Versions()
     assert versions.fetch("row", after=NO_BATCH, unread=True) == Seen(0, 0)
     for batch in batches:
-        versions.update("row", batch, sync_now=sync_now)
+        versions.update("row", batch, push_now=push_now)
     return versions
 
 
@@ -19,8 +19,8 @@ def test_an_early_pull_misses_the_update_of_the_previous_batch() -> None:
 
 
 def test_a_pull_after_the_previous_batch_sees_its_synced_rows() -> None:
-    assert used_at(0, 1, sync_now=True).pull("row", 2, now=True) == Seen(2, 2)
-    assert used_at(0, 1, sync_now=False).pull("row", 2, now=True) == Seen(1, 2)
+    assert used_at(0, 1, push_now=True).pull("row", 2, now=True) == Seen(2, 2)
+    assert used_at(0, 1, push_now=False).pull("row", 2, now=True) == Seen(1, 2)
 
 
 def test_an_eviction_sees_the_updates_it_waits_for() -> None:

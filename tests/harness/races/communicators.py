@@ -1,8 +1,8 @@
 """Ordering by communicators, for ranks that are threads (`bagpipe.testing.local_peers`).
 
-exchange, sum    each rank's stream continues after the others' earlier work, and after they have read its data number,
-word     the threads synchronise send, receive    a stream of the link's own, after both ranks' streams; a wait for the
-transfer waits on that stream
+exchange, sum    each rank's stream continues after the others' earlier work, and after they have read its data
+number, word     the threads synchronise
+send, receive    a stream of the link's own, after both ranks' streams; a wait for the transfer waits on that stream
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`History`: all events on all streams and host threads, and the races among them.
 
-thread ──enqueues──> op on its current stream      the op comes after what the thread knows event.record ──> what its
-stream knows             stream waits: the stream knows it, the thread does not
+thread ──enqueues──> op on its current stream      the op comes after what the thread knows
+event.record ──> what its stream knows             stream waits: the stream knows it, the thread does not
                                                    thread synchronises: the thread knows it
 """
 
