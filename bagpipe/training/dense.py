@@ -1,4 +1,4 @@
-"""The dense part of a loop: forward, backward, reduce, step, state behind one interface, `DensePart`.
+"""`DensePart`, the one interface of the dense model: lanes and handlers, model chunks, loss sums, gradient checks.
 
     WholeDense    F  B  OPT of the whole model, computed by a `DenseExecutor` (plain, compiled, captured)
     StagedDense   the lanes of a `StepProgram`                                   (`bagpipe.training.staged_dense`)

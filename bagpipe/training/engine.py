@@ -1,7 +1,7 @@
 """`Engine`: trains and evaluates one model on planned batches. A run is a sum of parts, composed here.
 
-train     Reading + Rows + (LocalUpdate | ExchangedRows) + DensePart + NonfiniteGuard + Checkpointing + … + Totals
-evaluate  Reading + EvaluationRows + (LocalUpdate | EvaluationExchange) + Scoring + Totals
+train     Reading + Rows + (LocalRows | ExchangedRows) + DensePart + NonfiniteGuard + Checkpointing + … + Totals
+evaluate  Reading + EvaluationRows + (LocalRows | EvaluationExchange) + Scoring + Totals
 
 parts ──declare──> one checked Loop ──Runner──> one thread per lane
 """
@@ -38,7 +38,7 @@ from bagpipe.training.part import LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import Progress, RunResult
 from bagpipe.training.reading import Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
-from bagpipe.training.rows import EvaluationRows, KnownRows, LocalUpdate, Rows
+from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows
 from bagpipe.training.totals import Totals
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
@@ -173,7 +173,7 @@ class Engine:
         known = list(self._known)
         update: LoopPart
         if peers is None:
-            update = LocalUpdate(cache, self._row_step, after_steps=self.dense.is_staged)
+            update = LocalRows(cache, self._row_step, after_steps=self.dense.is_staged)
         else:
             update = exchanged = ExchangedRows(cache, peers, row_step=self._row_step, guard=guard)
             if self.recorder is not None:
@@ -216,7 +216,7 @@ class Engine:
         rows = EvaluationRows(
             cache=cache, store=self.store, prefetch_depth=self.settings.prefetch_depth, known=self._known
         )
-        lookups = LocalUpdate(cache) if peers is None else EvaluationExchange(cache, peers)
+        lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
         scoring = Scoring(self.dense.model, cache.streams, on_scores)
         totals = Totals(rows, scoring.loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))

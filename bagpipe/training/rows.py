@@ -1,4 +1,4 @@
-"""The embedding rows of a loop: `Rows` for training, `EvaluationRows`, and `LocalUpdate` where one rank has all rows.
+"""The embedding rows of a loop: `Rows` for training, `EvaluationRows`, and `LocalRows` where one rank has all rows.
 
 X_FETCH   read the batch's missing rows from the store              lane net-in
 X_EVICT   copy the leaving rows out of their slots                  lane copy
@@ -34,7 +34,7 @@ from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.util.failpoints import hit
 
-__all__ = ["EvaluationRows", "KnownRows", "LocalUpdate", "RowStepOfBatch", "Rows"]
+__all__ = ["EvaluationRows", "KnownRows", "LocalRows", "RowStepOfBatch", "Rows"]
 
 #: (batch, table number, ids int64 ``[n]`` that it fetches) -> bool ``[n]``: the store must have the row.
 KnownRows: TypeAlias = Callable[[InFlightBatch, int, NDArray[np.int64]], NDArray[np.bool_]]
@@ -191,7 +191,7 @@ class Rows(EvaluationRows):
             self._skip_new = self._claim() and self._cache.is_fixed
 
 
-class LocalUpdate(LoopPart):
+class LocalRows(LoopPart):
     """Lookups and row updates of a rank whose cache holds all rows.
 
     Args:

@@ -30,7 +30,7 @@ from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine
 from bagpipe.training.evaluation import Scoring
 from bagpipe.training.reading import Reading
-from bagpipe.training.rows import LocalUpdate
+from bagpipe.training.rows import LocalRows
 from tests.harness.races.device import ModelledStream
 from tests.harness.races.jobs import MissingWait, batches, settings
 from tests.harness.races.ranks import run_two_ranks
@@ -242,7 +242,7 @@ def test_a_batch_is_dropped_while_the_device_uses_it(monkeypatch: pytest.MonkeyP
     def score_and_drop(part: Scoring, b: int) -> None:
         score(part, b)
         batch: Any = part._run.in_flight[b]
-        lookups: Any = next(other for other in part._run.parts if isinstance(other, LocalUpdate))
+        lookups: Any = next(other for other in part._run.parts if isinstance(other, LocalRows))
         batch.context = batch.inputs = lookups._cache.current = None
         batch.groups = ()
         enqueued.release()
