@@ -71,10 +71,6 @@ class Report:
     done: Mapping[str, int]
     peak_waiting: int
 
-    def wait_s(self, lane: str, op: str) -> float:
-        """Time `lane` waited for `op`; ``wait_s("compute", "0X_INSERT")`` is the exposed embedding time."""
-        return self.lanes[lane].waits_s.get(op, 0.0)
-
 
 class StepTimes:
     """Collects step times in bounded memory: when the sample is full, it drops every other entry and doubles the
