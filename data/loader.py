@@ -70,6 +70,7 @@ class LookaheadLoader:
         batch_size: examples in a batch.
         seed: of the order, when shuffled.
         epochs: passes over the training rows.
+        shuffle: visit segments, and the rows of each block, in a random order.
         limit: use only the first so many raw rows; 0: all.
         eval_fraction: share of those rows, the last ones, held out for the phase `eval`; in ``[0, 1)``.
         phase: train or eval.

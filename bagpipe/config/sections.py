@@ -211,10 +211,10 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """The dense pipeline. A job of one process runs all its stages; with more, the ranks are replicas of the pipeline.
+    """The dense pipeline. One process runs all its stages; W processes run W / P replicas of its P ranks.
 
     Attributes:
-        schedule: none (one stage), the name of a schedule (`python -m bagpipe schedule` lists them), or a .csv table of
+        schedule: none (one stage), a name that `python -m bagpipe schedule --help` lists, or a .csv table of
             torch.distributed.pipelining.
         stages: dense stages.
         microbatches: micro-batches per batch.

@@ -1,4 +1,4 @@
-"""CUDA streams, events and pinned memory. The only module of the engine that uses CUDA streams.
+"""CUDA streams of the lanes, their events, and pinned memory. Gradient sums have a stream of their own.
 
     device lane   its stream; device lanes wait for its events on the device, host lanes on the host
     host lane     a stream for its uploads; no thread waits for its events on the host

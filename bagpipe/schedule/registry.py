@@ -150,7 +150,8 @@ class DenseSchedule(Schedule):
         """Ranks that hold `num_stages` stages.
 
         Raises:
-            ScheduleError: the chunks are not allowed, or do not divide the stages.
+            ScheduleError: there is no stage, the chunks are not allowed, or they do not divide the stages. A schedule
+                with a fixed number of ranks allows any number of stages.
         """
         per_rank = self.chunks_or_default(chunks)
         if num_stages < 1:

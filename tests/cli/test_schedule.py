@@ -1,4 +1,4 @@
-"""The command line, and the golden tables it prints. Regenerate with ``BAGPIPE_REGENERATE=1 pytest tests/schedule``."""
+"""The command line, and the golden tables it prints. Regenerate: ``BAGPIPE_REGENERATE=1 pytest tests/cli``."""
 
 from __future__ import annotations
 

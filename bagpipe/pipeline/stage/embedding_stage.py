@@ -1,6 +1,6 @@
 """`EmbeddingStageRunner`: one embedding lookup and one backward per batch, for the dense stages.
 
-    X_EMBED    inputs ──embedding module──> values of all examples ──slices──> stages (labels to those with a loss)
+    X_EMBED       inputs ──embedding module──> values of all examples ──slices──> stages (labels to those with a loss)
     X_EMBED_GRAD  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
 
 A row's gradient is summed once per batch in the plan's order, so it does not depend on the number of micro-batches.

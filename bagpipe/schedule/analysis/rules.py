@@ -25,7 +25,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[T]):
-    """A rule: its name, its demand, and the function that yields violations."""
+    """A rule.
+
+    Attributes:
+        name: in messages.
+        demand: what a program must satisfy, in words.
+        complaints: yields the violations.
+    """
 
     name: str
     demand: str

@@ -13,13 +13,13 @@ from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 
 
 def interleaved(graph: StageGraph, chunks: int) -> Program:
-    """Stage s on rank s mod P. M must be a multiple of the rounds, ``max(1, M // P)``."""
+    """Stage s on rank s mod P. M must be a multiple of the number of rounds, ``max(1, M // P)``."""
     ranks, micro = graph.num_stages // chunks, graph.microbatches
     rounds = max(1, micro // ranks)
     if micro % rounds:
         raise ScheduleError(
-            f"interleaved: micro-batches must be a multiple of {rounds}, the rounds that {ranks} ranks make of them, "
-            f"such as {rounds * ranks} or {rounds * (ranks + 1)}; got {micro}"
+            f"interleaved: micro-batches must be a multiple of {rounds}, the number of rounds that {ranks} ranks make "
+            f"of them, such as {rounds * ranks} or {rounds * (ranks + 1)}; got {micro}"
         )
     size = micro // rounds
     rows = [Row() for _ in range(ranks)]

@@ -2,6 +2,7 @@
 
 zb-h1  1F1B's order and memory; W fills part of the drain
 zb-v   two stages per rank in a V: rank r holds stages r and 2P - 1 - r; no rank idles if F = I = W
+       and M >= 2P - 1
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 
 
 def zb_h1(graph: StageGraph, chunks: int) -> Program:
-    """One stage per rank. Rank r delays r weight gradients, so every rank has P micro-batches in flight."""
+    """One stage per rank. Rank r delays r weight gradients, so every rank has ``min(M, P)`` micro-batches in flight."""
     rows = [Row() for _ in range(graph.num_stages)]
     for stage, row in enumerate(rows):
         ahead = min(graph.microbatches, graph.num_stages - 1 - stage)

@@ -69,7 +69,7 @@ class Fence:
     Attributes:
         token: token of the job, see `check_token`.
         writer: rank.
-        epoch: checkpoints that the job has begun since it acquired the namespace, counted from 1; 0 in recovery.
+        epoch: number of the interval between two checkpoints of the job, from 1; 0 in recovery.
     """
 
     token: str

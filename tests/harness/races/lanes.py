@@ -1,7 +1,7 @@
 """`WatchedStreams`: streams that record every operator of every lane and pass clocks between the lanes' threads.
 
-lane A  record() ──> `Handover`: A's event, if it has one, and what A's thread knows lane B  wait(Handover): B's stream,
-or thread, waits for the event; B's thread knows what A's thread knew
+lane A  record() ──> `Handover`: A's event, if it has one, and what A's thread knows
+lane B  wait(Handover): B's stream, or thread, waits for the event; B's thread knows what A's thread knew
 """
 
 from __future__ import annotations
