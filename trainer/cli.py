@@ -13,7 +13,7 @@ from bagpipe.config.load import Option, parse_config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
-from bagpipe.util.program import EXPECTED_ERRORS, exiting, report_error
+from bagpipe.util.program import exiting
 from trainer.process import configure_device, configure_process, follow_launcher
 
 __all__ = ["main"]
@@ -68,9 +68,5 @@ def _is_no_tracing_note(record: logging.LogRecord) -> bool:
 
 
 def _exit_interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise SystemExit. A KeyboardInterrupt that passes through C code makes CPython ignore the exit code.
-
-    torchrun signals the ranks that are left when one has failed, so an error that ends this rank is reported first.
-    """
-    error = sys.exception()
-    raise SystemExit(report_error(error) if isinstance(error, EXPECTED_ERRORS) else EXIT_INTERRUPTED)
+    """Raise SystemExit. A KeyboardInterrupt that passes through C code makes CPython ignore the exit code."""
+    raise SystemExit(EXIT_INTERRUPTED)

@@ -8,21 +8,30 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from bagpipe.errors import EXIT_DONE, InputError, JobError, StoreError, exit_code
+from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, StoreError, exit_code
 
-__all__ = ["EXPECTED_ERRORS", "exiting", "report_error", "run_program"]
+__all__ = ["exiting", "run_program"]
 
 #: Errors that say all in one line. Any other exception is a defect.
-EXPECTED_ERRORS = (InputError, StoreError, JobError)
+_EXPECTED = (InputError, StoreError, JobError)
 
 
 @contextmanager
 def exiting() -> Iterator[None]:
-    """Turn an error that leaves the block into ``SystemExit`` with its exit code; see `run_program`."""
+    """Turn an error that leaves the block into ``SystemExit`` with its exit code; see `run_program`.
+
+    A signal handler's SystemExit that interrupts the clean-up after an error does not hide the error: torchrun signals
+    the ranks that are left when one has failed.
+    """
     try:
         yield
+    except SystemExit as leaving:
+        error = leaving.__context__
+        if leaving.code == EXIT_INTERRUPTED and isinstance(error, _EXPECTED):
+            raise SystemExit(_report(error)) from None
+        raise
     except (KeyboardInterrupt, Exception) as error:
-        raise SystemExit(report_error(error)) from None
+        raise SystemExit(_report(error)) from None
 
 
 def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
@@ -34,17 +43,17 @@ def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
     try:
         return main(sys.argv[1:] if argv is None else argv) or EXIT_DONE
     except (KeyboardInterrupt, Exception) as error:
-        return report_error(error)
+        return _report(error)
 
 
-def report_error(error: BaseException) -> int:
-    """Print the error on stderr as `run_program` does; returns its exit code."""
-    if isinstance(error, EXPECTED_ERRORS):
+def _report(error: BaseException) -> int:
+    """Print the error; returns its exit code."""
+    if isinstance(error, _EXPECTED):
         if os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0"):
-            traceback.print_exc()
+            traceback.print_exception(error)
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
     elif isinstance(error, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
     else:
-        traceback.print_exc()
+        traceback.print_exception(error)
     return exit_code(error)

@@ -13,33 +13,48 @@ pytestmark = pytest.mark.multiproc
 
 ROOT = Path(__file__).parents[2]
 
-#: Ends the program with an error, or waits; a signal arrives during the clean-up, or while it waits.
+#: Fails or not; SIGTERM comes in the clean-up, which goes on or raises an error of its own.
 _PROGRAM = """
 import os, signal, sys
-from bagpipe.errors import JobError
-from trainer import cli
+from bagpipe.errors import JobError, PeerError
+from trainer import cli, job
+
+def clean_up():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException:
+        if {replaces}:
+            raise JobError("rank 1 is gone")
+        raise
 
 def run_job(*_, **__):
     try:
         if {fails}:
-            raise JobError("rank 1 is gone")
+            raise PeerError("rank 1 is gone")
     finally:
-        os.kill(os.getpid(), signal.SIGTERM)
+        clean_up()
 
-import trainer.job
-trainer.job.run_job = run_job
+job.run_job = run_job
 sys.argv[1:] = ["--data.format", "synthetic", "--data.limit", "100"]
 cli.main()
 """
 
 
-@pytest.mark.parametrize(("fails", "code", "error"), [(True, 1, "error: rank 1 is gone\n"), (False, 130, "")])
-def test_a_signal_during_the_clean_up_does_not_hide_the_error(fails: bool, code: int, error: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "BAGPIPE_TRACEBACK"}
+@pytest.mark.parametrize(
+    ("fails", "replaces", "code", "error"),
+    [
+        (True, False, 1, "error: rank 1 is gone\n"),
+        (True, True, 1, "error: rank 1 is gone\n"),
+        (False, False, 130, ""),
+    ],
+)
+def test_a_signal_in_the_clean_up_neither_hides_nor_repeats_the_error(
+    fails: bool, replaces: bool, code: int, error: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(fails=fails)],
+        [sys.executable, "-c", _PROGRAM.format(fails=fails, replaces=replaces)],
         cwd=ROOT,
-        env=environment,
+        env={name: value for name, value in os.environ.items() if name != "BAGPIPE_TRACEBACK"},
         capture_output=True,
         text=True,
         check=False,
