@@ -95,7 +95,6 @@ class Checkpoints:
         #: Used by rank 0, which recovers and commits. Entered when the namespace is claimed.
         self._ledger: Ledger = store.ledger()
         self._watch: Ledger | None = None
-        self._has_claimed = False
         self._is_suspect = False
         self._dense = dense
         self._parts = tuple(parts)
@@ -113,7 +112,7 @@ class Checkpoints:
         if self._publisher is not None:
             self._publisher.close()
         with closing(self._stack):
-            if isinstance(error, LostRowError) and self._watch is not None:
+            if isinstance(error, LostRowError) and self._has_claimed:
                 self._check_owner(error)
             is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
             if is_suspect and self._has_claimed and self.resume_point.checkpoint_id:
@@ -128,6 +127,10 @@ class Checkpoints:
     def resumed_from(self) -> int | None:
         """Step of the loaded checkpoint; None for initial values."""
         return self.first_batch if self.resume_point.parts else None
+
+    @property
+    def _has_claimed(self) -> bool:
+        return self._watch is not None
 
     @property
     def num_published(self) -> int:
@@ -218,7 +221,6 @@ class Checkpoints:
         is_new = bool(ranks.share(self._recover() if ranks.is_first else None))
         self._store.fence(Fence(token=self.resume_point.token, writer=ranks.rank, epoch=1))
         self._watch = self._stack.enter_context(self._store.ledger())
-        self._has_claimed = True
         return is_new
 
     def claim_if_resumed(self) -> None:
@@ -260,9 +262,8 @@ class Checkpoints:
 
     def _check_owner(self, error: LostRowError) -> None:
         """Raise FencedError instead if another job has taken over the namespace: its recovery deletes rows."""
-        assert self._watch is not None, "claimed before anything is read"
         try:
-            self._watch.inspect()
+            self._inspect()
         except FencedError as fenced:
             raise fenced from error
         except StoreError:
