@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.docs.pages import ROOT
@@ -37,10 +38,12 @@ def test_names_in_the_docstring_of_a_room_are_right() -> None:
     assert not wrong
 
 
+@cache
 def docstring_of(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
+@cache
 def public_names(path: Path) -> list[str]:
     """What ``__all__`` lists."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
