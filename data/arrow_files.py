@@ -35,10 +35,10 @@ class ArrowFile(Protocol):
 
 
 class ParquetFile:
-    """A parquet file; a group is a row group."""
+    """A parquet file; a group is a row group. Pages that carry a checksum are verified when read."""
 
     def __init__(self, path: str) -> None:
-        self._file = pq.ParquetFile(path)
+        self._file = pq.ParquetFile(path, page_checksum_verification=True)
         self.schema: pa.Schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.group_rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
@@ -48,7 +48,7 @@ class ParquetFile:
 
 
 class IpcFile:
-    """An Arrow IPC file, memory-mapped; a group is a record batch."""
+    """An Arrow IPC file, memory-mapped; a group is a record batch. The format has no checksums."""
 
     def __init__(self, path: str) -> None:
         self._reader = pa.ipc.open_file(pa.memory_map(path))

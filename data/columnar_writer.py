@@ -3,8 +3,9 @@
     source.read(block) ──> Columns ──> Arrow record batch of about 65,536 rows ──> file.arrow | file.parquet
 
 `.arrow` is uncompressed and memory-mapped: the fastest to read, about as large as the text. `.parquet` is dictionary
-encoded: about a quarter of the size, half as fast. The format `parquet` reads both without a schema file and gives the
-same batches bit for bit. Ids of hashed tables are stored hashed. Skipped bad rows are not stored.
+encoded, with a checksum in every page: about a quarter of the size, half as fast. The format `parquet` reads both
+without a schema file and gives the same batches bit for bit. Ids of hashed tables are stored hashed. Skipped bad rows
+are not stored.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _ipc_writer(path: str, schema: pa.Schema) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _parquet_writer(path: str, schema: pa.Schema) -> Iterator[Writer]:
-    with pq.ParquetWriter(path, schema, compression="none") as writer:
+    with pq.ParquetWriter(path, schema, compression="none", write_page_checksum=True) as writer:
         yield lambda batch: writer.write_batch(batch, row_group_size=batch.num_rows)
 
 

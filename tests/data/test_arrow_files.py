@@ -5,6 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from data.arrow_files import SCHEMA_KEY, cached_group, embed_schema, embedded_schema, open_arrow
@@ -54,6 +56,32 @@ def test_a_group_that_is_gone_is_refused(tmp_path: Path) -> None:
         path = str(tmp_path / name)
         with pytest.raises(InputError, match=rf"{name}: row group 2 is damaged: "):
             cached_group(path, file_version(path), 2, ("a",))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_flipped_bit_in_a_page_with_a_checksum_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "flipped.parquet"
+    table = pa.table({"a": list(range(300)), "b": [[number % 7] * (number % 3) for number in range(300)]})
+    compression = data.draw(st.sampled_from(["none", "snappy", "zstd"]))
+    pq.write_table(table, path, row_group_size=150, compression=compression, write_page_checksum=True)
+    chunk = pq.read_metadata(path).row_group(1).column(data.draw(st.integers(0, 1)))
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    content = bytearray(path.read_bytes())
+    position = data.draw(st.integers(start, start + chunk.total_compressed_size - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    cached_group.cache_clear()
+    found, refusal = None, ""
+    try:
+        found = cached_group(str(path), file_version(str(path)), 1, ("a", "b"))
+    except InputError as error:
+        refusal = str(error)
+    if found is None:
+        assert refusal.startswith(f"{path}: row group 1 is damaged: ")
+        assert "\n" not in refusal
+    else:
+        assert found.equals(table.slice(150)), "the bit is in a part of a page header that no reader uses"
 
 
 def test_a_schema_travels_in_the_metadata() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.errors import InputError
@@ -49,6 +50,19 @@ def test_reads_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
             read_all(LookaheadLoader(back, batch_size=16)), read_all(LookaheadLoader(source, batch_size=16))
         )
         check_source(dataclasses.replace(back, block_rows=40))
+
+
+def test_every_page_of_a_parquet_file_has_a_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_columnar(BAGS, str(path))
+    content = path.read_bytes()
+    group = pq.read_metadata(path).row_group(0)
+    for chunk in map(group.column, range(group.num_columns)):
+        flipped = bytearray(content)
+        flipped[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1  # the last of the values
+        path.write_bytes(flipped)
+        with pytest.raises(InputError, match=r"a\.parquet: row group 0 is damaged: .*checksum"):
+            read_all(LookaheadLoader(ParquetSource.at(str(path)), batch_size=16))
 
 
 def test_hashed_ids_are_stored_hashed(tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import redis
 
 from bagpipe.store.server.embedded import EmbeddedServer
+from data.columnar_writer import write_columnar
+from data.criteo import CriteoSource
 from tests.data.files import criteo_line, criteo_lines
 from tests.system.programs import Done, await_gone, run_forked, run_program
 
@@ -95,6 +98,20 @@ def test_bad_files(name: str, data: bytes, pattern: str, trained: EmbeddedServer
     before = content(trained)
     done = run_forked([*SMALL, "--data.path", str(path), "--store.url", trained.url], tmp_path)
     assert_refused(done, re.escape(str(path)) + f"(?:{pattern})", trained, before)
+
+
+def test_a_flipped_byte_of_a_converted_file(trained: EmbeddedServer, tmp_path: Path) -> None:
+    text, path = tmp_path / "day.tsv", tmp_path / "day.parquet"
+    text.write_bytes(criteo_lines(200))
+    write_columnar(CriteoSource.at(str(text)), str(path))
+    flipped = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(20)
+    flipped[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1  # the last of the values
+    path.write_bytes(flipped)
+    before = content(trained)
+    arguments = ["--data.path", str(path), "--data.format", "parquet", "--store.url", trained.url]
+    pattern = re.escape(f"{path}: row group 0 is damaged: ") + ".*checksum.*"
+    assert_refused(run_forked([*SMALL, *arguments], tmp_path), pattern, trained, before)
 
 
 def test_ids_out_of_range(trained: EmbeddedServer, tmp_path: Path) -> None:
