@@ -2,7 +2,7 @@
 
     label = "click"                              # parquet, synthetic
     dense = ["age", "price"]
-    sparse = ["user", { name = "item", table = "items", weight = "item_weight" }]
+    sparse = ["user", { name = "item", table = "items", weight = "item_weight" }, "tags"]
 
     [table_defaults]                             # of every table
     dim = 16
@@ -11,7 +11,9 @@
     rows = 100000                                # ids lie in [0, rows); absent: any 64-bit id
     hash = true                                  # raw ids are hashed into [0, rows)
     dim = 32
-    pooling = "mean"                             # sum, mean or none
+
+    [tables.tags]
+    pooling = "mean"                             # sum (the default), mean or none; mean only without weights
 
     [synthetic]                                  # see data.synthetic
 
@@ -116,20 +118,24 @@ def read_schema_file(path: str) -> Mapping[str, Any]:
 
 
 def override_tables(path: str, value: Mapping[str, Any], schema: DataSchema) -> DataSchema:
-    """`schema` with the table overrides of a schema file (content `value`)."""
+    """`schema` with the table overrides of a schema file (content `value`).
+
+    Raises:
+        InputError: an unknown table, or a setting that it, or a feature of it, does not allow.
+    """
     overrides = value.get("tables", {})
     names = [table.name for table in schema.tables]
     for name in overrides:
         if name not in names:
             raise InputError(f"{path}: tables.{name}: no such table, known tables: {', '.join(names)}")
     defaults = value.get("table_defaults", {})
-    tables = []
-    for table in schema.tables:
-        try:
-            tables.append(dataclasses.replace(table, **{**defaults, **overrides.get(table.name, {})}))
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-    return dataclasses.replace(schema, tables=tuple(tables))
+    try:
+        tables = [
+            dataclasses.replace(table, **{**defaults, **overrides.get(table.name, {})}) for table in schema.tables
+        ]
+        return dataclasses.replace(schema, tables=tuple(tables))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:

@@ -106,9 +106,6 @@ class CachedBags(nn.Module):
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
         layout: table groups; for `Engine`.
         dims: dimension of each feature's vector, in schema order.
-
-    Raises:
-        InputError: a feature is weighted, and a table has a pooling other than sum.
     """
 
     def __init__(self, schema: DataSchema, embedding_dim: int) -> None:
@@ -125,7 +122,8 @@ class CachedBags(nn.Module):
             for position, feature in enumerate(schema.features)
             if feature.table == table.name
         )
-        lookups = [TableLookup(pooling=pooling, weighted=weighted) for pooling, _, _ in members]
+        # A weighted feature's table is never mean-pooled (`DataSchema`); the weights of other features are ones.
+        lookups = [TableLookup(pooling=pooling, weighted=weighted and pooling == "sum") for pooling, _, _ in members]
         self.layout: LookupLayout = build_layout(self.row_tables, self.features, lookups)
         names = [feature.name for feature in schema.features]
         columns = _columns(self.layout, names)

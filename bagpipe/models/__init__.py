@@ -5,5 +5,6 @@
     bagpipe.embedding.plain_bags.CachedBags ──plain_dlrm.PlainDLRM──> DLRM in plain torch
 
 `torchrec_models` holds the models of `model.name` (dlrm, dcnv2, deepfm, wide-deep, towers) and loads a user's
-`model.factory`. `plain_dlrm` works where torchrec is not installed.
+`model.factory`. `mixed_bags` joins a weighted and an unweighted embedding-bag collection. `plain_dlrm` works where
+torchrec is not installed.
 """

@@ -22,6 +22,7 @@ from torchrec.modules.mlp import MLP
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
+from bagpipe.models.mixed_bags import MixedBags
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["MODELS", "NUM_TOWERS", "Towers", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
@@ -42,15 +43,18 @@ def num_dense_inputs(schema: DataSchema) -> int:
     return max(1, len(schema.dense))
 
 
-def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0) -> EmbeddingBagCollection:
-    """An embedding-bag collection with the tables of the schema, on the meta device.
+def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0) -> EmbeddingBagCollection | MixedBags:
+    """The tables of the schema as one module, on the meta device: a KeyedJaggedTensor to a KeyedTensor.
+
+    The result holds the tables in the order of the schema, and of each table its features in the order of the schema.
 
     Args:
-        schema: schema of the data; tables with pooling ``none`` are summed.
+        schema: schema of the data; tables with pooling ``none`` are summed. If any feature has per-id weights, the
+            tables with mean pooling are a collection of their own.
         embedding_dim: dimension of tables that have none in the schema.
         extra_dim: added to every dimension.
     """
-    tables = [
+    configs = [
         EmbeddingBagConfig(
             # Renamed below: torchrec makes the name an attribute, which "items" or "a.b" cannot be.
             name=f"table_{number}",
@@ -63,11 +67,25 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
         for number, table in enumerate(schema.tables)
     ]
     is_weighted = any(feature.weighted for feature in schema.features)
-    collection = EmbeddingBagCollection(tables=tables, is_weighted=is_weighted, device=torch.device("meta"))
-    for config, table in zip(collection.embedding_bag_configs(), schema.tables, strict=True):
+    means = [config for config in configs if config.pooling == PoolingType.MEAN]
+    bags: EmbeddingBagCollection | MixedBags
+    if is_weighted and means:
+        sums = [config for config in configs if config.pooling != PoolingType.MEAN]
+        bags = MixedBags(
+            weighted=_collection(sums, is_weighted=True),
+            unweighted=_collection(means, is_weighted=False),
+            configs=configs,
+        )
+    else:
+        bags = _collection(configs, is_weighted=is_weighted)
+    for config, table in zip(bags.embedding_bag_configs(), schema.tables, strict=True):
         # Rows are stored under the table's own name. `convert` reads only the configs.
         config.name = table.name
-    return collection
+    return bags
+
+
+def _collection(configs: list[EmbeddingBagConfig], *, is_weighted: bool) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(tables=configs, is_weighted=is_weighted, device=torch.device("meta"))
 
 
 def _dlrm(schema: DataSchema, config: ModelConfig) -> nn.Module:

@@ -137,6 +137,11 @@ class DataSchema:
         for feature in self.features:
             if feature.table not in names:
                 raise InputError(f"feature {feature.name!r} names table {feature.table!r}, known tables: {names}")
+            if feature.weighted and self.table(feature.table).pooling == "mean":
+                raise InputError(
+                    f"feature {feature.name!r} has weights, so its table {feature.table!r} must not be mean-pooled: "
+                    'for a weighted average divide the weights of each bag by their sum, and use pooling = "sum"'
+                )
 
     def table(self, name: str) -> Table:
         """The table called `name`; KeyError when there is none."""

@@ -11,7 +11,7 @@ from data.schema_file import criteo_schema, override_tables, parse_schema, read_
 WHOLE = """
 label = "click"
 dense = ["age", "price"]
-sparse = ["user", { name = "seen", table = "items", weight = "seen_w" }, { name = "item", table = "items" }]
+sparse = ["user", { name = "seen", table = "items", weight = "seen_w" }, { name = "item", table = "items" }, "tags"]
 
 [table_defaults]
 dim = 16
@@ -20,6 +20,8 @@ dim = 16
 rows = 1000
 hash = true
 dim = 32
+
+[tables.tags]
 pooling = "mean"
 """
 
@@ -39,10 +41,12 @@ def test_a_whole_schema(tmp_path: Path) -> None:
         Feature(name="user", table="user"),
         Feature(name="seen", table="items", weighted=True),
         Feature(name="item", table="items"),
+        Feature(name="tags", table="tags"),
     )
     assert found.schema.tables == (
         Table(name="user", dim=16),
-        Table(name="items", rows=1000, hash=True, dim=32, pooling="mean"),
+        Table(name="items", rows=1000, hash=True, dim=32),
+        Table(name="tags", dim=16, pooling="mean"),
     )
     assert found.weights == {"seen": "seen_w"}
 
@@ -79,6 +83,10 @@ BAD = [
     ("label = 'y'\nsparse = ['a']\n[tables.a]\nhash = true", "table 'a': hash needs rows"),
     ("label = 'y'\nsparse = ['a']\n[tables]\na = 3", "tables.a must be a table, got 3"),
     ("label = 'y'\nsparse = ['a']\n[tables.a]\npooling = 'max'", "pooling must be sum, mean or none, got 'max'"),
+    (
+        "label = 'y'\nsparse = [{ name = 'a', weight = 'w' }]\n[tables.a]\npooling = 'mean'",
+        "feature 'a' has weights, so its table 'a' must not be mean-pooled",
+    ),
     ("label = 'y'\nsparse = ['a']\n[movielens]\npositive_rating = 3", "movielens is for data.format movielens"),
 ]  # fmt: skip
 

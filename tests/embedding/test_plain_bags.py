@@ -20,12 +20,13 @@ from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
 
+TABLES = (Table(name="A", rows=50), Table(name="B", dim=4), Table(name="C", pooling="mean"))
 #: Two tables with equal layout, and between them two of another width or pooling.
 SCHEMA = DataSchema(
     label="label",
     dense=("I1", "I2"),
     features=tuple(Feature(name=name, table=table) for name, table in (("a", "A"), ("b", "B"), ("c", "C"), ("d", "A"))),
-    tables=(Table(name="A", rows=50), Table(name="B", dim=4), Table(name="C", pooling="mean")),
+    tables=TABLES,
 )
 NAMES = [feature.name for feature in SCHEMA.features]
 
@@ -34,13 +35,15 @@ def batch_of(schema: DataSchema) -> Batch:
     generator = np.random.default_rng(3)
     lengths = generator.integers(0, 4, (len(schema.features), 6), dtype=np.int32)
     count = int(lengths.sum())
+    has_weights = np.repeat([feature.weighted for feature in schema.features], lengths.sum(axis=1))
+    weights = np.where(has_weights, generator.random(count, np.float32), np.float32(1))
     return Batch(
         index=0,
         dense=generator.random((6, len(schema.dense)), np.float32),
         values=generator.integers(0, 50, count),
         lengths=lengths,
         labels=np.ones(6, np.float32),
-        weights=generator.random(count, np.float32) if any(f.weighted for f in schema.features) else None,
+        weights=weights if has_weights.any() else None,
     )
 
 
@@ -74,15 +77,14 @@ def expected(schema: DataSchema, bags: CachedBags, batch: Batch) -> Iterator[Ten
         yield torch.stack(vectors)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_vectors_match_the_ids(weighted: bool) -> None:
-    schema = SCHEMA
-    if weighted:
-        schema = dataclasses.replace(
-            SCHEMA,
-            features=tuple(dataclasses.replace(feature, weighted=True) for feature in SCHEMA.features),
-            tables=tuple(dataclasses.replace(table, pooling="sum") for table in SCHEMA.tables),
-        )
+@pytest.mark.parametrize("weighted", ["", "b", "abcd"])
+def test_vectors_match_the_ids(weighted: str) -> None:
+    """`c` is mean-pooled unless it has weights. The weights of other features are ones."""
+    schema = dataclasses.replace(
+        SCHEMA,
+        features=tuple(dataclasses.replace(item, weighted=item.name in weighted) for item in SCHEMA.features),
+        tables=tuple(dataclasses.replace(item, pooling="sum" if "c" in weighted else item.pooling) for item in TABLES),
+    )
     batch = batch_of(schema)
     bags, _, vectors = pooled(schema, batch)
     assert bags.dims == (8, 4, 8, 8)

@@ -40,6 +40,14 @@ SCHEMAS = {
     "weighted": """
         sparse = ["user", { name = "items", weight = "item_weights" }, "topic"]
     """,
+    # a weighted and an unweighted summed table, and mean-pooled ones before and between them
+    "weighted and mean": """
+        sparse = ["topic", { name = "items", weight = "item_weights" }, "queried", "user"]
+        [tables.topic]
+        pooling = "mean"
+        [tables.queried]
+        pooling = "mean"
+    """,
     # tables of different dimensions, supported only by a model without an interaction
     "ragged": """
         sparse = ["user", "items", "topic"]

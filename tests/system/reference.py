@@ -128,6 +128,30 @@ class PlainWideDeep(nn.Module):
         return logits
 
 
+class PlainTowers(nn.Module):
+    """Seven MLPs over the dense columns and a seventh of the features each, and one over their outputs."""
+
+    def __init__(self, tables: PlainTables, num_dense: int, bottom: Sequence[int], top: Sequence[int]) -> None:
+        super().__init__()
+        self.embeddings = tables
+        dims = [table.weights.shape[1] for table in tables.tables for _ in table.features]
+        self.shares = [range(len(dims) * tower // 7, len(dims) * (tower + 1) // 7) for tower in range(7)]
+        self.branches = nn.ModuleList(
+            MLP(num_dense + sum(dims[number] for number in share), list(bottom)) for share in self.shares
+        )
+        self.top = MLP(7 * bottom[-1], list(top))
+        self.head = nn.Linear(top[-1], 1)
+
+    def forward(self, dense: Tensor, sparse: object) -> Tensor:
+        vectors = list(self.embeddings(sparse).to_dict().values())
+        outs = [
+            branch(torch.cat([dense, *(vectors[number] for number in share)], dim=1))
+            for branch, share in zip(self.branches, self.shares, strict=True)
+        ]
+        logits: Tensor = self.head(self.top(torch.cat(outs, dim=1)))
+        return logits
+
+
 class PlainMixed(nn.Module):
     """The same model as `tests.system.factory.Mixed`, over plain embeddings."""
 
@@ -183,6 +207,7 @@ PLAIN_MODELS: Mapping[str, Callable[[PlainTables, int, int, Sequence[int], Seque
     "dcnv2": _dcnv2,
     "deepfm": _deepfm,
     "wide-deep": lambda tables, num_dense, dim, bottom, top: PlainWideDeep(tables, num_dense, top),
+    "towers": lambda tables, num_dense, dim, bottom, top: PlainTowers(tables, num_dense, bottom, top),
     "factory": lambda tables, num_dense, dim, bottom, top: PlainMixed(tables, dim),
 }
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from bagpipe.config.sections import Config
-from tests.system.jobs import JobOutcome, change, run_job
+from bagpipe.models import torchrec_models
+from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.plain_jobs import plain_job
 from tests.system.reference import Trained, row_state
 from tests.system.test_exactness import MODELS
@@ -72,6 +73,15 @@ def test_equals_the_plain_loop(case: Case, clicks: Callable[..., Config]) -> Non
 def test_every_setting_equals_the_plain_loop(clicks: Callable[..., Config]) -> None:
     for case in ALL:
         check(clicks, case)
+
+
+@pytest.mark.parametrize("model", sorted(torchrec_models.MODELS))
+def test_weights_and_means_in_one_schema_equal_the_plain_loop(model: str, clicks: Callable[..., Config]) -> None:
+    config = change(clicks("weighted and mean", model), cache__rows=0, run__dtype="float64")
+    direct = run_job(config)
+    assert_same(direct, plain_job(config), config)
+    cached = run_job(change(config, cache__rows=largest_batch(config), oracle__lookahead=8))
+    assert (cached.digests, cached.losses) == (direct.digests, direct.losses)
 
 
 @pytest.mark.parametrize("dense", ["sgd", "adam"])

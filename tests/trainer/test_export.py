@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import ModelConfig
@@ -66,6 +67,29 @@ def test_exported_rows_are_the_trained_rows(tmp_path, capsys):
     missing, unexpected = model.load_state_dict(dense, strict=False)
     assert not unexpected
     assert missing == [f"{prefix}table_{number}.weight" for number in range(3)]
+
+
+def test_weighted_and_mean_tables_load_into_the_collections_of_the_model(tmp_path):
+    trained(tmp_path, "weighted and mean", "--model.bottom_mlp", "6", "--model.top_mlp", "5")
+    weights, states = exported(tmp_path)
+    settings = CheckpointFolder(tmp_path / "checkpoints").newest(pytest.fail).manifest.settings
+    model = build_model(
+        DataSchema.from_json(settings["data columns"]), ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,))
+    )
+    collections = {
+        name: [config.name for config in module.embedding_bag_configs()]
+        for name, module in model.named_modules()
+        if isinstance(module, EmbeddingBagCollection)
+    }
+    bags = "sparse_arch.embedding_bag_collection"
+    assert collections == {f"{bags}.weighted": ["items", "user"], f"{bags}.unweighted": ["topic", "queried"]}
+    tables = {f"{path}.embedding_bags.{table}.weight" for path, names in collections.items() for table in names}
+    assert {name for name in weights if ".embedding_bags." in name and name.endswith(".weight")} == tables
+    assert all(f"{table}.sum" in states for table in tables)
+    dense = {name: value for name, value in weights.items() if ".embedding_bags." not in name}
+    missing, unexpected = model.load_state_dict(dense, strict=False)
+    assert not unexpected
+    assert all(".embedding_bags." in name for name in missing)
 
 
 def test_tables_of_a_users_model_keep_their_names(tmp_path):
