@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
 import pytest
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import MODELS, build_model
-from bagpipe.types.schema import DataSchema
+from bagpipe.types.schema import DataSchema, Feature, Table
+from tests.split.whole_models import with_plain_bags
 from tests.trainer.schemas import schema_of
 
 
@@ -53,3 +60,46 @@ def test_models_with_an_interaction_need_one_dimension() -> None:
     with pytest.raises(InputError, match=r"tables of one dimension, the schema has \[4, 8\]"):
         build_model(schema_of(4, 8), ModelConfig(name="dlrm"))
     build_model(schema_of(4, 8), ModelConfig(name="wide-deep"))
+
+
+def _dlrm_input(dense: Tensor, bottom: Tensor, vectors: Sequence[Tensor]) -> list[Tensor]:
+    pairs = combinations([bottom, *vectors], 2)
+    return [bottom, *((one * other).sum(1, keepdim=True) for one, other in pairs)]
+
+
+#: Model -> a module, and what it is called with: of dense columns, bottom MLP's output and vectors of a, c, b, d.
+INPUTS: dict[str, tuple[str, Callable[[Tensor, Tensor, Sequence[Tensor]], list[Tensor]]]] = {
+    "dlrm": ("over_arch", _dlrm_input),
+    "dcnv2": ("inter_arch.crossnet", lambda dense, bottom, vectors: [bottom, *vectors]),
+    "deepfm": ("inter_arch.deep_fm.dense_module", lambda dense, bottom, vectors: [bottom, *vectors]),
+    "wide-deep": ("deep", lambda dense, bottom, vectors: [dense, *(vector[:, 1:] for vector in vectors)]),
+    "towers": ("branches.3", lambda dense, bottom, vectors: [dense, vectors[1]]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_order_of_the_input_is_the_documented_one(name: str) -> None:
+    """docs/data-formats.md, "Order in the model's input": vectors table after table, dense before sparse."""
+    schema = DataSchema(
+        label="y",
+        dense=("p", "q"),
+        features=tuple(Feature(name=name, table=table) for name, table in zip("abcd", "ABAC", strict=True)),
+        tables=tuple(Table(name=table, rows=3) for table in "ABC"),
+    )
+    torch.manual_seed(1)
+    model = with_plain_bags(build_model(schema, ModelConfig(name=name, embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,))))
+    seen: dict[str, Tensor] = {}
+    path, expected = INPUTS[name]
+    model.get_submodule(path).register_forward_pre_hook(lambda _, arguments: seen.update(input=arguments[0]))
+    if hasattr(model, "dense_arch"):
+        model.dense_arch.register_forward_hook(lambda _, arguments, output: seen.update(bottom=output))
+    (bags,) = [module for module in model.modules() if hasattr(module, "embedding_bag_configs")]
+    dense = torch.randn(2, 2, dtype=torch.float64)
+    sparse = KeyedJaggedTensor(
+        keys=list("abcd"), values=torch.tensor([0, 1, 2, 1, 0, 2, 2, 1]), lengths=torch.ones(8, dtype=torch.int32)
+    )
+    model(dense, sparse)
+    weights = {config.name: table.weight for config, table in zip(bags.configs, bags.tables, strict=True)}
+    vectors = [weights["A"][[0, 1]], weights["A"][[0, 2]], weights["B"][[2, 1]], weights["C"][[2, 1]]]
+    parts = expected(dense, seen.get("bottom", dense), vectors)
+    torch.testing.assert_close(seen["input"], torch.cat(parts, dim=1))

@@ -60,7 +60,11 @@ def library_model(name: str) -> nn.Module:
     factory = "examples.own_model:build" if name == "own" else ""
     torch.manual_seed(7)
     config = ModelConfig(name=name, factory=factory, embedding_dim=4, bottom_mlp=(8, 6), top_mlp=(7, 5))
-    model = build_model(schema, config)
+    return with_plain_bags(build_model(schema, config))
+
+
+def with_plain_bags(model: nn.Module) -> nn.Module:
+    """`model` in float64, its collections replaced by `PlainBags`."""
     for parent in list(model.modules()):
         for key, child in list(parent.named_children()):
             if isinstance(child, EmbeddingBagCollection):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,22 @@ def test_inputs_carry_the_batch() -> None:
     assert inputs.dense.dtype == inputs.labels.dtype == torch.float64
     assert inputs.sparse.to_dict()["f1"].to_dense()[1].tolist() == [8, 9]
     assert inputs.sparse.weights().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_keys_and_dense_columns_have_the_order_of_the_schema() -> None:
+    schema = schema_of(4, 4, 4, dense=2)
+    schema = dataclasses.replace(schema, features=(schema.features[2], schema.features[0], schema.features[1]))
+    batch = Batch(
+        index=0,
+        dense=np.array([[1, 2]], dtype=np.float32),
+        values=np.array([7, 8, 9]),
+        lengths=np.ones((3, 1), dtype=np.int32),
+        labels=np.ones(1, dtype=np.float32),
+    )
+    inputs = InputMaker(schema)(batch, Uploader(torch.device("cpu"), torch.float32))
+    assert inputs.dense.tolist() == [[1, 2]]
+    assert inputs.sparse.keys() == ["f2", "f0", "f1"]
+    assert inputs.sparse["f2"].values().tolist() == [7]
 
 
 @pytest.mark.parametrize("offset", range(0, 64, 4))
